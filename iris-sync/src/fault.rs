@@ -19,12 +19,15 @@ pub enum FaultKind {
     PeerGaveUp = 4,
     /// The process of a peer is gone.
     PeerLost = 5,
+    /// This rank's host told its kernels to leave; `seen` is the reason it gave.
+    HostAbort = 6,
 }
 
 impl FaultKind {
     /// The kind with this number in a fault record.
     pub fn from_number(number: i32) -> Option<Self> {
-        [Self::NotEntered, Self::NoProgress, Self::Mismatch, Self::PeerGaveUp, Self::PeerLost]
+        use FaultKind::*;
+        [NotEntered, NoProgress, Mismatch, PeerGaveUp, PeerLost, HostAbort]
             .into_iter()
             .find(|&kind| kind as i32 == number)
     }
@@ -125,6 +128,7 @@ impl fmt::Display for Fault {
             FaultKind::NoProgress => write!(f, "rank {rank} made no progress: ")?,
             FaultKind::PeerGaveUp => write!(f, "rank {rank} gave up: ")?,
             FaultKind::PeerLost => write!(f, "rank {rank} is lost: ")?,
+            FaultKind::HostAbort => write!(f, "the host of rank {rank} told it to leave: ")?,
             FaultKind::Mismatch => {
                 let field = self.differing().map_or("?".into(), |field| format!("{field:?}"));
                 return write!(

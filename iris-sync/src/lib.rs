@@ -48,5 +48,8 @@ pub const RESERVED_WORDS: u32 = 1024;
 /// Index of the sticky abort word in every rank's signal segment: 0, or 1 + the rank that gave up.
 pub const ABORT_WORD: u32 = 0;
 
+/// What a host tells its kernels when a rank is gone: this plus the rank.
+pub const PEER_LOST: i32 = 1000;
+
 /// Version of the words' meaning; ranks compare it when they open a heap together.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -194,9 +194,10 @@ pub trait Memory {
     /// The implementation remembers when a wait began: `spins` is 0 at its first look.
     fn expired(&self, limit: Limit, spins: u32) -> bool;
 
-    /// Whether the host of this rank told its kernels to leave; -1 if not, else the rank it lost.
+    /// What the host of this rank tells its kernels: 0 to go on, [`PEER_LOST`](crate::PEER_LOST)
+    /// plus a rank that is gone, anything else to leave for another reason.
     fn host_abort(&self) -> i32 {
-        -1
+        0
     }
 
     /// Keep this fault where the host sees it, unless one is kept already.

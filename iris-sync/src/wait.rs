@@ -1,5 +1,6 @@
 use crate::{
-    ABORT_WORD, Access, Call, Channel, Fault, FaultKind, LINE_WORDS, Limit, Memory, Stop, SymWord,
+    ABORT_WORD, Access, Call, Channel, Fault, FaultKind, LINE_WORDS, Limit, Memory, PEER_LOST,
+    Stop, SymWord,
 };
 
 /// What a wait is for: the call that wants it, and what its fault record would say.
@@ -36,14 +37,16 @@ impl Awaited {
 ///
 /// Leaves a record of who it was, unless the rank has one of its own.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
-    let lost = m.host_abort();
-    let gave_up = m.load(abort_word(channel.rank), Access::AbortLoad);
-    if lost >= 0 {
-        m.record(&awaited.fault(FaultKind::PeerLost, channel, lost as u32, gave_up));
-    } else if gave_up != 0 {
-        m.record(&awaited.fault(FaultKind::PeerGaveUp, channel, gave_up as u32 - 1, gave_up));
-    }
-    lost >= 0 || gave_up != 0
+    let host = m.host_abort();
+    let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
+    let (kind, rank, seen) = match (host, peer) {
+        (0, 0) => return false,
+        (0, _) => (FaultKind::PeerGaveUp, peer - 1, peer),
+        (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
+        _ => (FaultKind::HostAbort, channel.rank as i32, host),
+    };
+    m.record(&awaited.fault(kind, channel, rank as u32, seen));
+    true
 }
 
 /// Keep a fault and tell every rank, this one included, that the call cannot be finished.
