@@ -1,1 +1,3 @@
-//! iris-kernels
+//! The kernels of iris.
+pub mod args;
+pub mod schedule;
