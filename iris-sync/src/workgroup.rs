@@ -104,7 +104,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Whether this rank lets peers write its C directly at all; if not, nobody need be asked.
     pub fn may_be_direct(&self) -> bool {
-        self.record.direct == 1
+        self.record.direct != 0
     }
 
     /// Whether results go straight into C between this rank and `peer`; waits until it has entered.

@@ -9,12 +9,17 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-heap/src/stream.rs", "what is enqueued outlives the call that enqueued it"),
     ("iris-heap/src/backend/", "the calls of the devices' drivers"),
     ("iris-kernels/src/cpu/", "kernels over memory that other ranks write"),
+    ("iris-heap/src/heap/import.rs", "the caller's memory, whose life the caller vouches for"),
+    ("iris-heap/tests/", "reads through the addresses that the heap gave"),
+    ("iris-kernels/src/launch.rs", "kernels get addresses"),
+    ("iris-ops/src/core.rs", "the one place where ops hand addresses to kernels"),
+    ("iris-ops/src/matrix.rs", "the caller's memory, whose life the caller vouches for"),
     ("iris-kernels/src/rtc/", "the run-time compilers, loaded by path"),
     ("iris-testkit/src/model/", "the hooks that let a model run the device headers"),
 ];
 
 /// Crates that have none: the compiler is told so at their roots.
-const FORBIDDING: &[&str] = &["iris-sync/src/lib.rs", "iris-ops/src/lib.rs", "xtask/src/main.rs"];
+const FORBIDDING: &[&str] = &["iris-sync/src/lib.rs", "xtask/src/main.rs"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -62,7 +67,10 @@ mod tests {
 
     #[test]
     fn the_compiler_must_be_told() {
-        assert_eq!(found(check, &[("iris-ops/src/lib.rs", "//! Ops.")]), ["iris-ops/src/lib.rs:0"]);
-        assert!(found(check, &[("iris-ops/src/lib.rs", "#![forbid(unsafe_code)]")]).is_empty());
+        assert_eq!(
+            found(check, &[("iris-sync/src/lib.rs", "//! Sync.")]),
+            ["iris-sync/src/lib.rs:0"]
+        );
+        assert!(found(check, &[("iris-sync/src/lib.rs", "#![forbid(unsafe_code)]")]).is_empty());
     }
 }
