@@ -17,6 +17,7 @@ mod world;
 
 pub use abi::MAX_RANKS;
 pub use backend::BackendKind;
+pub use bootstrap::launch::UniqueId;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;
