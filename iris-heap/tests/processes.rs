@@ -140,7 +140,7 @@ fn split() -> Result<String, Error> {
 fn skip() -> Result<String, Error> {
     let w = world()?;
     if w.rank() == 1 {
-        std::thread::sleep(Duration::from_millis(2500));
+        std::thread::sleep(Duration::from_millis(6000));
     }
     w.barrier().map(|()| "barrier".into())
 }
@@ -466,7 +466,7 @@ fn a_unique_id_is_enough() {
 #[test]
 fn a_rank_that_does_not_come_is_named() {
     let job = Job::new("barrier");
-    let with = |rank| [("RANK", rank), ("WORLD_SIZE", "4"), ("IRIS_DEADLINE", "0.001")];
+    let with = |rank| [("RANK", rank), ("WORLD_SIZE", "4"), ("IRIS_DEADLINE", "0.005")];
     let ranks = ["0", "1", "3"].map(|rank| job.rank(&with(rank)));
     for text in job.results(ranks.into()) {
         contains(&text, &["error", "rank 2", "waited"]);
@@ -481,7 +481,7 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn a_rank_that_skips_a_collective_is_named() {
     let job = Job::new("skip");
-    let texts = job.results(job.ranks(3, deadline("0.002")));
+    let texts = job.results(job.ranks(3, deadline("0.005")));
     for text in [&texts[0], &texts[2]] {
         contains(text, &["error", "barrier at", "processes.rs", "for rank 1"]);
     }
@@ -566,7 +566,7 @@ fn wrong_ranks_and_sizes_are_named() {
     let text = result(job.rank(&[("RANK", "2"), ("WORLD_SIZE", "2")]));
     contains(&text, &["error RANK=2", "from 0 to 1"]);
     // Two ranks 0: the second finds the first listening; the world of the first is not complete.
-    let factor = ("IRIS_DEADLINE", "0.002");
+    let factor = ("IRIS_DEADLINE", "0.005");
     let ranks = ["0", "0"].map(|r| job.rank(&[("WORLD_SIZE", "2"), ("RANK", r), port, factor]));
     let texts = job.results(ranks.into());
     assert!(texts.iter().any(|t| t.contains("another process listens")), "{texts:?}");

@@ -273,7 +273,7 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
         }
     };
     let mut state = lock(mail);
-    if let Err(error) = outcome
+    if let Err(error) = &outcome
         && !state.over
     {
         tracing::error!(%error, rank, "the connection to rank 0 is given up");
@@ -281,7 +281,11 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
     let mut told = Vec::new();
     if !state.over {
         for (&id, group) in &mut state.groups {
-            let error = if id == 0 { Error::PeerLost { rank: 0 } } else { Error::HubLost };
+            let error = match (&outcome, id) {
+                (Err(error), _) => error.clone(),
+                (Ok(()), 0) => Error::PeerLost { rank: 0 },
+                (Ok(()), _) => Error::HubLost,
+            };
             told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
         }
     }
@@ -297,19 +301,16 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
 }
 
 impl Letters {
-    /// The group cannot go on; the first reason stays. Returns who is to be told of a loss.
+    /// The group cannot go on; the first reason stays. Returns who is to be told of a loss, which
+    /// is any reason but a rank's absence.
     fn fail(&mut self, error: &Error) -> Vec<Watcher> {
         self.broken.get_or_insert_with(|| error.clone());
-        if !is_loss(error) {
+        if matches!(error, Error::Absent { .. }) {
             return Vec::new();
         }
         self.lost.get_or_insert_with(|| error.clone());
         if self.left { Vec::new() } else { std::mem::take(&mut self.watchers) }
     }
-}
-
-fn is_loss(error: &Error) -> bool {
-    matches!(error, Error::PeerLost { .. } | Error::HubLost)
 }
 
 impl Bootstrap for Processes {
