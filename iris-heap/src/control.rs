@@ -1,6 +1,7 @@
 //! The host's side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
 
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::abi::{FAULT_WORDS, abort};
 use crate::error::{Error, Result};
@@ -14,6 +15,8 @@ const WORDS: usize = 2 + FAULT_WORDS;
 #[derive(Debug)]
 pub struct Control {
     words: Box<Line>,
+    /// Names of the ops of the heap, by id: kernels know numbers only.
+    ops: Mutex<Vec<&'static str>>,
 }
 
 /// The words of a `ControlBlock`, on a cache line of their own: every waiting workgroup reads them.
@@ -23,7 +26,10 @@ struct Line([AtomicI32; WORDS]);
 
 impl Default for Control {
     fn default() -> Self {
-        Control { words: Box::new(Line([const { AtomicI32::new(0) }; WORDS])) }
+        Control {
+            words: Box::new(Line([const { AtomicI32::new(0) }; WORDS])),
+            ops: Mutex::default(),
+        }
     }
 }
 
@@ -65,6 +71,19 @@ impl Control {
         true
     }
 
+    /// The id of a new op of this name: ranks that make the same ops in the same order give them the
+    /// same ids.
+    pub fn name_op(&self, name: &'static str) -> u32 {
+        let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        ops.push(name);
+        ops.len() as u32 - 1
+    }
+
+    fn op_name(&self, id: i32) -> &'static str {
+        let ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        usize::try_from(id).ok().and_then(|id| ops.get(id).copied()).unwrap_or("an op")
+    }
+
     /// Nothing, or the fault, or the abort, as an error.
     ///
     /// # Errors
@@ -80,8 +99,9 @@ impl Control {
             abort::HUB_LOST => return Err(Error::HubLost),
             _ => {}
         }
-        if let Some(words) = self.fault() {
-            return Err(Error::Fault { words });
+        let words = self.fault().and_then(|words| words.first_chunk::<8>().copied());
+        if let Some(fault) = words.and_then(iris_sync::Fault::from_words) {
+            return Err(Error::Fault { op: self.op_name(fault.op), fault });
         }
         match code {
             0 => Ok(()),
@@ -127,11 +147,12 @@ mod tests {
     fn the_first_reason_and_the_first_fault_stay() {
         let c = Control::default();
         assert!(c.check().is_ok() && c.fault().is_none());
+        assert_eq!((c.name_op("all_reduce"), c.name_op("barrier")), (0, 1));
         let mut words = [0; FAULT_WORDS];
-        words[3] = 9;
+        words[..4].copy_from_slice(&[iris_sync::FaultKind::NoProgress as i32, 1, -5, 9]);
         assert!(c.record_fault(&words));
         assert!(!c.record_fault(&[1; FAULT_WORDS]));
-        assert!(matches!(c.check(), Err(Error::Fault { words }) if words[3] == 9));
+        assert!(matches!(c.check(), Err(Error::Fault { op: "barrier", fault }) if fault.tile == 9));
         c.set_host_abort(abort::PEER_LOST + 2);
         c.set_host_abort(abort::USER);
         assert!(matches!(c.check(), Err(Error::PeerLost { rank: 2 })));

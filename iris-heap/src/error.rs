@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::FAULT_WORDS;
-
 /// Short for a result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -182,10 +180,18 @@ pub enum Error {
         message: String,
     },
     /// A kernel left a fault record.
-    #[error("a kernel left the fault record {words:?}")]
+    #[error("{op}: {fault}")]
     Fault {
-        /// The record, as `ControlBlock` holds it.
-        words: [i32; FAULT_WORDS],
+        /// The name of the op.
+        op: &'static str,
+        /// Op, call, tile, awaited rank, the value seen and the value wanted.
+        fault: iris_sync::Fault,
+    },
+    /// Another rank gave up; its own error says why.
+    #[error("rank {rank} gave up")]
+    GaveUp {
+        /// The rank.
+        rank: usize,
     },
     /// Waiting kernels were told to leave.
     #[error("the work was aborted: {reason} (code {code})")]
@@ -265,9 +271,10 @@ impl Error {
             Error::PeerLost { .. } | Error::HubLost => ErrorKind::PeerLost,
             Error::OutOfHeap { .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
-            Error::Panicked { .. } | Error::Fault { .. } | Error::Aborted { .. } => {
-                ErrorKind::Fault
-            }
+            Error::Panicked { .. }
+            | Error::Fault { .. }
+            | Error::GaveUp { .. }
+            | Error::Aborted { .. } => ErrorKind::Fault,
             Error::Unsupported { .. } => ErrorKind::Unsupported,
             Error::System { .. } | Error::Wire { .. } | Error::Rendezvous { .. } => {
                 ErrorKind::System

@@ -1,1 +1,3 @@
 //! iris-testkit
+
+pub mod launch;

@@ -59,6 +59,7 @@ struct Worker {
 
 /// What streams and threads share.
 struct Shared {
+    rank: usize,
     threads: u32,
     control: Arc<Control>,
     /// Keeps all memory mapped while work is enqueued.
@@ -77,6 +78,7 @@ struct Shared {
 impl CpuBackend {
     pub(crate) fn new(rank: usize, threads: u32) -> Result<CpuBackend> {
         let shared = Arc::new(Shared {
+            rank,
             threads,
             control: Arc::default(),
             memory: OnceLock::new(),
@@ -583,7 +585,7 @@ impl Shared {
                     let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
                     if let Ok(word) = word {
                         // Release: as every signal. The first reason stays.
-                        let to = abort::PANICKED;
+                        let to = self.rank as i32 + 1;
                         let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
                     }
                 }

@@ -158,6 +158,28 @@ impl SymmetricHeap {
         }
     }
 
+    /// Copies into device-local words; returns when it is done.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if the lengths differ; [`Error::NotAllocated`].
+    pub fn write_device_words(&self, words: DevWords, data: &[i32]) -> Result<()> {
+        self.resolve_device_words(words)?;
+        same_words(&words, data.len())?;
+        self.backend.write(&*self.memory.device_words, words.offset, bytemuck::cast_slice(data))
+    }
+
+    /// Copies device-local words out.
+    ///
+    /// # Errors
+    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
+    pub fn read_device_words(&self, words: DevWords) -> Result<Vec<i32>> {
+        self.resolve_device_words(words)?;
+        let mut data = vec![0; words.len()];
+        let bytes = bytemuck::cast_slice_mut(&mut data);
+        self.backend.read(&*self.memory.device_words, words.offset, bytes)?;
+        Ok(data)
+    }
+
     /// The mapping that holds a slice on `rank`, and where.
     pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
         self.check_heap(slice.heap())?;
@@ -197,4 +219,12 @@ fn no_words(words: &DevWords) -> Error {
         offset: words.offset,
         end: words.offset + 4 * words.words,
     }
+}
+
+fn same_words(words: &DevWords, len: usize) -> Result<()> {
+    if words.len() == len {
+        return Ok(());
+    }
+    let (end, len) = (len as u64, words.words);
+    Err(Error::OutOfBounds { what: "device-local words".into(), start: 0, end, len })
 }

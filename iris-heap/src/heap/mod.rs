@@ -3,6 +3,7 @@
 mod access;
 mod fill;
 mod import;
+mod ops;
 mod options;
 
 pub use access::DevWords;
@@ -12,14 +13,14 @@ pub use options::HeapOptions;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::{Backend, BackendKind, Mapping, Memory, Purpose};
 use crate::bootstrap::unsupported;
-use crate::control::{Control, aborted};
+use crate::control::Control;
 use crate::dtype::Element;
 use crate::env;
 use crate::error::{Error, Result, odd_ranks};
@@ -52,6 +53,10 @@ pub struct SymmetricHeap {
     /// Held during a collective step, so that steps of two threads do not mix.
     step: Mutex<()>,
     device_words: Mutex<Layout>,
+    /// The word that counts the calls of all ops.
+    sequence: OnceLock<DevWords>,
+    /// Held while the launches of one call are enqueued.
+    issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
 }
 
@@ -145,6 +150,8 @@ impl SymmetricHeap {
             options,
             step: Mutex::new(()),
             device_words: Mutex::new(Layout::new(words, 0, 128)),
+            sequence: OnceLock::new(),
+            issuing: Mutex::new(()),
             registration: Mutex::new(Some(registration)),
         }))
     }
@@ -415,7 +422,8 @@ impl SymmetricHeap {
     /// Whether the heap can be used: nothing failed so far, on this rank or on a peer that said so.
     ///
     /// # Errors
-    /// [`Error::PeerLost`], [`Error::Fault`], [`Error::Aborted`], [`Error::Closed`].
+    /// [`Error::PeerLost`], [`Error::Fault`], [`Error::GaveUp`], [`Error::Aborted`],
+    /// [`Error::Closed`].
     pub fn check(&self) -> Result<()> {
         drop(self.open_state()?);
         self.memory.control.check()?;
@@ -424,7 +432,7 @@ impl SymmetricHeap {
         self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
         match i32::from_ne_bytes(word) {
             0 => Ok(()),
-            code => Err(aborted(code)),
+            code => Err(Error::GaveUp { rank: (code - 1) as usize }),
         }
     }
 

@@ -1,0 +1,55 @@
+//! The device barrier over a group of ranks: every member stores the epoch into its word at every
+//! member, then waits for its own words.
+
+use crate::wait::{Awaited, wait_for};
+use crate::{Access, Call, Channel, Limit, Memory, Stop};
+
+/// A set of ranks, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Members(u64);
+
+impl Members {
+    /// The ranks 0 to `size` - 1, at most 64.
+    pub const fn all(size: u32) -> Self {
+        Self(if size >= 64 { u64::MAX } else { (1 << size) - 1 })
+    }
+
+    /// The ranks with these bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// One bit a rank.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether `rank` is one of them.
+    pub const fn contains(self, rank: u32) -> bool {
+        rank < 64 && self.0 >> rank & 1 == 1
+    }
+}
+
+/// Arrive at a barrier of call `call` and wait for the other members. One lane of one workgroup.
+///
+/// What any member did before, on its device, is seen by what any member does after. `phase` tells
+/// two barriers of one call apart.
+pub fn arrive_and_wait<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    phase: u32,
+    members: Members,
+    limit: Limit,
+) -> Result<(), Stop> {
+    let me = channel.rank;
+    for peer in channel.peers().filter(|&peer| members.contains(peer)) {
+        m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);
+    }
+    for peer in channel.peers().filter(|&peer| members.contains(peer)) {
+        let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit };
+        let look = || m.load(channel.barrier(me, peer, phase), Access::BarrierLoad);
+        wait_for(m, channel, Access::BarrierLoad, awaited, look)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+/// The number of a call: an `i32` that wraps.
+///
+/// Calls are compared only by their wrapping difference, so there is no order and no arithmetic on
+/// them beyond [`Call::next`] and [`Call::reached_by`]: `==` would miss a peer that is one call
+/// ahead, `<` breaks at 2^31 - 1.
+///
+/// ```
+/// use iris_sync::Call;
+/// let last = Call::new(i32::MAX);
+/// assert!(last.reached_by(last.next().number()));
+/// assert!(!last.next().reached_by(last.number()));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub struct Call(i32);
+
+/// In every call whose number is a multiple of this, writers refresh all of their words, so that a
+/// word that smaller calls leave alone never gets as old as half the range.
+pub const RESTAMP_PERIOD: i32 = 1 << 29;
+
+impl Call {
+    /// The call with this number.
+    pub const fn new(number: i32) -> Self {
+        Self(number)
+    }
+
+    /// The number as it stands in memory.
+    pub const fn number(self) -> i32 {
+        self.0
+    }
+
+    /// The call after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+
+    /// The call before this one: what the words of a new op hold before its first call.
+    #[must_use]
+    pub const fn previous(self) -> Self {
+        Self(self.0.wrapping_sub(1))
+    }
+
+    /// Whether a word that holds `seen` was set by this call or a later one.
+    pub const fn reached_by(self, seen: i32) -> bool {
+        seen.wrapping_sub(self.0) >= 0
+    }
+
+    /// Which of two alternating slots this call uses: 0 or 1.
+    pub const fn parity(self) -> u32 {
+        (self.0 & 1) as u32
+    }
+
+    /// Whether writers refresh all their words in this call.
+    pub const fn restamps(self) -> bool {
+        self.0 & (RESTAMP_PERIOD - 1) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compares_by_wrapping_difference() {
+        for start in [i32::MIN, -2, -1, 0, 1, (1 << 29) - 1, i32::MAX - 1, i32::MAX] {
+            let call = Call::new(start);
+            assert!(call.reached_by(start));
+            assert!(call.reached_by(call.next().number()), "a peer one call ahead");
+            assert!(call.next().reached_by(call.next().next().number()));
+            assert!(!call.reached_by(call.previous().number()));
+            assert_ne!(call.parity(), call.next().parity());
+        }
+    }
+
+    #[test]
+    fn refreshes_before_half_the_range_has_passed() {
+        let restamps: Vec<_> = [i32::MIN, -(1 << 30), -(1 << 29), 0, 1 << 29, 1 << 30]
+            .into_iter()
+            .map(|number| Call::new(number).restamps())
+            .collect();
+        assert_eq!(restamps, [true; 6]);
+        assert!(!Call::new(1).restamps() && !Call::new(i32::MAX).restamps());
+        // The oldest value a word can hold is one period and a call behind.
+        assert!(Call::new(RESTAMP_PERIOD + 1).reached_by(2 * RESTAMP_PERIOD));
+    }
+}

@@ -1,0 +1,172 @@
+use core::fmt;
+
+/// A workgroup must leave: the reason is in the rank's fault record, or a peer's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stop;
+
+/// What went wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+#[repr(i32)]
+pub enum FaultKind {
+    /// A peer did not enter the call before the deadline.
+    NotEntered = 1,
+    /// A peer entered the call and then stopped making progress.
+    NoProgress = 2,
+    /// A peer entered the call with other arguments; `field` says which.
+    Mismatch = 3,
+    /// A peer gave up; its own record has the reason.
+    PeerGaveUp = 4,
+    /// The process of a peer is gone.
+    PeerLost = 5,
+    /// This rank's host told its kernels to leave; `seen` is the reason it gave.
+    HostAbort = 6,
+}
+
+impl FaultKind {
+    /// The kind with this number in a fault record.
+    pub fn from_number(number: i32) -> Option<Self> {
+        use FaultKind::*;
+        [NotEntered, NoProgress, Mismatch, PeerGaveUp, PeerLost, HostAbort]
+            .into_iter()
+            .find(|&kind| kind as i32 == number)
+    }
+}
+
+/// A field of an entry record that ranks must agree on, in the order of the record's words.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+#[repr(i32)]
+pub enum Field {
+    /// Which op of the heap, in order of creation.
+    Op = 0,
+    /// Which call of any op of the heap.
+    Sequence = 1,
+    /// Rows of the product.
+    M = 2,
+    /// Columns of the product.
+    N = 3,
+    /// Depth of the product.
+    K = 4,
+    /// Element types of A, B, C and of what travels, one byte each.
+    Dtypes = 5,
+    /// The variant of the op.
+    Variant = 6,
+    /// Tile shape and other options, hashed.
+    Config = 7,
+}
+
+impl Field {
+    /// All fields that are compared, in the order of the record's words.
+    pub const ALL: [Field; 8] = [
+        Field::Op,
+        Field::Sequence,
+        Field::M,
+        Field::N,
+        Field::K,
+        Field::Dtypes,
+        Field::Variant,
+        Field::Config,
+    ];
+}
+
+/// What a rank leaves behind when a call cannot be finished: numbers only, so that a device can
+/// write it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// What went wrong.
+    pub kind: FaultKind,
+    /// Id of the op in its heap.
+    pub op: i32,
+    /// Number of the call.
+    pub call: i32,
+    /// Tile (or unit) waited for; -1 where the wait was not for a tile.
+    pub tile: i32,
+    /// The awaited, differing or lost rank.
+    pub rank: i32,
+    /// The value seen; of a mismatch, the peer's.
+    pub seen: i32,
+    /// The value wanted; of a mismatch, our own.
+    pub wanted: i32,
+    /// Of a mismatch, the number of the [`Field`]; else -1.
+    pub field: i32,
+}
+
+impl Fault {
+    /// The record as words, the order that the device headers use.
+    pub fn to_words(&self) -> [i32; 8] {
+        [
+            self.kind as i32,
+            self.op,
+            self.call,
+            self.tile,
+            self.rank,
+            self.seen,
+            self.wanted,
+            self.field,
+        ]
+    }
+
+    /// The record in these words; none if they hold no fault.
+    pub fn from_words(words: [i32; 8]) -> Option<Self> {
+        let [kind, op, call, tile, rank, seen, wanted, field] = words;
+        let kind = FaultKind::from_number(kind)?;
+        Some(Self { kind, op, call, tile, rank, seen, wanted, field })
+    }
+
+    /// Of a mismatch, the field that differs.
+    pub fn differing(&self) -> Option<Field> {
+        Field::ALL.into_iter().find(|&field| field as i32 == self.field)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fault { op, call, tile, rank, seen, wanted, .. } = self;
+        match self.kind {
+            FaultKind::NotEntered => write!(f, "rank {rank} has not entered: ")?,
+            FaultKind::NoProgress => write!(f, "rank {rank} made no progress: ")?,
+            FaultKind::PeerGaveUp => write!(f, "rank {rank} gave up: ")?,
+            FaultKind::PeerLost => write!(f, "rank {rank} is lost: ")?,
+            FaultKind::HostAbort => write!(f, "the host of rank {rank} told it to leave: ")?,
+            FaultKind::Mismatch => {
+                let field = self.differing().map_or("?".into(), |field| format!("{field:?}"));
+                return write!(
+                    f,
+                    "rank {rank} entered with {field} {seen}, this rank has {wanted}: \
+                     op {op}, call {call}"
+                );
+            }
+        }
+        write!(f, "op {op}, call {call}, ")?;
+        if *tile >= 0 {
+            write!(f, "tile {tile}, ")?;
+        }
+        write!(f, "saw {seen}, wanted {wanted}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_the_trip_through_words() {
+        let fault = Fault {
+            kind: FaultKind::Mismatch,
+            op: 3,
+            call: -7,
+            tile: -1,
+            rank: 2,
+            seen: 100,
+            wanted: 107,
+            field: Field::M as i32,
+        };
+        assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
+        assert_eq!(Fault::from_words([0; 8]), None);
+        assert_eq!(
+            fault.to_string(),
+            "rank 2 entered with M 100, this rank has 107: op 3, call -7"
+        );
+    }
+}

@@ -1,0 +1,85 @@
+use super::Launch;
+use crate::{End, Memory, Span, Stop};
+
+/// The tiles of an all-reduce that adds into one f32 workspace at the owner of each tile.
+pub trait AccumulateTiles {
+    /// Clear `tile` of this rank's own workspace.
+    fn zero(&mut self, tile: u32, parity: u32);
+    /// Compute this rank's partial of `tile`, in the format it travels in.
+    fn produce(&mut self, tile: u32);
+    /// Add it to the workspace of `owner`; under the tile's lock, or atomically.
+    fn add(&mut self, owner: u32, tile: u32, parity: u32);
+    /// Read `tile` from the workspace of `owner` and write it to C.
+    fn convert(&mut self, owner: u32, tile: u32, parity: u32);
+}
+
+/// Clear this rank's tiles. A barrier must follow before anybody adds.
+pub fn zero<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    tiles: u32,
+    owner: impl Fn(u32) -> u32,
+    body: &mut impl AccumulateTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Keep, |wg| {
+        wg.enter()?;
+        let parity = wg.parity();
+        // Peers read this workspace two calls ago: they must have ended that call.
+        for peer in wg.channel.peers() {
+            wg.credit(peer)?;
+        }
+        for tile in wg.share(tiles).filter(|&tile| owner(tile) == wg.channel.rank) {
+            body.zero(tile, parity);
+        }
+        Ok(())
+    })
+}
+
+/// Add this rank's partials, under a lock if `locked`. A barrier must follow before anybody reads.
+pub fn add<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    tiles: u32,
+    owner: impl Fn(u32) -> u32,
+    locked: bool,
+    body: &mut impl AccumulateTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Keep, |wg| {
+        let parity = wg.parity();
+        for tile in wg.share(tiles) {
+            wg.m.begin(Span::Gemm, tile);
+            body.produce(tile);
+            wg.m.end(Span::Gemm);
+            let owner = owner(tile);
+            if owner != wg.channel.rank {
+                wg.wait_entry(owner)?;
+            }
+            if locked {
+                wg.locked(owner, tile, || body.add(owner, tile, parity))?;
+            } else {
+                body.add(owner, tile, parity);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Read all tiles from their owners. The last launch of its call.
+pub fn convert<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    tiles: u32,
+    owner: impl Fn(u32) -> u32,
+    body: &mut impl AccumulateTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Advance, |wg| {
+        let parity = wg.parity();
+        for tile in wg.share(tiles) {
+            let owner = owner(tile);
+            if owner != wg.channel.rank {
+                wg.wait_entry(owner)?;
+            }
+            wg.m.begin(Span::Reduce, tile);
+            body.convert(owner, tile, parity);
+            wg.m.end(Span::Reduce);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,153 @@
+use super::Launch;
+use crate::{End, Memory, Span, Stop};
+
+/// The tiles of an all-gather in front of a product, by pull or by push and barrier.
+pub trait GatherTiles {
+    /// Write `part` of this rank's shard to `peer`'s inbox (to its own, if `peer` is this rank).
+    fn push_part(&mut self, peer: u32, part: u32, parity: u32);
+    /// Multiply what of `tile` comes from `source`'s shard, adding to what is there.
+    fn multiply(&mut self, tile: u32, source: u32, parity: u32);
+    /// Write the finished `tile` to C.
+    fn store(&mut self, tile: u32);
+}
+
+/// Where the tiles of a staged gather come from: pure functions of agreed values.
+pub trait Staging {
+    /// Units of the gathered matrix; a unit comes from one rank. Those of this rank itself are not
+    /// staged.
+    fn units(&self) -> u32;
+    /// Which unit is fetched as number `position`.
+    fn fetched(&self, position: u32) -> u32;
+    /// The rank that `unit` comes from.
+    fn source(&self, unit: u32) -> u32;
+    /// Tiles of C.
+    fn tiles(&self) -> u32;
+    /// The units that `tile` needs, in the order in which it takes them.
+    fn needs(&self, tile: u32) -> impl Iterator<Item = u32>;
+}
+
+/// The tiles of a staged gather.
+pub trait StagedTiles {
+    /// Copy `unit` from its source to this device's staging buffer.
+    fn fetch(&mut self, unit: u32);
+    /// Multiply what of `tile` depends on `unit`, adding to what is there.
+    fn multiply_unit(&mut self, tile: u32, unit: u32);
+    /// Write the finished `tile` to C.
+    fn store(&mut self, tile: u32);
+}
+
+/// Push all `parts` of this rank's shard to every inbox. A barrier must follow.
+pub fn gather<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    parts: u32,
+    body: &mut impl GatherTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Keep, |wg| {
+        wg.enter()?;
+        let (parity, me) = (wg.parity(), wg.channel.rank);
+        for part in wg.share(parts) {
+            wg.m.begin(Span::Fetch, part);
+            body.push_part(me, part, parity);
+            for peer in wg.channel.peers() {
+                wg.credit(peer)?;
+                body.push_part(peer, part, parity);
+            }
+            wg.m.end(Span::Fetch);
+        }
+        Ok(())
+    })
+}
+
+/// Multiply what [`gather`] and a barrier brought. The last launch of its call.
+pub fn local<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    tiles: u32,
+    body: &mut impl GatherTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Advance, |wg| {
+        for peer in wg.channel.peers() {
+            wg.wait_entry(peer)?;
+        }
+        let parity = wg.parity();
+        for tile in wg.share(tiles) {
+            wg.m.begin(Span::Gemm, tile);
+            for source in 0..wg.channel.size {
+                body.multiply(tile, source, parity);
+            }
+            body.store(tile);
+            wg.m.end(Span::Gemm);
+        }
+        Ok(())
+    })
+}
+
+/// Multiply straight from the peers' own shards; no rank ends before all have read.
+pub fn pull<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    tiles: u32,
+    body: &mut impl GatherTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Pulled, |wg| {
+        wg.enter()?;
+        let (parity, me) = (wg.parity(), wg.channel.rank);
+        for tile in wg.share(tiles) {
+            for source in core::iter::once(me).chain(wg.channel.peers()) {
+                if source != me {
+                    wg.wait_entry(source)?;
+                }
+                wg.m.begin(Span::Gemm, tile);
+                body.multiply(tile, source, parity);
+                wg.m.end(Span::Gemm);
+            }
+            body.store(tile);
+        }
+        Ok(())
+    })
+}
+
+/// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for
+/// each; the others multiply and wait for the unit they need.
+///
+/// Units of this rank itself are multiplied where they are. With one workgroup, or no fetchers, every workgroup first fetches its share and then multiplies:
+/// fetching waits for peers only, so that cannot lock up.
+pub fn staged<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    fetchers: u32,
+    staging: &impl Staging,
+    body: &mut impl StagedTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Pulled, |wg| {
+        wg.enter()?;
+        let (index, count, me) = (wg.index, wg.count, wg.channel.rank);
+        let fetchers = if fetchers >= count { 0 } else { fetchers };
+        let (fetches, multiplies) = (fetchers == 0 || index < fetchers, index >= fetchers);
+        if fetches {
+            let step = if fetchers == 0 { count } else { fetchers };
+            for position in (index..staging.units()).step_by(step as usize) {
+                let unit = staging.fetched(position);
+                if staging.source(unit) == me {
+                    continue;
+                }
+                wg.wait_entry(staging.source(unit))?;
+                wg.m.begin(Span::Fetch, unit);
+                body.fetch(unit);
+                wg.raise_flag(unit);
+                wg.m.end(Span::Fetch);
+            }
+        }
+        if multiplies {
+            for tile in (index - fetchers..staging.tiles()).step_by((count - fetchers) as usize) {
+                for unit in staging.needs(tile) {
+                    if staging.source(unit) != me {
+                        wg.wait_flag(unit, staging.source(unit))?;
+                    }
+                    wg.m.begin(Span::Gemm, tile);
+                    body.multiply_unit(tile, unit);
+                    wg.m.end(Span::Gemm);
+                }
+                body.store(tile);
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,221 @@
+use crate::{Call, Fault};
+
+/// A 32-bit word of symmetric memory: any rank may load it, one rank writes it.
+///
+/// Every operation on it has system scope; there is no conversion to or from [`DevWord`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SymWord {
+    /// The rank in whose signal segment the word lies.
+    pub rank: u32,
+    /// Index of the word in that segment, in 4-byte words.
+    pub index: u32,
+}
+
+/// A 32-bit word that only this rank's workgroups touch; every operation has device scope.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DevWord {
+    /// Index of the word in the rank's device words, in 4-byte words.
+    pub index: u32,
+}
+
+/// Memory order of an access, in the sense of C++11. There is no sequentially consistent access.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Order {
+    /// Atomic, ordering nothing else.
+    Relaxed,
+    /// A load: what the writer did before its release is seen after it.
+    Acquire,
+    /// A store: what was done before it is seen by whoever acquires it.
+    Release,
+    /// A read-modify-write that is both.
+    AcqRel,
+}
+
+/// Who can see an access.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Scope {
+    /// The workgroups of one device.
+    Device,
+    /// Every device and the host.
+    System,
+}
+
+macro_rules! accesses {
+    ($($(#[$doc:meta])* $name:ident: $order:ident, $scope:ident;)*) => {
+        /// Every access of the protocols by name, and the one table of their orders and scopes.
+        ///
+        /// `PROTOCOL.md` gives the reason for each row and the mutant that fails without it.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Access { $($(#[$doc])* $name,)* }
+
+        impl Access {
+            /// All accesses, in the order of the table.
+            pub const ALL: &'static [Access] = &[$(Access::$name,)*];
+
+            /// The memory order of this access.
+            pub const fn order(self) -> Order {
+                match self { $(Access::$name => Order::$order,)* }
+            }
+
+            /// The scope of this access.
+            pub const fn scope(self) -> Scope {
+                match self { $(Access::$name => Scope::$scope,)* }
+            }
+
+            /// The name of this access, as the device headers spell it.
+            pub const fn name(self) -> &'static str {
+                match self { $(Access::$name => stringify!($name),)* }
+            }
+        }
+    };
+}
+
+accesses! {
+    /// The owner of a record publishes its call number, after the record's fields.
+    EntryStore: Release, System;
+    /// A writer looks whether a peer has entered the call before, so that its slot is free.
+    CreditLoad: Acquire, System;
+    /// A reader looks whether a peer has entered this call.
+    EntryLoad: Acquire, System;
+    /// A source says that its tile is in the peer's slot.
+    SignalStore: Release, System;
+    /// A receiver looks for that.
+    SignalLoad: Acquire, System;
+    /// A reader says that it has read everything it pulls from a peer.
+    DoneStore: Release, System;
+    /// The owner looks for that before it ends the call.
+    DoneLoad: Acquire, System;
+    /// A member stores the epoch into its word at another member.
+    BarrierStore: Release, System;
+    /// A member looks at its own words.
+    BarrierLoad: Acquire, System;
+    /// A producer publishes a version.
+    VersionStore: Release, System;
+    /// A consumer looks for a version.
+    VersionLoad: Acquire, System;
+    /// A spinlock is taken, by compare-and-exchange.
+    LockTake: Acquire, System;
+    /// A spinlock is given back.
+    LockGive: Release, System;
+    /// A writer refreshes its words after all of its workgroups are done.
+    StampStore: Release, System;
+    /// A rank that gives up tells its peers.
+    AbortStore: Relaxed, System;
+    /// A waiting rank looks whether someone gave up.
+    AbortLoad: Relaxed, System;
+    /// A workgroup reads the number of the call at its start.
+    CallLoad: Relaxed, Device;
+    /// The last workgroup advances it, when all have read it.
+    CallStore: Relaxed, Device;
+    /// A workgroup counts itself out; the last one goes on for all.
+    FinishAdd: AcqRel, Device;
+    /// The last workgroup resets that count for the next launch.
+    FinishStore: Relaxed, Device;
+    /// A fetching workgroup says that a part of the staging buffer is filled.
+    FlagStore: Release, Device;
+    /// A multiplying workgroup looks for that.
+    FlagLoad: Acquire, Device;
+    /// The last workgroup refreshes the flags, for launches that come after it.
+    FlagStamp: Relaxed, Device;
+}
+
+/// Which deadline a wait has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Limit {
+    /// Until a peer enters a call: it may be compiling or saving a file.
+    Entry,
+    /// Until a peer that has entered makes progress.
+    Progress,
+}
+
+/// What a workgroup is doing, for traces.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Span {
+    /// Copying remote data to a local buffer.
+    Fetch,
+    /// Producing a tile: the matrix product, or loading it.
+    Gemm,
+    /// Waiting for a peer or another workgroup.
+    Wait,
+    /// Writing a tile to a peer and raising its signal.
+    Signal,
+    /// Adding up partial tiles, or copying received ones out.
+    Reduce,
+}
+
+/// The words as one lane of one workgroup of one rank sees them.
+///
+/// On the CPU a workgroup is one thread and has one lane. On a device, and in the models of it,
+/// every lane runs the same code, lane 0 does the word accesses, and [`Memory::vote`] is the
+/// barrier of the workgroup.
+///
+/// An implementation takes order and scope of an access from [`Access::order`] and
+/// [`Access::scope`]; the models' implementations take them from a table that a mutant has changed.
+pub trait Memory {
+    /// Index of this lane in its workgroup.
+    fn lane(&self) -> u32 {
+        0
+    }
+
+    /// Barrier of the workgroup; true if every lane said true. It orders plain accesses of its lanes.
+    fn vote(&self, ok: bool) -> bool {
+        ok
+    }
+
+    /// Load a word of symmetric memory.
+    fn load(&self, word: SymWord, access: Access) -> i32;
+
+    /// Store a word of symmetric memory.
+    fn store(&self, word: SymWord, value: i32, access: Access);
+
+    /// If a word of symmetric memory holds `expected`, store `value`; returns what it held.
+    fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32;
+
+    /// Read a data word that a release and an acquire of some other word order.
+    fn get(&self, word: SymWord) -> i32;
+
+    /// Write a data word that a release and an acquire of some other word order.
+    fn put(&self, word: SymWord, value: i32);
+
+    /// Load a word of this device.
+    fn dev_load(&self, word: DevWord, access: Access) -> i32;
+
+    /// Store a word of this device.
+    fn dev_store(&self, word: DevWord, value: i32, access: Access);
+
+    /// Add to a word of this device, returning the old value.
+    fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32;
+
+    /// Between two looks at a word: `spins` counts the looks of this wait so far.
+    fn pause(&self, spins: u32);
+
+    /// Whether this wait, `spins` looks old, has passed its deadline.
+    ///
+    /// The implementation remembers when a wait began: `spins` is 0 at its first look.
+    fn expired(&self, limit: Limit, spins: u32) -> bool;
+
+    /// What the host of this rank tells its kernels: 0 to go on, [`PEER_LOST`](crate::PEER_LOST)
+    /// plus a rank that is gone, anything else to leave for another reason.
+    fn host_abort(&self) -> i32 {
+        0
+    }
+
+    /// Keep this fault where the host sees it, unless one is kept already.
+    fn record(&self, fault: &Fault);
+
+    /// Whether a word that holds `seen` was set by `want` or later. Models override it with mutants.
+    fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
+        let _ = access;
+        want.reached_by(seen)
+    }
+
+    /// A span of work begins; `what` is a tile, unit or rank.
+    fn begin(&self, span: Span, what: u32) {
+        let _ = (span, what);
+    }
+
+    /// The span begun last ends.
+    fn end(&self, span: Span) {
+        let _ = span;
+    }
+}

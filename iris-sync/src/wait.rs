@@ -1,0 +1,135 @@
+use crate::{
+    ABORT_WORD, Access, Call, Channel, Fault, FaultKind, LINE_WORDS, Limit, Memory, PEER_LOST,
+    Stop, SymWord,
+};
+
+/// What a wait is for: the call that wants it, and what its fault record would say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Awaited {
+    /// The call this workgroup is in.
+    pub call: Call,
+    /// The call that the word must have reached.
+    pub want: Call,
+    /// The rank that is to set the word.
+    pub rank: u32,
+    /// The tile it is about; -1 where it is about none.
+    pub tile: i32,
+    /// Which deadline applies.
+    pub limit: Limit,
+}
+
+impl Awaited {
+    fn fault(&self, kind: FaultKind, channel: &Channel, rank: u32, seen: i32) -> Fault {
+        Fault {
+            kind,
+            op: channel.op as i32,
+            call: self.call.number(),
+            tile: self.tile,
+            rank: rank as i32,
+            seen,
+            wanted: self.want.number(),
+            field: -1,
+        }
+    }
+}
+
+/// Whether somebody gave up: this rank's host, or a peer.
+///
+/// Leaves a record of who it was, unless the rank has one of its own.
+pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
+    let host = m.host_abort();
+    let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
+    let (kind, rank, seen) = match (host, peer) {
+        (0, 0) => return false,
+        (0, _) => (FaultKind::PeerGaveUp, peer - 1, peer),
+        (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
+        _ => (FaultKind::HostAbort, channel.rank as i32, host),
+    };
+    m.record(&awaited.fault(kind, channel, rank as u32, seen));
+    true
+}
+
+/// Keep a fault and tell every rank, this one included, that the call cannot be finished.
+pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Fault) {
+    m.record(fault);
+    for rank in 0..channel.size {
+        m.store(abort_word(rank), channel.rank as i32 + 1, Access::AbortStore);
+    }
+}
+
+fn abort_word(rank: u32) -> SymWord {
+    SymWord { rank, index: ABORT_WORD }
+}
+
+/// Look with `look` until the value was set by the wanted call or a later one; returns that value.
+///
+/// One lane calls this. Fails when the deadline passes (the fault is kept and all ranks are told)
+/// or when somebody gave up. The deadline of progress runs only while all ranks are in the call:
+/// whoever waits for a rank that itself waits for a late third one blames the third, and gives it
+/// the time that entering has.
+pub fn wait_for<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    access: Access,
+    awaited: Awaited,
+    look: impl Fn() -> i32,
+) -> Result<i32, Stop> {
+    let mut spins = 0;
+    let mut late = false;
+    loop {
+        let seen = look();
+        if m.reached(access, awaited.want, seen) {
+            return Ok(seen);
+        }
+        if stopped(m, channel, &awaited) {
+            return Err(Stop);
+        }
+        if m.expired(awaited.limit, spins) {
+            let absent = match awaited.limit {
+                Limit::Entry => Some((awaited.rank, seen)),
+                Limit::Progress => absent(m, channel, awaited.call),
+            };
+            let fault = match absent {
+                Some((rank, seen)) if m.expired(Limit::Entry, spins) => {
+                    Some(awaited.fault(FaultKind::NotEntered, channel, rank, seen))
+                }
+                None if !late => {
+                    Some(awaited.fault(FaultKind::NoProgress, channel, awaited.rank, seen))
+                }
+                _ => None,
+            };
+            if let Some(fault) = fault {
+                give_up(m, channel, &fault);
+                return Err(Stop);
+            }
+            if absent.is_none() {
+                // The late rank has come: progress gets its full time from now.
+                (late, spins) = (false, 0);
+                continue;
+            }
+            late = true;
+        }
+        m.pause(spins);
+        spins = spins.saturating_add(1);
+    }
+}
+
+/// A rank that has not entered this call, and what its entry word says.
+fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u32, i32)> {
+    channel.peers().find_map(|peer| {
+        let record = channel.entry(channel.rank, peer, call.parity());
+        let number = SymWord { index: record.index + LINE_WORDS - 1, ..record };
+        let seen = m.load(number, Access::EntryLoad);
+        (!call.reached_by(seen)).then_some((peer, seen))
+    })
+}
+
+/// Give up because the awaited rank makes no progress.
+pub(crate) fn no_progress<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    awaited: &Awaited,
+    seen: i32,
+) {
+    give_up(m, channel, &awaited.fault(FaultKind::NoProgress, channel, awaited.rank, seen));
+}

@@ -1,0 +1,259 @@
+use crate::wait::{Awaited, wait_for};
+use crate::{
+    Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, entry, tile_flags,
+};
+
+/// How a launch ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// More launches of the same call follow: the call number stays.
+    Keep,
+    /// The call is over.
+    Advance,
+    /// As `Advance`, but first tell the peers that we have read what we pull from them, and wait
+    /// until they have read what they pull from us.
+    Pulled,
+}
+
+/// One workgroup in one call, as its lane sees it: the protocol functions of which ops are made.
+///
+/// All lanes call every function here together; those that fail do so on all lanes alike.
+pub struct Workgroup<'a, M: Memory + ?Sized> {
+    /// The words.
+    pub m: &'a M,
+    /// Where they lie.
+    pub channel: &'a Channel,
+    /// Index of this workgroup in its launch.
+    pub index: u32,
+    /// Workgroups in the launch: all of them resident.
+    pub count: u32,
+    call: Call,
+    record: Record,
+    credited: u64,
+    entered: u64,
+}
+
+impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
+    /// Read the number of the call. `record` is what this rank says about it; op and sequence are
+    /// filled in here.
+    pub fn begin(
+        m: &'a M,
+        channel: &'a Channel,
+        (index, count): (u32, u32),
+        record: &Record,
+    ) -> Self {
+        let word = |index| crate::DevWord { index };
+        let call = Call::new(m.dev_load(word(channel.call), Access::CallLoad));
+        let mut record = *record;
+        record.fields[crate::Field::Op as usize] = channel.op as i32;
+        record.fields[crate::Field::Sequence as usize] =
+            m.dev_load(word(channel.sequence), Access::CallLoad);
+        Self { m, channel, index, count, call, record, credited: 0, entered: 0 }
+    }
+
+    /// The call this workgroup is in.
+    pub fn call(&self) -> Call {
+        self.call
+    }
+
+    /// Which of the two slots this call uses.
+    pub fn parity(&self) -> u32 {
+        self.call.parity()
+    }
+
+    /// The items of 0..`count` that fall to this workgroup: every so many, in a fixed order.
+    pub fn share(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
+        (self.index..count).step_by(self.count as usize)
+    }
+
+    /// Tell every peer that this rank is in the call. The first workgroup does it, before anything
+    /// else, even when the rank has nothing to send.
+    pub fn enter(&mut self) -> Result<(), Stop> {
+        if self.index != 0 {
+            return Ok(());
+        }
+        for peer in self.channel.peers() {
+            self.credit(peer)?;
+            if self.m.lane() == 0 {
+                entry::publish(self.m, self.channel, self.call, &self.record, peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Before writing a slot at `peer`: wait until its last reader of that slot is done.
+    pub fn credit(&mut self, peer: u32) -> Result<(), Stop> {
+        if self.credited >> peer & 1 == 0 {
+            self.waiting(peer, |wg| entry::wait_credit(wg.m, wg.channel, wg.call, peer).map(drop))?;
+            self.credited |= 1 << peer;
+        }
+        Ok(())
+    }
+
+    /// Before touching a peer's own memory or consuming what it sent: wait until it is in this
+    /// call, with the same arguments.
+    pub fn wait_entry(&mut self, peer: u32) -> Result<(), Stop> {
+        if self.entered >> peer & 1 == 0 {
+            self.waiting(peer, |wg| {
+                entry::wait_entry(wg.m, wg.channel, wg.call, &wg.record, peer)
+            })?;
+            self.entered |= 1 << peer;
+        }
+        Ok(())
+    }
+
+    /// Whether results go straight into C between this rank and `peer`. If this rank allows it at
+    /// all, waits until the peer has entered.
+    pub fn direct(&mut self, peer: u32) -> Result<bool, Stop> {
+        if self.record.direct == 0 {
+            return Ok(false);
+        }
+        self.wait_entry(peer)?;
+        Ok(entry::is_direct(self.m, self.channel, self.call, &self.record, peer))
+    }
+
+    /// Say that the lanes' stores to `peer`'s slot of `tile` are done.
+    pub fn push_signal(&self, peer: u32, tile: u32) {
+        self.raise(self.channel.signal(peer, self.channel.rank, tile));
+    }
+
+    /// Say that the result of `tile`, which this rank owns, is at `peer`.
+    pub fn push_result(&self, peer: u32, tile: u32) {
+        self.raise(self.channel.result(peer, self.channel.rank, tile));
+    }
+
+    /// Wait for `tile` of `source`, and for agreement with it.
+    pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Stop> {
+        self.wait_entry(source)?;
+        self.wait_signal(self.channel.signal(self.channel.rank, source, tile), source, tile)
+    }
+
+    /// Wait for the result of `tile` from its owner, and for agreement with it.
+    pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Stop> {
+        self.wait_entry(owner)?;
+        self.wait_signal(self.channel.result(self.channel.rank, owner, tile), owner, tile)
+    }
+
+    /// Say that the lanes have filled `unit` of this device's staging buffer.
+    pub fn raise_flag(&self, unit: u32) {
+        self.m.vote(true);
+        if self.m.lane() == 0 {
+            tile_flags::raise(self.m, self.channel, self.call, unit);
+        }
+    }
+
+    /// Wait until `unit`, which comes from `source`, is in the staging buffer.
+    pub fn wait_flag(&mut self, unit: u32, source: u32) -> Result<(), Stop> {
+        self.waiting(unit, |wg| tile_flags::wait(wg.m, wg.channel, wg.call, unit, source))
+    }
+
+    /// Run `critical` under the lock of `tile` at `owner`.
+    pub fn locked(&mut self, owner: u32, tile: u32, critical: impl FnOnce()) -> Result<(), Stop> {
+        let word = self.channel.lock(owner, tile);
+        self.waiting(tile, |wg| crate::lock::take(wg.m, wg.channel, wg.call, word, tile))?;
+        critical();
+        self.m.vote(true);
+        if self.m.lane() == 0 {
+            crate::lock::give(self.m, word);
+        }
+        Ok(())
+    }
+
+    /// A barrier of all lanes here and of the first workgroups of all members.
+    pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
+        let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
+        self.m.vote(true);
+        self.waiting(phase, |wg| {
+            barrier::arrive_and_wait(wg.m, wg.channel, wg.call, phase, members, limit)
+        })
+    }
+
+    /// Count this workgroup out, whether it got through or not. The last one ends the call: it
+    /// refreshes words where that is due, settles pulls, and advances the number.
+    pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
+        let Self { m, channel, call, .. } = self;
+        let word = |index| crate::DevWord { index };
+        m.vote(true);
+        if m.lane() != 0 {
+            return result;
+        }
+        let before = m.dev_add(word(channel.finished), 1, Access::FinishAdd);
+        if before + 1 != self.count as i32 {
+            return result;
+        }
+        m.dev_store(word(channel.finished), 0, Access::FinishStore);
+        if end == End::Keep {
+            return result;
+        }
+        let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
+        if call.restamps() {
+            stamp(m, channel, call);
+        }
+        let sequence = m.dev_load(word(channel.sequence), Access::CallLoad);
+        m.dev_store(word(channel.sequence), sequence.wrapping_add(1), Access::CallStore);
+        m.dev_store(word(channel.call), call.next().number(), Access::CallStore);
+        result.and(settled)
+    }
+
+    fn raise(&self, word: SymWord) {
+        self.m.vote(true);
+        if self.m.lane() == 0 {
+            self.m.store(word, self.call.number(), Access::SignalStore);
+        }
+    }
+
+    fn wait_signal(&mut self, word: SymWord, rank: u32, tile: u32) -> Result<(), Stop> {
+        self.waiting(tile, |wg| {
+            let (call, tile) = (wg.call, tile as i32);
+            let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
+            let look = || wg.m.load(word, Access::SignalLoad);
+            wait_for(wg.m, wg.channel, Access::SignalLoad, awaited, look).map(drop)
+        })
+    }
+
+    /// Let lane 0 wait, then take all lanes past the barrier: what it acquired, they have.
+    fn waiting(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
+        let mut passed = true;
+        if self.m.lane() == 0 {
+            self.m.begin(Span::Wait, what);
+            passed = wait(self).is_ok();
+            self.m.end(Span::Wait);
+        }
+        if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
+    }
+}
+
+/// Tell all peers that this rank has read what it pulls from them, and wait for the same from them:
+/// the next launch on this stream may overwrite what they pull.
+fn settle<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    result: Result<(), Stop>,
+) -> Result<(), Stop> {
+    result?;
+    for peer in channel.peers() {
+        m.store(channel.done(peer, channel.rank), call.number(), Access::DoneStore);
+    }
+    for peer in channel.peers() {
+        let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit: Limit::Progress };
+        let look = || m.load(channel.done(channel.rank, peer), Access::DoneLoad);
+        wait_for(m, channel, Access::DoneLoad, awaited, look)?;
+    }
+    Ok(())
+}
+
+/// Refresh every word this rank writes. All of its workgroups have been counted out, so this store
+/// carries what their signals carried, and it does not matter that words in use are among them.
+fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
+    for peer in channel.peers() {
+        for tile in 0..channel.tiles {
+            for word in
+                [channel.signal(peer, channel.rank, tile), channel.result(peer, channel.rank, tile)]
+            {
+                m.store(word, call.number(), Access::StampStore);
+            }
+        }
+    }
+    tile_flags::stamp(m, channel, call);
+}
