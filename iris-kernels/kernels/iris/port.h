@@ -23,6 +23,7 @@
 #define IRIS_ARGS const __grid_constant__
 #define IRIS_SHARED(type, name) __shared__ type name
 #define IRIS_UNROLL _Pragma("unroll")
+#define IRIS_OFFSET_OF(type, member) __INTADDR__(&static_cast<type*>(nullptr)->member)
 #ifndef IRIS_LANES
 #define IRIS_LANES 256
 #endif
@@ -34,6 +35,7 @@
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) static __attribute__((shared)) type name
 #define IRIS_UNROLL _Pragma("unroll")
+#define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #ifndef IRIS_LANES
 #define IRIS_LANES 256
 #endif
@@ -43,6 +45,7 @@
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) type& name = *static_cast<type*>(iris_hook_shared(sizeof(type)))
 #define IRIS_UNROLL
+#define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #ifndef IRIS_LANES
 #define IRIS_LANES 1
 #endif

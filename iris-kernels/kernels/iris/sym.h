@@ -144,12 +144,12 @@ struct HeapView {
     IRIS_DEVICE u64 address(u32 at, u64 offset) const { return data[at] + offset; }
 };
 static_assert(sizeof(HeapView) == 1064, "as iris_heap::abi::HeapView");
-static_assert(__builtin_offsetof(HeapView, data) == 8, "data");
-static_assert(__builtin_offsetof(HeapView, signal) == 520, "signal");
-static_assert(__builtin_offsetof(HeapView, control) == 1032, "control");
-static_assert(__builtin_offsetof(HeapView, device_words) == 1040, "device_words");
-static_assert(__builtin_offsetof(HeapView, entry_deadline_ns) == 1048, "entry_deadline_ns");
-static_assert(__builtin_offsetof(HeapView, progress_deadline_ns) == 1056, "progress_deadline_ns");
+static_assert(IRIS_OFFSET_OF(HeapView, data) == 8, "data");
+static_assert(IRIS_OFFSET_OF(HeapView, signal) == 520, "signal");
+static_assert(IRIS_OFFSET_OF(HeapView, control) == 1032, "control");
+static_assert(IRIS_OFFSET_OF(HeapView, device_words) == 1040, "device_words");
+static_assert(IRIS_OFFSET_OF(HeapView, entry_deadline_ns) == 1048, "entry_deadline_ns");
+static_assert(IRIS_OFFSET_OF(HeapView, progress_deadline_ns) == 1056, "progress_deadline_ns");
 
 /// Copy `count` elements of this rank's `from` into `to` at `peer`. All lanes; no barrier.
 template <class T>
