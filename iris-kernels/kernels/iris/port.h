@@ -23,6 +23,8 @@
 #define IRIS_ARGS const __grid_constant__
 #define IRIS_SHARED(type, name) __shared__ type name
 #define IRIS_UNROLL _Pragma("unroll")
+#define IRIS_NO_UNROLL _Pragma("unroll 1")
+#define IRIS_HAS_MMA_SYNC 1
 #define IRIS_OFFSET_OF(type, member) __INTADDR__(&static_cast<type*>(nullptr)->member)
 #ifndef IRIS_LANES
 #define IRIS_LANES 256
@@ -35,6 +37,7 @@
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) static __attribute__((shared)) type name
 #define IRIS_UNROLL _Pragma("unroll")
+#define IRIS_NO_UNROLL _Pragma("unroll 1")
 #define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #ifndef IRIS_LANES
 #define IRIS_LANES 256
@@ -45,6 +48,7 @@
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) type& name = *static_cast<type*>(iris_hook_shared(sizeof(type)))
 #define IRIS_UNROLL
+#define IRIS_NO_UNROLL
 #define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
 #ifndef IRIS_LANES
 #define IRIS_LANES 1
