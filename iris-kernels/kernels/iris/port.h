@@ -19,6 +19,8 @@
 
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
+// Functions on the way out of a call: kept apart, for the size of the code.
+#define IRIS_COLD static __device__ __noinline__
 #define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_LANES)
 #define IRIS_ARGS const __grid_constant__
 #define IRIS_SHARED(type, name) __shared__ type name
@@ -31,6 +33,7 @@
 #endif
 #elif IRIS_PORT_HIP
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define IRIS_COLD IRIS_DEVICE
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
     __attribute__((amdgpu_flat_work_group_size(1, IRIS_LANES))) void
@@ -44,6 +47,7 @@
 #endif
 #else
 #define IRIS_DEVICE inline
+#define IRIS_COLD inline
 #define IRIS_KERNEL extern "C" void
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) type& name = *static_cast<type*>(iris_hook_shared(sizeof(type)))

@@ -225,7 +225,7 @@ struct Awaited {
 };
 
 /// Whether somebody gave up: this rank's host, or a peer. Leaves a record of who it was.
-IRIS_DEVICE bool stopped(const Words& m, const Awaited& awaited) {
+IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
     if (host == 0 && peer == 0) return false;
@@ -241,7 +241,7 @@ IRIS_DEVICE bool stopped(const Words& m, const Awaited& awaited) {
 }
 
 /// Keep a fault and tell every rank, this one included, that the call cannot be finished.
-IRIS_DEVICE void give_up(const Words& m, const Fault& fault) {
+IRIS_COLD void give_up(Words m, Fault fault) {
     m.record(fault);
     for (u32 rank = 0; rank < m.channel.size; ++rank) {
         m.store<Access::AbortStore>(m.abort(rank), static_cast<i32>(m.channel.rank) + 1);
@@ -255,7 +255,7 @@ struct Absent {
     i32 seen;
 };
 
-IRIS_DEVICE Absent find_absent(const Words& m, Call call) {
+IRIS_COLD Absent find_absent(Words m, Call call) {
     for (u32 step = 1; step < m.channel.size; ++step) {
         const u32 peer = m.channel.peer(step);
         const SymWord record = m.entry(m.channel.rank, peer, call.parity());
