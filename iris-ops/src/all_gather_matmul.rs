@@ -27,8 +27,9 @@ variants! {
 /// plus a bias. `n` may differ between ranks.
 ///
 /// A rank has the rows `split(m, size, rank)` of A, or with [`Shard::Columns`] the columns
-/// `split(k, size, rank)`. In the variants that pull, A has the same offset on all ranks, and `run`
-/// returns from the stream only when all peers have read it.
+/// `split(k, size, rank)`. In the variants that pull, A has the same offset on all ranks, its rows
+/// have no gaps or are equally far apart on all ranks, and the call ends on the stream only when all
+/// peers have read it.
 pub struct AllGatherMatmul {
     core: Core,
 }

@@ -276,15 +276,17 @@ impl Core {
                 value: "external or transposed".into(),
                 expected: "rows in the symmetric heap, since peers read it where it lies".into(),
             })?;
-            args.pulled_ld = args.a.ld;
+            args.pulled_ld = self.pulled_ld(&args.a)?;
         }
         let fields = &mut args.record.fields;
         fields[Field::M as usize] = call.m as i32;
         let Plan { options, common, .. } = &self.plan;
         fields[Field::N as usize] = if common.0 { options.n as i32 } else { 0 };
         fields[Field::K as usize] = if common.1 { options.k as i32 } else { 0 };
-        let codes = [args.a.dtype, args.b.dtype, args.c.dtype, args.wire];
-        fields[Field::Dtypes as usize] = codes.iter().fold(0, |all, &code| all << 8 | code as i32);
+        // Those of the plan: a rank that only receives has no A.
+        let types = [options.dtype, options.dtype, options.output_dtype(), options.wire_dtype()];
+        let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
+        fields[Field::Dtypes as usize] = codes.iter().fold(0, |all, code| all << 8 | code);
         fields[Field::Variant as usize] = hash(&[("variant", self.plan.variant.into())]);
         let mut items = self.plan.fingerprint();
         if call.pulls {
@@ -307,6 +309,29 @@ impl Core {
             args.record.c_offset = [offset as i32, (offset >> 32) as i32];
         }
         Ok(args)
+    }
+
+    /// The leading dimension of A that peers read where it lies: the same on all ranks, or 0 for
+    /// lines without gaps, whose lengths differ where the columns of A are split unevenly.
+    fn pulled_ld(&self, a: &Matrix) -> Result<u64> {
+        let Plan { op, options, .. } = &self.plan;
+        let longest = match options.shard {
+            Shard::Rows => options.k,
+            Shard::Columns => options.k.div_ceil(self.plan.ranks.size),
+        } as u64;
+        let len = u64::from(a.cols);
+        if a.ld == len {
+            return Ok(0);
+        }
+        if a.ld > longest {
+            return Ok(a.ld);
+        }
+        Err(Error::Invalid {
+            op,
+            what: "leading dimension of A".into(),
+            value: a.ld.to_string(),
+            expected: format!("{len}, or the same above {longest} on all ranks: peers read A"),
+        })
     }
 
     /// Whether a fault of this heap is known; what enqueued work left behind.
@@ -449,6 +474,19 @@ pub(crate) fn input<'a>(op: &'static str, args: &'a crate::CopyArgs) -> Result<&
         what: "input".into(),
         value: "missing".into(),
         expected: "a matrix: every rank sends".into(),
+    })
+}
+
+/// Nothing is done to the elements of an op that only moves them.
+pub(crate) fn no_epilogue(plan: &Plan) -> Result<()> {
+    if plan.options.epilogue == Epilogue::None {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        op: plan.op,
+        what: "epilogue".into(),
+        value: format!("{:?}", plan.options.epilogue),
+        expected: "none: the op moves elements as they are".into(),
     })
 }
 
