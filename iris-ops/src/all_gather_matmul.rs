@@ -6,8 +6,9 @@ use iris_kernels::Kernel;
 use iris_kernels::schedule::{self, Units};
 use iris_sync::barrier::Members;
 
+use crate::check::{check_product, part, shaped};
 use crate::config::{Options, Ranks, Shard, StagingLayout};
-use crate::core::{Call, Core, check_product, part, shaped};
+use crate::core::{Call, Core};
 use crate::op::{common_methods, variants};
 use crate::{MatmulArgs, Plan, Result};
 

@@ -58,7 +58,7 @@ fn shapes_of(size: usize, threads: usize) {
             }
         }
     }
-    run_all(size, threads, &cases);
+    run_all(size, threads, &cases).unwrap();
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn features_of_matrices_and_options() {
                 }));
             }
         }
-        run_all(size, threads, &cases);
+        run_all(size, threads, &cases).unwrap();
     }
 }
 
@@ -215,10 +215,10 @@ fn types_of_output_and_wire() {
             }
         }
     }
-    run_all(3, 1, &cases);
+    run_all(3, 1, &cases).unwrap();
     if level() != Level::Quick {
-        run_all(1, 1, &cases);
-        run_all(4, 1, &cases);
+        run_all(1, 1, &cases).unwrap();
+        run_all(4, 1, &cases).unwrap();
     }
 }
 
@@ -249,7 +249,7 @@ fn choices_of_the_plan() {
             cases.push(case);
         }
     }
-    run_all(3, 3, &cases);
+    run_all(3, 3, &cases).unwrap();
 }
 
 /// The automatic choice is one that works, for small and for large results.
@@ -263,7 +263,7 @@ fn the_automatic_choice_works() {
                 cases.push(Case::new(op, "auto", Options::new(m, n, k)));
             }
         }
-        run_all(size, 1, &cases);
+        run_all(size, 1, &cases).unwrap();
     }
 }
 

@@ -56,12 +56,15 @@ pub fn taken(case: &Case, size: usize) -> bool {
 }
 
 /// Run all cases on one world of `size` ranks with heaps of `threads` threads.
-#[track_caller]
-pub fn run_all(size: usize, threads: usize, cases: &[Case]) {
+pub fn run_all(size: usize, threads: usize, cases: &[Case]) -> anyhow::Result<()> {
     let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
     assert!(!cases.is_empty());
-    let needs = cases.iter().map(|case| heap_bytes(case, size).unwrap());
-    let (data, signal) = needs.fold((0, 0), |all, one| (one.0.max(all.0), one.1.max(all.1)));
+    let needs = cases.iter().map(|case| heap_bytes(case, size));
+    let (mut data, mut signal) = (0, 0);
+    for need in needs {
+        let need = need?;
+        (data, signal) = (need.0.max(data), need.1.max(signal));
+    }
     let begun = std::time::Instant::now();
     World::run_threads(size, |world| -> anyhow::Result<()> {
         let options = HeapOptions::new().data_bytes(data).signal_bytes(signal).threads(threads);
@@ -72,7 +75,7 @@ pub fn run_all(size: usize, threads: usize, cases: &[Case]) {
         heap.close()?;
         world.close()?;
         Ok(())
-    })
-    .unwrap_or_else(|e| panic!("{e:?}"));
+    })?;
     println!("{} cases, {size} ranks of {threads} threads: {:.1?}", cases.len(), begun.elapsed());
+    Ok(())
 }
