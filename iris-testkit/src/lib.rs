@@ -1,1 +1,2 @@
 //! iris-testkit
+pub mod model;

@@ -121,7 +121,10 @@ pub fn staged<M: Memory + ?Sized>(
         if fetches {
             let step = if fetchers == 0 { count } else { fetchers };
             for unit in (index..staging.units()).step_by(step as usize) {
-                wg.wait_entry(staging.source(unit))?;
+                let source = staging.source(unit);
+                if source != wg.channel.rank {
+                    wg.wait_entry(source)?;
+                }
                 wg.m.begin(Span::Fetch, unit);
                 body.fetch(unit);
                 wg.raise_flag(unit);
