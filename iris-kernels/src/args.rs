@@ -1,7 +1,7 @@
 //! What a kernel is given by value, laid out alike in Rust and in `kernels/iris/args.h`.
 
 use bytemuck::{Pod, Zeroable};
-use iris_heap::HeapView;
+use iris_heap::abi::HeapView;
 use iris_sync::{Channel, Record};
 
 /// A matrix in memory that this rank's kernels can address.
@@ -51,8 +51,10 @@ pub mod producer {
 /// The arguments of every op kernel.
 ///
 /// Offsets are bytes from the start of a rank's data segment, the same on all ranks. The inbox is
-/// `[parity][source][tile][slot]`, the result inbox `[parity][tile][result_slot]`, the workspace
-/// `[parity][tile][tile_m * tile_n]` of f32; in a slot a tile lies row by row, `tile_n` elements
+/// `[parity][sources][max_tiles][slot]` (of a broadcast one source, the root), where a tile's place is its number among those that go to
+/// the same rank: of two_shot and the accumulating variants `tile / size`, of a reduce-scatter its
+/// number in its owner's part. The result inbox is `[parity][tile][result_slot]`, the workspace
+/// `[parity][max_tiles][tile_m * tile_n]` of f32 with the same places; in a slot a tile lies row by row, `tile_n` elements
 /// apart, whatever its real size. The gathered A of the baseline lies in the inbox as
 /// `[parity][m][k]`; the staging buffer is `[m][k]`, or `[k][m]` if `m_contiguous` is 1.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -86,9 +88,9 @@ pub struct OpArgs {
     pub workspace: u64,
     /// Offset of a peer's A, where kernels pull it; the same on all ranks.
     pub pulled: u64,
-    /// Leading dimension of a peer's A, in elements; the same on all ranks.
+    /// Leading dimension of a peer's A, in elements, the same on all ranks; 0 if it has no gaps.
     pub pulled_ld: u64,
-    /// Address of this rank's trace buffer; 0 for no trace.
+    /// Address of this rank's [`crate::trace`] buffer; 0 for no trace.
     pub trace: u64,
     /// Address of this rank's counters; 0 for none.
     pub counters: u64,
@@ -104,8 +106,10 @@ pub struct OpArgs {
     pub tile_n: u32,
     /// Columns of A in one unit of a staged gather.
     pub k_group: u32,
-    /// Tiles of the largest plan: the stride of inboxes.
+    /// Places for tiles in the inbox, of the largest plan.
     pub max_tiles: u32,
+    /// Places for tiles in the result inbox, of the largest plan.
+    pub max_results: u32,
     /// Type in which partials travel: [`dtype_code`].
     pub wire: u32,
     /// Bits of [`epilogue`].
@@ -124,8 +128,10 @@ pub struct OpArgs {
     pub m_contiguous: u32,
     /// Ranks of a barrier, one bit each: low and high half.
     pub members: [u32; 2],
-    /// 1 if workgroups write spans.
-    pub traced: u32,
+    /// Spans a workgroup has room for in the trace.
+    pub trace_spans: u32,
+    /// Sources that the inbox has places for.
+    pub sources: u32,
 }
 
 /// How many counters a rank has, and which is which.
@@ -138,10 +144,6 @@ pub mod counter {
     pub const FLAGS: usize = 2;
     /// Waits begun.
     pub const WAITS: usize = 3;
-    /// Products begun before the last fetch was over.
-    pub const EARLY: usize = 4;
-    /// Fetches that are over.
-    pub const FETCHED: usize = 5;
     /// How many there are.
     pub const COUNT: usize = 8;
 }

@@ -196,12 +196,7 @@ impl Units {
         };
         let (m, k) = self.shard_of(source);
         let (row, col) = (m.start + row * self.tile_m, k.start + group * self.k_group);
-        Tile {
-            row,
-            col,
-            rows: self.tile_m.min(m.end - row),
-            cols: self.k_group.min(k.end - col),
-        }
+        Tile { row, col, rows: self.tile_m.min(m.end - row), cols: self.k_group.min(k.end - col) }
     }
 
     /// The row blocks of C: those of the shards where rows are split, so that no tile of C needs
@@ -227,6 +222,21 @@ impl Units {
         let rows = self.shard_of(source).0;
         let row = rows.start + (block - before) * self.tile_m;
         (row, self.tile_m.min(rows.end - row), source, block - before)
+    }
+
+    /// The row block that `rank` works on as number `position`: its own rows first, since they need
+    /// nobody.
+    pub fn worked(&self, position: u32, rank: u32) -> u32 {
+        let before = match self.shard {
+            Shard::Rows => (0..rank).map(|source| self.blocks(source).0).sum(),
+            Shard::Columns => 0,
+        };
+        (position + before) % self.row_blocks()
+    }
+
+    /// The unit that `rank` fetches as number `position`: beginning with the rank behind it.
+    pub fn fetched(&self, position: u32, rank: u32) -> u32 {
+        (position + self.first(rank + 1)) % self.units()
     }
 
     /// The units that row block `block` needs, in the order in which rank `rank` takes them: its
@@ -264,6 +274,9 @@ mod tests {
             }
             assert_eq!(next, total);
         }
-        assert_eq!((0..4).map(|part| split(107, 4, part).len()).collect::<Vec<_>>(), [27, 27, 27, 26]);
+        assert_eq!(
+            (0..4).map(|part| split(107, 4, part).len()).collect::<Vec<_>>(),
+            [27, 27, 27, 26]
+        );
     }
 }
