@@ -1,4 +1,6 @@
 //! [`World`]: the ranks of a job, and what they exchange on the host.
+//!
+//! Long because the life of a world (made, split, watched, closed) shares one private state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,11 +10,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use crate::abi::MAX_RANKS;
+use crate::abi::{MAX_RANKS, abort};
+use crate::bootstrap::launch::{Launch, UniqueId};
+use crate::bootstrap::rendezvous;
 use crate::bootstrap::threads::Threads;
+use crate::bootstrap::unix::Processes;
 use crate::bootstrap::{Bootstrap, Object, Step};
 use crate::control::{Control, code_of};
-use crate::env::Settings;
+use crate::env::{self, Settings};
 use crate::error::{Error, Result, odd_ranks};
 use crate::wire::{Reader, Writer, hash};
 
@@ -80,6 +85,67 @@ impl fmt::Debug for World {
 }
 
 impl World {
+    /// The world that the launcher of this process describes: `RANK` and `WORLD_SIZE` (torchrun, or
+    /// by hand), or the variables of Open MPI, MPICH and others that speak PMI, or Slurm. Without
+    /// any, a world of one.
+    ///
+    /// A process may make several worlds, one after the other: all ranks in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Env`] for a value that means nothing; [`Error::Unsupported`] for ranks on several
+    /// hosts; [`Error::Absent`] with the ranks that have not come by the deadline;
+    /// [`Error::Rendezvous`] with what is wrong, such as two processes of one rank.
+    pub fn from_env() -> Result<World> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let settings = Settings::from_env()?;
+        let launch = Launch::from_env()?;
+        let Launch { rank, size, place, .. } = launch;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        if size == 1 {
+            return Ok(World::alone(settings, place));
+        }
+        let folder = env::read("IRIS_RENDEZVOUS")?;
+        let job = folder.map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
+        let job = format!("{job}, world {number}");
+        World::meet(&job, rank, size, place, settings)
+    }
+
+    /// The world of the `size` processes of this host that know `id`, for programs with a launcher
+    /// of their own: one makes it, all get it, each gives its rank.
+    ///
+    /// # Errors
+    /// As [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range.
+    pub fn from_unique_id(id: &UniqueId, rank: usize, size: usize) -> Result<World> {
+        check_size("size of the world", size)?;
+        if rank >= size {
+            return Err(Error::invalid("rank", rank, format!("0 to {}", size - 1)));
+        }
+        let settings = Settings::from_env()?;
+        let place = Place { node: 0, local_rank: rank, local_size: size };
+        if size == 1 {
+            return Ok(World::alone(settings, place));
+        }
+        World::meet(&format!("unique id {id}"), rank, size, place, settings)
+    }
+
+    fn alone(settings: Settings, place: Place) -> World {
+        let mut threads = Threads::all(1);
+        World::new(Arc::new(threads.remove(0)), settings, place, None)
+    }
+
+    fn meet(
+        job: &str,
+        rank: usize,
+        size: usize,
+        place: Place,
+        settings: Settings,
+    ) -> Result<World> {
+        let meeting = rendezvous::Place::new(job.into())?;
+        let processes = Processes::meet(meeting, rank, size, settings.host_deadline())?;
+        tracing::debug!(rank, size, job, "all ranks have met");
+        Ok(World::new(Arc::new(processes), settings, place, None))
+    }
+
     /// A world of `size` ranks that are threads of this process: give each to a thread of its own.
     ///
     /// # Errors
@@ -479,9 +545,7 @@ impl World {
     }
 
     fn leave(&self, clean: bool) {
-        if !std::mem::replace(&mut *lock(&self.inner.closed), true) {
-            self.inner.bootstrap.leave(clean);
-        }
+        self.inner.leave(clean);
     }
 
     pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {
@@ -531,19 +595,30 @@ impl World {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        let closed = *lock(&self.closed);
-        if !closed {
-            if self.bootstrap.size() > 1 {
-                let rank = self.bootstrap.rank();
-                tracing::warn!(rank, "a world was dropped without close: its peers lose this rank");
-            }
-            self.bootstrap.leave(false);
+impl Inner {
+    fn leave(&self, clean: bool) {
+        if std::mem::replace(&mut *lock(&self.closed), true) {
+            return;
         }
+        self.bootstrap.leave(clean);
         if let Some(parent) = &self.parent {
             parent.inner.children.fetch_sub(1, Ordering::Relaxed);
         }
+        if !clean {
+            for control in lock(&self.controls).iter().filter_map(Weak::upgrade) {
+                control.set_host_abort(abort::USER);
+            }
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !*lock(&self.closed) && self.bootstrap.size() > 1 {
+            let rank = self.bootstrap.rank();
+            tracing::warn!(rank, "a world was dropped without close: its peers lose this rank");
+        }
+        self.leave(false);
     }
 }
 

@@ -3,6 +3,8 @@
 //!
 //! The worker of the stream whose launch runs is one of the threads: it runs workgroup 0, the pool
 //! the others. So a heap of one thread has no pool, and a heap of `n` threads computes on `n`.
+//!
+//! Long because pool, streams and events share the turn-taking that keeps launches in order.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -155,7 +157,15 @@ impl Backend for CpuBackend {
             return all.into_iter().map(take).collect();
         }
         let sizes = world.allgather(&mapping.bytes().to_le_bytes())?;
-        let passed = world.share_descriptors(vec![memory.export()?])?;
+        // Also with nothing to give: the peers wait.
+        let (mine, failure) = match memory.export() {
+            Ok(descriptor) => (vec![descriptor], None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let passed = world.share_descriptors(mine)?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
         memory.close_descriptor();
         let mut all: Vec<Arc<dyn Mapping>> = Vec::with_capacity(passed.len());
         for (rank, (mut descriptors, size)) in passed.into_iter().zip(sizes).enumerate() {

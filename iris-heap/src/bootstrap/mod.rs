@@ -7,7 +7,12 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 
+mod frames;
+mod hub;
+pub(crate) mod launch;
+pub(crate) mod rendezvous;
 pub(crate) mod threads;
+pub(crate) mod unix;
 
 /// Called once, from any thread, when the world cannot go on: a peer is lost.
 pub type Watcher = Arc<dyn Fn(&Error) + Send + Sync>;

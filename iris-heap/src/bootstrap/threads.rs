@@ -22,7 +22,10 @@ struct Table {
     /// What the last complete exchange gave. It stays until the next one is complete, which needs
     /// every rank to have fetched it.
     complete: Arc<Vec<Given>>,
+    /// Why no further exchange is possible.
     broken: Option<Error>,
+    /// The first loss of a peer, which may come after another reason.
+    lost: Option<Error>,
     watchers: Vec<Watcher>,
     left: Vec<bool>,
 }
@@ -39,6 +42,7 @@ impl Hub {
             coming: vec![None; size],
             complete: Arc::default(),
             broken: None,
+            lost: None,
             watchers: Vec::new(),
             left: vec![false; size],
         };
@@ -174,7 +178,7 @@ impl Bootstrap for Threads {
     }
 
     fn lost(&self) -> Option<Error> {
-        self.hub.lock().broken.clone().filter(|e| matches!(e, Error::PeerLost { .. }))
+        self.hub.lock().lost.clone()
     }
 
     fn leave(&self, clean: bool) {
@@ -183,10 +187,9 @@ impl Bootstrap for Threads {
             return;
         }
         let error = Error::PeerLost { rank: self.rank };
-        // A loss outranks an earlier timeout: it is the better explanation.
-        if !matches!(table.broken, Some(Error::PeerLost { .. })) {
-            table.broken = Some(error.clone());
-        }
+        // The first reason stays: the rank may have left because of it.
+        table.broken.get_or_insert_with(|| error.clone());
+        table.lost.get_or_insert_with(|| error.clone());
         let watchers = std::mem::take(&mut table.watchers);
         drop(table);
         self.hub.changed.notify_all();
