@@ -17,20 +17,22 @@ fn probe() {
         ops::deliver(2, 1, n, false, true),
         ops::pull(2, 1, n),
         ops::staged(&[2], 1, n),
-        ops::staged(&[1,1], 1, n),
-        ops::staged(&[2,1], 1, n),
-        ops::staged(&[2,2], 1, n),
+        ops::staged(&[1, 1], 1, n),
+        ops::staged(&[2, 1], 1, n),
+        ops::staged(&[2, 2], 1, n),
         ops::gather(2, 1, n, true),
         ops::accumulate(2, 1, n, acc(false)),
         ops::accumulate(2, 1, n, acc(true)),
     ] {
-        if !s.name().contains(&filter) { continue }
+        if !s.name().contains(&filter) {
+            continue;
+        }
         let r = loom_memory::check(&s, &Rules::default(), b);
         println!("{r}");
 
         if s.name().contains("one_shot") && n == 1 {
             println!("2 lanes {}", loom_memory::check(&s.clone().lanes(2), &Rules::default(), b));
-            println!("2 groups {}", loom_memory::check(&s.groups(&[2,2]), &Rules::default(), b));
+            println!("2 groups {}", loom_memory::check(&s.groups(&[2, 2]), &Rules::default(), b));
         }
     }
 }

@@ -16,20 +16,25 @@ fn probe() {
         ops::deliver(w, 1, n, false, false),
         ops::deliver(w, 1, n, false, true),
         ops::pull(w, 1, n),
-        ops::staged(&vec![1;w as usize], 1, n),
-        ops::staged(&vec![2;w as usize], 1, n),
+        ops::staged(&vec![1; w as usize], 1, n),
+        ops::staged(&vec![2; w as usize], 1, n),
         ops::gather(w, 1, n, true),
         ops::accumulate(w, 1, n, acc(false)),
         ops::accumulate(w, 1, n, acc(true)),
     ] {
-        if !s.name().contains(&filter) { continue }
+        if !s.name().contains(&filter) {
+            continue;
+        }
         let r = search::random(&s, &Rules::default(), 1, 2000);
         println!("{r}");
         let r = search::exhaust(&s, &Rules::default(), 5_000_000);
         println!("{r}");
         if n == 1 && s.name().contains("one_shot") {
             println!("2 lanes {}", search::random(&s.clone().lanes(2), &Rules::default(), 1, 1000));
-            println!("2 groups {}", search::random(&s.clone().groups(&vec![2; w as usize]), &Rules::default(), 1, 1000));
+            println!(
+                "2 groups {}",
+                search::random(&s.clone().groups(&vec![2; w as usize]), &Rules::default(), 1, 1000)
+            );
         }
     }
 }

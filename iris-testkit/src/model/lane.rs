@@ -282,7 +282,8 @@ impl<'a> Lane<'a> {
     fn is_padding(&self, word: SymWord) -> bool {
         let c = &self.channel;
         let tiles = c.signals..c.done;
-        tiles.contains(&word.index) && (word.index - c.signals) % c.tiles >= self.scenario.shape.tiles
+        tiles.contains(&word.index)
+            && (word.index - c.signals) % c.tiles >= self.scenario.shape.tiles
     }
 
     fn value(&self, access: Access, value: i32) -> Option<i32> {
