@@ -90,6 +90,11 @@ impl Plan {
         self.tile
     }
 
+    /// The rank it was made for.
+    pub fn ranks(&self) -> Ranks {
+        self.ranks
+    }
+
     /// What was asked.
     pub fn options(&self) -> &Options {
         &self.options

@@ -44,6 +44,15 @@ impl Plan {
         if matches!(self, Plan::Broadcast { .. }) { 0 } else { source }
     }
 
+    /// Rows of C at `to`.
+    fn rows_at(&self, to: u32) -> u32 {
+        match self {
+            Plan::AllGather(grid) => grid.grid.rows,
+            Plan::AllToAll(grid) => grid.size * grid.part(to).rows,
+            Plan::Broadcast { grid, .. } => grid.rows,
+        }
+    }
+
     /// Where it lies in C of `to`.
     fn target(&self, from: u32, to: u32, tile: u32) -> Tile {
         let area = self.area(from, to, tile);
@@ -138,7 +147,7 @@ impl DeliverTiles for Deliver<'_> {
         let dtype = self.partial.args.c.dtype;
         let area = self.plan.target(me, peer, tile);
         let (target, place) = if direct {
-            (self.partial.peers_c(peer), area)
+            (self.partial.peers_c(peer, self.plan.rows_at(peer)), area)
         } else {
             (self.partial.slot(peer, self.plan.place(me), tile, parity, dtype), in_slot(area))
         };

@@ -79,11 +79,12 @@ impl<'a> Partial<'a> {
         self.tile_at(at, results + index * result_slot, self.args.c.dtype)
     }
 
-    /// C of rank `at`, which has it at the same offset.
-    pub(crate) fn peers_c(&self, at: u32) -> Matrix {
+    /// C of rank `at`, which has it at the same offset with the same leading dimension, and `rows`
+    /// rows.
+    pub(crate) fn peers_c(&self, at: u32, rows: u32) -> Matrix {
         let heap = &self.args.heap;
         let offset = self.args.c.address - heap.data[heap.rank as usize];
-        Matrix { address: heap.data[at as usize] + offset, ..self.args.c }
+        Matrix { address: heap.data[at as usize] + offset, rows, ..self.args.c }
     }
 
     /// A tile at this offset of the data segment of `at`.

@@ -114,7 +114,7 @@ impl ReduceTiles for Reduce<'_> {
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
         let (partial, area) = (&self.partial, self.plan.tile(tile));
         let (target, place) = if direct {
-            (partial.peers_c(peer), area)
+            (partial.peers_c(peer, partial.args.c.rows), area)
         } else {
             (partial.result(peer, tile, parity), in_slot(area))
         };
