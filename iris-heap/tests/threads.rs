@@ -20,7 +20,16 @@ fn each<T: Send>(
     World::run_threads_each(size, &Settings::default().deadline(0.02), f).unwrap()
 }
 
-/// All ranks but this fail with an error for which `right` holds.
+/// Waits as a kernel does. A test that fails shall end, so not for ever.
+fn wait_until(done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < until, "waited for ever");
+        std::thread::yield_now();
+    }
+}
+
+/// All ranks fail with an error for which `right` holds.
 #[track_caller]
 fn all_fail<T>(results: Vec<Result<T, Error>>, right: impl Fn(usize, &Error) -> bool) {
     for (rank, result) in results.into_iter().enumerate() {
@@ -160,9 +169,7 @@ fn a_lost_peer_sets_the_abort_word_of_waiting_kernels() {
         let stream = heap.stream()?;
         let control = heap.memory().control;
         let kernel = move |_: Group| {
-            while control.host_abort() == 0 {
-                std::thread::yield_now();
-            }
+            wait_until(|| control.host_abort() != 0);
             Ok(())
         };
         stream.launch_cpu("wait", 2, Arc::new(kernel))?;
@@ -234,11 +241,7 @@ fn workgroups_of_a_launch_run_at_the_same_time() {
         let here = Arc::new(AtomicU32::new(0));
         let kernel = move |g: Group| {
             here.fetch_add(1, Ordering::Relaxed);
-            let until = Instant::now() + Duration::from_secs(20);
-            while here.load(Ordering::Relaxed) < g.count {
-                assert!(Instant::now() < until, "a workgroup does not run");
-                std::thread::yield_now();
-            }
+            wait_until(|| here.load(Ordering::Relaxed) >= g.count);
             Ok(())
         };
         stream.launch_cpu("meet", 4, Arc::new(kernel))?;
@@ -288,9 +291,7 @@ fn a_panicking_workgroup_releases_those_that_wait_for_it() {
                 if rank == 1 && g.index + 1 == g.count {
                     panic!("by design");
                 }
-                while memory.control.host_abort() == 0 && abort_word(&memory, rank) == 0 {
-                    std::thread::yield_now();
-                }
+                wait_until(|| memory.control.host_abort() != 0 || abort_word(&memory, rank) != 0);
                 Ok(())
             };
             stream.launch_cpu("panic", threads as u32, Arc::new(kernel))?;
@@ -348,9 +349,7 @@ fn a_dropped_heap_waits_for_nobody() {
     let (leave, seen) = std::sync::mpsc::channel();
     let kernel = move |_: Group| {
         leave.send("running").map_err(Error::other)?;
-        while control.host_abort() == 0 {
-            std::thread::yield_now();
-        }
+        wait_until(|| control.host_abort() != 0);
         leave.send("left").map_err(Error::other)
     };
     stream.launch_cpu("wait", 2, Arc::new(kernel)).unwrap();

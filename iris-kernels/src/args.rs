@@ -88,7 +88,7 @@ pub struct OpArgs {
     pub workspace: u64,
     /// Offset of a peer's A, where kernels pull it; the same on all ranks.
     pub pulled: u64,
-    /// Leading dimension of a peer's A, in elements; the same on all ranks.
+    /// Leading dimension of a peer's A, in elements, the same on all ranks; 0 if it has no gaps.
     pub pulled_ld: u64,
     /// Address of this rank's [`crate::trace`] buffer; 0 for no trace.
     pub trace: u64,

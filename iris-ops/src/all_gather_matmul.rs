@@ -6,8 +6,9 @@ use iris_kernels::Kernel;
 use iris_kernels::schedule::{self, Units};
 use iris_sync::barrier::Members;
 
+use crate::check::{check_product, part, shaped};
 use crate::config::{Options, Ranks, Shard, StagingLayout};
-use crate::core::{Call, Core, check_product, part, shaped};
+use crate::core::{Call, Core};
 use crate::op::{common_methods, variants};
 use crate::{MatmulArgs, Plan, Result};
 
@@ -27,8 +28,9 @@ variants! {
 /// plus a bias. `n` may differ between ranks.
 ///
 /// A rank has the rows `split(m, size, rank)` of A, or with [`Shard::Columns`] the columns
-/// `split(k, size, rank)`. In the variants that pull, A has the same offset on all ranks, and `run`
-/// returns from the stream only when all peers have read it.
+/// `split(k, size, rank)`. In the variants that pull, A has the same offset on all ranks, its rows
+/// have no gaps or are equally far apart on all ranks, and the call ends on the stream only when all
+/// peers have read it.
 pub struct AllGatherMatmul {
     core: Core,
 }

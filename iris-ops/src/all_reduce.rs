@@ -2,8 +2,9 @@
 
 use iris_heap::Stream;
 
+use crate::check::{check_copy, input, same_output, shaped};
 use crate::config::{Options, Ranks};
-use crate::core::{Call, Core, check_copy, input, same_output, shaped};
+use crate::core::{Call, Core};
 pub use crate::matmul_all_reduce::Variant;
 use crate::matmul_all_reduce::{kernels, plan_variant};
 use crate::op::common_methods;

@@ -3,8 +3,9 @@
 use iris_heap::Stream;
 use iris_kernels::Kernel;
 
+use crate::check::{check_copy, input, no_epilogue, part, same_output, shaped};
 use crate::config::{Options, Ranks};
-use crate::core::{Call, Core, check_copy, input, part, same_output, shaped};
+use crate::core::{Call, Core};
 use crate::op::{common_methods, variants};
 use crate::{CopyArgs, Plan, Result};
 
@@ -29,6 +30,7 @@ impl AllToAll {
         let name = Variant::Push.name();
         let plan = Plan::begin(NAME, name, ranks, options, ((true, true), false))?;
         same_output(&plan)?;
+        no_epilogue(&plan)?;
         Ok(if plan.alone() { plan } else { plan.needs_parts() })
     }
 

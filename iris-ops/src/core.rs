@@ -44,6 +44,47 @@ pub(crate) struct Core {
     groups: u32,
 }
 
+/// What a rank has for an op by itself.
+struct Own {
+    launcher: Launcher,
+    groups: u32,
+    sequence: DevWords,
+    device: DevWords,
+    channel_words: usize,
+}
+
+impl Own {
+    fn prepare(op: &'static str, heap: &SymmetricHeap, plan: &Plan) -> Result<Self> {
+        let invalid = |what: &str, value: String, expected: String| {
+            Err(Error::Invalid { op, what: what.into(), value, expected })
+        };
+        if plan.op != op {
+            return invalid("plan", format!("one of {}", plan.op), format!("one of {op}"));
+        }
+        if (plan.ranks.rank, plan.ranks.size) != (heap.rank(), heap.size()) {
+            return Err(Error::OtherWorld {
+                op,
+                planned_rank: plan.ranks.rank,
+                planned_size: plan.ranks.size,
+                rank: heap.rank(),
+                size: heap.size(),
+            });
+        }
+        let launcher = Launcher::new(heap).in_op(op)?;
+        let resident = launcher.resident();
+        let groups = plan.options.workgroups.unwrap_or(resident as usize);
+        if groups > resident as usize {
+            let expected = format!("at most {resident}, which can be resident");
+            return invalid("workgroups", groups.to_string(), expected);
+        }
+        let sequence = heap.sequence_word().in_op(op)?;
+        let (_, words) = Channel::lay_out(plan.channel_shape(0, 0), 0, 0, 0);
+        let channel_words = words.device as usize;
+        let device = heap.alloc_device_words(channel_words + COUNTER_WORDS).in_op(op)?;
+        Ok(Self { launcher, groups: groups as u32, sequence, device, channel_words })
+    }
+}
+
 /// One call, checked and ready to launch.
 pub(crate) struct Call<'a> {
     pub(crate) m: usize,
@@ -65,47 +106,28 @@ const COUNTER_WORDS: usize = counter::COUNT * 2;
 impl Core {
     /// The one collective step: agree on the plan, take the workspace, prepare the words.
     #[track_caller]
-    pub(crate) fn new(heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
-        let op = plan.op;
+    pub(crate) fn new(op: &'static str, heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
         let world = heap.world();
-        if (plan.ranks.rank, plan.ranks.size) != (world.rank(), world.size()) {
-            return Err(Error::OtherWorld {
-                op,
-                planned_rank: plan.ranks.rank,
-                planned_size: plan.ranks.size,
-                rank: world.rank(),
-                size: world.size(),
-            });
-        }
-        let launcher = Launcher::new(heap).in_op(op)?;
-        let resident = launcher.resident();
-        let groups = plan.options.workgroups.map_or(resident, |groups| groups as u32);
-        if groups > resident {
-            return Err(Error::Invalid {
-                op,
-                what: "workgroups".into(),
-                value: groups.to_string(),
-                expected: format!("at most {resident}, which can be resident"),
-            });
-        }
         world.agree(op, &plan.fingerprint()).in_op(op)?;
-
-        // Everything that can fail on one rank alone is done before memory is taken together.
+        // What can fail on one rank alone is done before memory is taken together, and the others
+        // learn of it.
+        let own = Own::prepare(op, heap, plan);
+        let outcome = own.as_ref().map(drop).map_err(|e| iris_heap::Error::other(e.clone()));
+        let all = world.all_ok(op, outcome).in_op(op);
+        let Own { launcher, groups, sequence, device, channel_words } = own?;
         let id = heap.control().name_op(op);
-        let sequence = heap.sequence_word().in_op(op)?;
-        let (_, words) = Channel::lay_out(plan.channel_shape(id, 0), 0, 0, 0);
-        let channel_words = words.device as usize;
-        let device = heap.alloc_device_words(channel_words + COUNTER_WORDS).in_op(op)?;
+        let shape = plan.channel_shape(id, 0);
+        let (_, words) = Channel::lay_out(shape, 0, 0, 0);
         let mut requests =
             vec![Request::new(Segment::Signal, u64::from(words.signal) * 4, "signals")];
         for (name, bytes) in plan.requests() {
             requests.push(Request::new(Segment::Data, bytes, name));
         }
-        let slices = heap.alloc_many(op, &requests);
+        let slices = all.and_then(|()| heap.alloc_many(op, &requests).in_op(op));
         if slices.is_err() {
             heap.free_device_words(device).in_op(op)?;
         }
-        let mut slices = slices.in_op(op)?.into_iter();
+        let mut slices = slices?.into_iter();
         let signal = slices.next();
         let first = signal.map_or(0, |slice| (slice.offset() / 4) as u32);
         debug_assert!(first >= RESERVED_WORDS && first % LINE_WORDS == 0);
@@ -153,6 +175,10 @@ impl Core {
                     .fill(iris_sync::lock::FREE);
             }
             heap.write(slice.cast::<i32>().in_op(op)?, &words).in_op(op)?;
+        }
+        if let Some(trace) = self.trace_slice() {
+            let counts = trace.slice(..trace::MAX_GROUPS * 4).in_op(op)?;
+            heap.write(counts, &[0; trace::MAX_GROUPS * 4]).in_op(op)?;
         }
         let first = (self.words.offset() / 4) as u32;
         let mut words = vec![before; self.words.len()];
@@ -276,15 +302,17 @@ impl Core {
                 value: "external or transposed".into(),
                 expected: "rows in the symmetric heap, since peers read it where it lies".into(),
             })?;
-            args.pulled_ld = args.a.ld;
+            args.pulled_ld = self.pulled_ld(&args.a)?;
         }
         let fields = &mut args.record.fields;
         fields[Field::M as usize] = call.m as i32;
         let Plan { options, common, .. } = &self.plan;
         fields[Field::N as usize] = if common.0 { options.n as i32 } else { 0 };
         fields[Field::K as usize] = if common.1 { options.k as i32 } else { 0 };
-        let codes = [args.a.dtype, args.b.dtype, args.c.dtype, args.wire];
-        fields[Field::Dtypes as usize] = codes.iter().fold(0, |all, &code| all << 8 | code as i32);
+        // Those of the plan: a rank that only receives has no A.
+        let types = [options.dtype, options.dtype, options.output_dtype(), options.wire_dtype()];
+        let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
+        fields[Field::Dtypes as usize] = codes.iter().fold(0, |all, code| all << 8 | code);
         fields[Field::Variant as usize] = hash(&[("variant", self.plan.variant.into())]);
         let mut items = self.plan.fingerprint();
         if call.pulls {
@@ -307,6 +335,29 @@ impl Core {
             args.record.c_offset = [offset as i32, (offset >> 32) as i32];
         }
         Ok(args)
+    }
+
+    /// The leading dimension of A that peers read where it lies: the same on all ranks, or 0 for
+    /// lines without gaps, whose lengths differ where the columns of A are split unevenly.
+    fn pulled_ld(&self, a: &Matrix) -> Result<u64> {
+        let Plan { op, options, .. } = &self.plan;
+        let longest = match options.shard {
+            Shard::Rows => options.k,
+            Shard::Columns => options.k.div_ceil(self.plan.ranks.size),
+        } as u64;
+        let len = u64::from(a.cols);
+        if a.ld == len {
+            return Ok(0);
+        }
+        if a.ld > longest {
+            return Ok(a.ld);
+        }
+        Err(Error::Invalid {
+            op,
+            what: "leading dimension of A".into(),
+            value: a.ld.to_string(),
+            expected: format!("{len}, or the same above {longest} on all ranks: peers read A"),
+        })
     }
 
     /// Whether a fault of this heap is known; what enqueued work left behind.
@@ -336,16 +387,18 @@ impl Core {
 
     pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
         let op = self.plan.op;
-        let Some((_, slice)) = self.data.iter().find(|(name, _)| *name == "trace") else {
-            return Ok(Vec::new());
-        };
-        let bytes = self.heap.read(*slice).in_op(op)?;
+        let Some(slice) = self.trace_slice() else { return Ok(Vec::new()) };
+        let bytes = self.heap.read(slice).in_op(op)?;
         let spans = self.plan.options.trace_spans;
         let (groups, dropped) = trace::read_buffer(&bytes[..trace::buffer_bytes(spans)], spans);
         if dropped > 0 {
             tracing::warn!(op, rank = self.heap.rank(), dropped, "spans did not fit the trace");
         }
         Ok(groups)
+    }
+
+    fn trace_slice(&self) -> Option<RawSlice> {
+        self.data.iter().find(|(name, _)| *name == "trace").map(|&(_, slice)| slice)
     }
 
     /// Give the workspace back. Collective.
@@ -365,103 +418,4 @@ fn hash(items: &[(&str, String)]) -> i32 {
         .flat_map(|(name, value)| name.bytes().chain([b'=']).chain(value.bytes()).chain([b'\n']));
     bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
         as i32
-}
-
-/// Refuse a plan of another op.
-pub(crate) fn of_op(op: &'static str, plan: &Plan) -> Result<()> {
-    if plan.op == op {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        op,
-        what: "plan".into(),
-        value: format!("one of {}", plan.op),
-        expected: format!("one of {op}"),
-    })
-}
-
-/// Check the shape of a matrix; `why` says where the numbers come from.
-pub(crate) fn shaped(
-    op: &'static str,
-    name: &'static str,
-    matrix: &MatRef,
-    (rows, cols): (usize, usize),
-    why: &str,
-) -> Result<()> {
-    if (matrix.rows(), matrix.cols()) == (rows, cols) {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        op,
-        matrix: name,
-        rows: matrix.rows(),
-        cols: matrix.cols(),
-        expected: format!("{rows} x {cols} ({why})"),
-    })
-}
-
-/// Check the element type of a matrix.
-pub(crate) fn typed(
-    op: &'static str,
-    name: &'static str,
-    matrix: &MatRef,
-    expected: iris_heap::DType,
-) -> Result<()> {
-    if matrix.dtype() == expected {
-        return Ok(());
-    }
-    Err(Error::Dtype { op, matrix: name, dtype: matrix.dtype(), expected })
-}
-
-/// Check B, the bias and all element types of a product; K and N are those of the plan.
-pub(crate) fn check_product(plan: &Plan, args: &crate::MatmulArgs) -> Result<()> {
-    let (op, options) = (plan.op, &plan.options);
-    typed(op, "A", &args.a, options.dtype)?;
-    typed(op, "B", &args.b, options.dtype)?;
-    typed(op, "C", &args.c, options.output_dtype())?;
-    shaped(op, "B", &args.b, (options.k, options.n), "K x N of the plan")?;
-    if let Some(bias) = &args.bias {
-        shaped(op, "bias", bias, (1, options.n), "1 x N of the plan")?;
-    }
-    Ok(())
-}
-
-/// Check the element types of an op without a product: input and output have the plan's.
-pub(crate) fn check_copy(plan: &Plan, args: &crate::CopyArgs) -> Result<()> {
-    let (op, options) = (plan.op, &plan.options);
-    if let Some(input) = &args.input {
-        typed(op, "input", input, options.dtype)?;
-    }
-    typed(op, "output", &args.output, options.dtype)
-}
-
-/// Rows of the part of `m` that falls to the plan's rank.
-pub(crate) fn part(plan: &Plan, m: usize) -> usize {
-    let range =
-        iris_kernels::schedule::split(m as u32, plan.ranks.size as u32, plan.ranks.rank as u32);
-    (range.end - range.start) as usize
-}
-
-/// The input of an op in which every rank sends.
-pub(crate) fn input<'a>(op: &'static str, args: &'a crate::CopyArgs) -> Result<&'a MatRef> {
-    args.input.as_ref().ok_or_else(|| Error::Invalid {
-        op,
-        what: "input".into(),
-        value: "missing".into(),
-        expected: "a matrix: every rank sends".into(),
-    })
-}
-
-/// No output other than the message's own type.
-pub(crate) fn same_output(plan: &Plan) -> Result<()> {
-    let options = &plan.options;
-    if options.output_dtype() == options.dtype {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        op: plan.op,
-        what: "output".into(),
-        value: options.output_dtype().to_string(),
-        expected: format!("{}, the type of the message", options.dtype),
-    })
 }

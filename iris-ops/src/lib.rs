@@ -55,6 +55,7 @@ pub mod all_to_all;
 mod args;
 pub mod barrier;
 pub mod broadcast;
+mod check;
 mod config;
 mod core;
 mod error;

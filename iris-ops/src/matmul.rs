@@ -3,8 +3,9 @@
 use iris_heap::Stream;
 use iris_kernels::Kernel;
 
+use crate::check::{check_product, shaped};
 use crate::config::{Options, Ranks};
-use crate::core::{Call, Core, check_product, shaped};
+use crate::core::{Call, Core};
 use crate::op::common_methods;
 use crate::{MatmulArgs, Plan, Result};
 

@@ -1,6 +1,6 @@
 //! References to matrices, and the checks that every call makes on them before anything is launched.
 
-use iris_heap::{DType, Element, RawSlice, SymSlice, SymmetricHeap};
+use iris_heap::{DType, Element, RawSlice, Segment, SymSlice, SymmetricHeap};
 use iris_kernels::args::{self, Matrix};
 
 use crate::error::{Error, InOp, Result};
@@ -47,8 +47,8 @@ impl MatRef {
         rows: usize,
         cols: usize,
     ) -> Self {
-        let place =
-            Place::External { address: pointer as u64, bytes: (len * size_of::<T>()) as u64 };
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let place = Place::External { address: pointer as u64, bytes };
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
@@ -87,11 +87,11 @@ impl MatRef {
         self.ld
     }
 
-    /// Whether it lies in the symmetric heap: its offset in the data segment.
+    /// Its offset in the data segment, if it lies there: where peers find theirs.
     pub(crate) fn sym_offset(&self) -> Option<u64> {
         match self.place {
-            Place::Sym(slice) => Some(slice.offset()),
-            Place::External { .. } => None,
+            Place::Sym(slice) if slice.segment() == Segment::Data => Some(slice.offset()),
+            _ => None,
         }
     }
 
@@ -106,7 +106,8 @@ impl MatRef {
         if lines == 0 || len == 0 {
             return 0;
         }
-        ((lines - 1) * self.ld + len) as u64 * self.dtype.size() as u64
+        let elements = (lines - 1).saturating_mul(self.ld).saturating_add(len);
+        (elements as u64).saturating_mul(self.dtype.size() as u64)
     }
 
     /// Check this matrix and give its address on this rank.

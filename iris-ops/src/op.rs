@@ -58,8 +58,7 @@ macro_rules! common_methods {
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
                 plan: &$crate::Plan,
             ) -> $crate::Result<Self> {
-                $crate::core::of_op(NAME, plan)?;
-                Ok(Self { core: $crate::core::Core::new(heap, plan)? })
+                Ok(Self { core: $crate::core::Core::new(NAME, heap, plan)? })
             }
 
             /// What it was planned for.

@@ -5,7 +5,7 @@ use iris_kernels::schedule::{Grid, SplitGrid};
 use iris_sync::{Channel, Shape};
 
 use crate::config::{Options, Ranks, TileShape};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Every block of the heap begins at a multiple of this.
 const ALIGNMENT: u64 = 1024;
@@ -52,12 +52,32 @@ pub(crate) struct Needs {
 
 impl Needs {
     pub(crate) fn inbox_bytes(&self) -> u64 {
-        2 * u64::from(self.sources) * u64::from(self.places) * self.slot
+        (2 * u64::from(self.sources) * u64::from(self.places)).saturating_mul(self.slot)
     }
 
     pub(crate) fn results_bytes(&self) -> u64 {
-        2 * u64::from(self.results) * self.result_slot
+        (2 * u64::from(self.results)).saturating_mul(self.result_slot)
     }
+}
+
+/// Words are numbered with 32 bits: so many tiles and units there may be.
+fn check_words(op: &'static str, ranks: Ranks, options: &Options, tile: TileShape) -> Result<()> {
+    // A split may add a short tile for each rank.
+    let blocks = |total: usize, each: usize| (total.div_ceil(each) + ranks.size) as u64;
+    let rows = blocks(options.m, tile.m);
+    let tiles = rows * blocks(options.n, tile.n);
+    let units = rows * blocks(options.k, options.k_per_flag.saturating_mul(options.k_block));
+    let words = tiles.saturating_mul(2 * ranks.size as u64).saturating_add(units);
+    let limit = 1 << 30;
+    if words <= limit {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        op,
+        what: "signals and flags".into(),
+        value: format!("{words}, with tiles of {} x {}", tile.m, tile.n),
+        expected: format!("at most {limit}: larger tiles or groups of K"),
+    })
 }
 
 impl Plan {
@@ -71,6 +91,7 @@ impl Plan {
     ) -> Result<Self> {
         options.check(op, ranks)?;
         let tile = options.tile.unwrap_or_else(|| crate::tune::tile(op, ranks, options));
+        check_words(op, ranks, options, tile)?;
         let options = options.clone();
         Ok(Self { op, variant, ranks, options, tile, needs: Needs::default(), common, product })
     }
@@ -102,7 +123,9 @@ impl Plan {
 
     /// Bytes of the data segment that the op takes on every rank, gaps for alignment included.
     pub fn data_bytes(&self) -> u64 {
-        self.requests().iter().map(|(_, bytes)| bytes.next_multiple_of(ALIGNMENT)).sum()
+        self.requests().iter().fold(0, |sum, (_, bytes)| {
+            sum.saturating_add(bytes.div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT))
+        })
     }
 
     /// Bytes of the signal segment that the op takes on every rank.
@@ -241,7 +264,8 @@ impl Plan {
     pub(crate) fn needs_accumulate(mut self, locks: bool) -> Self {
         let tiles = self.grid().tiles();
         let places = tiles.div_ceil(self.size());
-        let workspace = 2 * u64::from(places) * (self.tile.m * self.tile.n * 4) as u64;
+        let bytes = (self.tile.m * self.tile.n * 4) as u64;
+        let workspace = (2 * u64::from(places)).saturating_mul(bytes);
         self.needs = Needs { tiles, places, locks, workspace, ..self.needs };
         self
     }

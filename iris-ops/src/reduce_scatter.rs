@@ -2,8 +2,9 @@
 
 use iris_heap::Stream;
 
+use crate::check::{check_copy, input, part, same_output, shaped};
 use crate::config::{Options, Ranks};
-use crate::core::{Call, Core, check_copy, input, part, same_output, shaped};
+use crate::core::{Call, Core};
 pub use crate::matmul_reduce_scatter::Variant;
 use crate::op::common_methods;
 use crate::{CopyArgs, Plan, Result};

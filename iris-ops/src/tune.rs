@@ -84,6 +84,11 @@ mod table {
         toml::from_str::<Table>(text).map(|table| table.row).unwrap_or_default()
     });
 
+    /// Where K is a rank's own, it may not decide: the ranks would choose differently.
+    fn k_in_common(op: &str) -> bool {
+        matches!(op, "all_gather_matmul" | "matmul_all_gather")
+    }
+
     fn find(op: &str, ranks: Ranks, options: &Options) -> Option<&'static Row> {
         ROWS.iter().find(|row| {
             row.op == op
@@ -91,7 +96,7 @@ mod table {
                 && row.dtype == options.dtype.name()
                 && (row.m[0]..=row.m[1]).contains(&options.m)
                 && (op == "all_gather_matmul" || row.n == options.n)
-                && row.k.is_none_or(|k| k == options.k)
+                && row.k.is_none_or(|k| k == options.k || !k_in_common(op))
         })
     }
 

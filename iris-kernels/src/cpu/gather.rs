@@ -49,7 +49,7 @@ impl Gather<'_> {
             let address = args.heap.data[source as usize] + args.pulled;
             return Matrix {
                 address,
-                ld: args.pulled_ld,
+                ld: if args.pulled_ld == 0 { u64::from(cols_len) } else { args.pulled_ld },
                 rows: rows_len,
                 cols: cols_len,
                 ..args.a

@@ -18,6 +18,8 @@ pub struct Layout {
     pub transposed: bool,
     /// Elements between the end of a line and the next.
     pub pad: usize,
+    /// Elements of a line that is shorter than this, with the gap after it counted from there.
+    pub line: usize,
     /// Elements between the start of the block and the first element.
     pub before: usize,
     /// Whether rank r has r more elements before the first: its offset differs between ranks.
@@ -38,7 +40,7 @@ impl Layout {
     pub(super) fn room(&self, (rows, cols): (usize, usize), size: usize) -> usize {
         let (lines, len) = if self.transposed { (cols, rows) } else { (rows, cols) };
         let gaps = 2 * self.before + self.pad + if self.skewed { size } else { 0 };
-        (lines * (len + self.pad) + gaps).max(1)
+        (lines * (len.max(self.line) + self.pad) + gaps).max(1)
     }
 
     fn first(&self, rank: usize) -> usize {
@@ -46,7 +48,8 @@ impl Layout {
     }
 
     fn ld(&self, (rows, cols): (usize, usize)) -> usize {
-        self.pad + if self.transposed { rows } else { cols }
+        let len = if self.transposed { rows } else { cols };
+        len.max(self.line) + self.pad
     }
 
     /// Where element (r, c) of a matrix of this shape lies.

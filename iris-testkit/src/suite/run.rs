@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use iris_heap::{DType, Stream, SymmetricHeap, random_unit};
-use iris_ops::{Counters, Ranks};
+use iris_ops::{Counters, Ranks, Shard};
 
 use super::any_op::{AnyOp, Operands, plan};
 use super::buffer::Buffer;
@@ -70,8 +70,13 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 4] {
     };
     let (input, output) = (options.dtype, options.output_dtype());
     let bias = options.n + size;
+    let mut a = case.a;
+    if case.op == OpName::AllGatherMatmul && options.shard == Shard::Columns && a.pad > 0 {
+        // Lines of A with gaps are equally far apart on all ranks.
+        a.line = options.k.div_ceil(size);
+    }
     [
-        (room(0, case.a), input, case.a),
+        (room(0, a), input, a),
         (room(1, case.b), input, case.b),
         (room(2, case.c), output, case.c),
         // The bias has a type of its own.
@@ -166,7 +171,7 @@ fn calls(
             a: input(1, dtype, ranks.rank, a),
             b: input(2, dtype, ranks.rank, b),
             // The same on all ranks, but for those with more columns.
-            bias: case.bias.then(|| input(3, DType::F32, 0, (1, c.1))),
+            bias: (case.bias && case.op.multiplies()).then(|| input(3, DType::F32, 0, (1, c.1))),
             output: None,
         };
         set.b.fill(heap, Some(&call.b))?;

@@ -1,0 +1,154 @@
+use iris_sync::{Order, Scope};
+
+/// One lane of one workgroup of one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LaneId {
+    /// The rank.
+    pub rank: u32,
+    /// The workgroup in its rank.
+    pub group: u32,
+    /// The lane in its workgroup.
+    pub lane: u32,
+}
+
+/// A place in the memory of the model.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Place {
+    /// A word of symmetric memory.
+    Sym {
+        /// In whose memory.
+        rank: u32,
+        /// Index of the word.
+        index: u32,
+    },
+    /// A word of one device.
+    Dev {
+        /// Which device.
+        rank: u32,
+        /// Index of the word.
+        index: u32,
+    },
+    /// A word of symmetric memory that is read and written plainly: a field of a record.
+    Data {
+        /// In whose memory.
+        rank: u32,
+        /// Index of the word.
+        index: u32,
+    },
+    /// An element of a tile, a shard, an inbox: what the protocol is there to protect.
+    Cell {
+        /// In whose memory.
+        rank: u32,
+        /// Index of the cell.
+        index: u32,
+    },
+    /// A place whose accesses are not checked, for mutants that look past the first race.
+    Unchecked {
+        /// In whose memory.
+        rank: u32,
+        /// Index of the word.
+        index: u32,
+    },
+}
+
+/// One operation of a lane on the memory of the model. All values are `i32`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Op {
+    /// An atomic load; the result is the value.
+    Load {
+        /// From where.
+        place: Place,
+        /// Relaxed or acquire.
+        order: Order,
+        /// Who has to see it.
+        scope: Scope,
+    },
+    /// An atomic store.
+    Store {
+        /// Where to.
+        place: Place,
+        /// What.
+        value: i32,
+        /// Relaxed or release.
+        order: Order,
+        /// Who has to see it.
+        scope: Scope,
+    },
+    /// An atomic compare-and-exchange; the result is what the place held. Relaxed if it fails.
+    CompareExchange {
+        /// Where.
+        place: Place,
+        /// Stored only if the place holds this.
+        expected: i32,
+        /// What is stored.
+        value: i32,
+        /// Order of success.
+        order: Order,
+        /// Who has to see it.
+        scope: Scope,
+    },
+    /// An atomic addition; the result is what the place held.
+    Add {
+        /// Where.
+        place: Place,
+        /// What is added, wrapping.
+        value: i32,
+        /// The order.
+        order: Order,
+        /// Who has to see it.
+        scope: Scope,
+    },
+    /// A plain read; the result is the value. A concurrent write is a race.
+    Read {
+        /// From where.
+        place: Place,
+    },
+    /// A plain write. A concurrent read or write is a race.
+    Write {
+        /// Where to.
+        place: Place,
+        /// What.
+        value: i32,
+    },
+    /// The barrier of the lanes of a workgroup; the result is 1 if all were `ok`, else 0.
+    Vote {
+        /// What this lane says.
+        ok: bool,
+    },
+    /// The boundary between two launches on a rank's stream: a barrier of all its lanes.
+    Boundary,
+    /// A look at a word was in vain; others may run now.
+    Pause,
+}
+
+impl Op {
+    /// The place that is accessed, unless the operation is a barrier or a pause.
+    pub fn place(&self) -> Option<Place> {
+        match *self {
+            Op::Load { place, .. }
+            | Op::Store { place, .. }
+            | Op::CompareExchange { place, .. }
+            | Op::Add { place, .. }
+            | Op::Read { place }
+            | Op::Write { place, .. } => Some(place),
+            Op::Vote { .. } | Op::Boundary | Op::Pause => None,
+        }
+    }
+
+    /// The scope of an atomic operation.
+    pub fn scope(&self) -> Option<Scope> {
+        match *self {
+            Op::Load { scope, .. }
+            | Op::Store { scope, .. }
+            | Op::CompareExchange { scope, .. }
+            | Op::Add { scope, .. } => Some(scope),
+            _ => None,
+        }
+    }
+}
+
+/// The memory that lanes share, as an engine implements it.
+pub trait Arena {
+    /// Perform `op` for `lane`; other lanes may run before it returns.
+    fn perform(&self, lane: LaneId, op: &Op) -> i32;
+}

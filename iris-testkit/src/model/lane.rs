@@ -1,0 +1,396 @@
+use std::cell::{Cell, RefCell};
+use std::ptr;
+
+use iris_sync::{
+    Access, Call, Channel, DevWord, Fault, LINE_WORDS, Limit, Memory, Order, Record, Scope, SymWord,
+};
+
+use super::{Arena, Failure, LaneId, Op, Place, Scenario};
+
+/// How a word is compared with the call that waits for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Compare {
+    /// By the sign of the wrapping difference: what the protocol does.
+    Wrapping,
+    /// By plain `<`.
+    Less,
+    /// By `==`.
+    Equal,
+    /// With the literal 1.
+    One,
+}
+
+/// A change to the protocol on its way to the memory: what a mutant is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// This access has another order than the table says.
+    Order(Access, Order),
+    /// This access has another scope than the table says.
+    Scope(Access, Scope),
+    /// Waits on this access compare otherwise.
+    Compare(Access, Compare),
+    /// Stores of this access store this value.
+    Value(Access, i32),
+    /// Stores of this access are left out; waits on it pass at once.
+    Skip(Access),
+    /// The lanes of a workgroup leave out this barrier, counted from 0 in each lane.
+    DropVote(u32),
+    /// Races on the fields of entry records are not looked for.
+    UncheckedRecords,
+    /// Entry records are not compared.
+    BlindRecords,
+    /// The owner of a word refreshes it, instead of its writer.
+    OwnerStamps,
+}
+
+/// A set of changes; empty is the protocol as it stands.
+#[derive(Clone, Default, Debug)]
+pub struct Rules {
+    /// The changes, all in force at once.
+    pub changes: Vec<Change>,
+}
+
+impl From<Change> for Rules {
+    fn from(change: Change) -> Self {
+        Self { changes: vec![change] }
+    }
+}
+
+impl<const N: usize> From<[Change; N]> for Rules {
+    fn from(changes: [Change; N]) -> Self {
+        Self { changes: changes.into() }
+    }
+}
+
+impl Rules {
+    fn find<T>(&self, pick: impl Fn(&Change) -> Option<T>) -> Option<T> {
+        self.changes.iter().find_map(pick)
+    }
+
+    fn has(&self, change: Change) -> bool {
+        self.changes.contains(&change)
+    }
+
+    fn order(&self, access: Access) -> Order {
+        self.find(|c| match c {
+            Change::Order(a, order) if *a == access => Some(*order),
+            _ => None,
+        })
+        .unwrap_or(access.order())
+    }
+
+    fn scope(&self, access: Access) -> Scope {
+        self.find(|c| match c {
+            Change::Scope(a, scope) if *a == access => Some(*scope),
+            _ => None,
+        })
+        .unwrap_or(access.scope())
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<*const ()> = const { Cell::new(ptr::null()) };
+}
+
+/// One lane of a scenario: the [`Memory`] that its program sees, and the cells.
+pub struct Lane<'a> {
+    id: LaneId,
+    scenario: &'a Scenario,
+    rules: &'a Rules,
+    arena: &'a dyn Arena,
+    channel: Channel,
+    /// Whether this is the only lane of its rank: then words of the device are no shared memory.
+    alone: bool,
+    votes: Cell<u32>,
+    fault: Cell<Option<Fault>>,
+    published: RefCell<[i32; LINE_WORDS as usize]>,
+}
+
+impl<'a> Lane<'a> {
+    /// Run the program of `scenario` as lane `id` over `arena`.
+    pub fn run(id: LaneId, scenario: &'a Scenario, rules: &'a Rules, arena: &'a dyn Arena) {
+        let lane = Self {
+            id,
+            scenario,
+            rules,
+            arena,
+            channel: scenario.channel(id.rank),
+            alone: scenario.lanes * scenario.groups[id.rank as usize] == 1,
+            votes: Cell::new(0),
+            fault: Cell::new(None),
+            published: RefCell::new([0; LINE_WORDS as usize]),
+        };
+        lane.enter();
+        (scenario.program)(&lane);
+        CURRENT.set(ptr::null());
+    }
+
+    fn enter(&self) {
+        CURRENT.set(ptr::from_ref(self).cast());
+    }
+
+    /// Run `f` with the lane whose program is running: for programs in another language, whose
+    /// hooks are given addresses and no context.
+    ///
+    /// Panics where no program of a scenario is running.
+    pub fn with_current<R>(f: impl FnOnce(&Lane<'_>) -> R) -> R {
+        let current = CURRENT.get();
+        assert!(!current.is_null(), "no lane of a scenario is running on this thread");
+        // SAFETY: set by `enter` on this thread, to a lane that lives until its program returns;
+        // other lanes run only inside `perform`, which sets it again.
+        f(unsafe { &*current.cast::<Lane<'_>>() })
+    }
+
+    /// Perform one operation. A word of symmetric memory at device scope is a failure.
+    pub fn perform(&self, op: Op) -> i32 {
+        if let (Some(place @ Place::Sym { .. }), Some(Scope::Device)) = (op.place(), op.scope()) {
+            Failure::Scope(self.id, place).raise();
+        }
+        let result = self.arena.perform(self.id, &op);
+        self.enter();
+        result
+    }
+
+    /// Which lane this is.
+    pub fn id(&self) -> LaneId {
+        self.id
+    }
+
+    /// Its rank.
+    pub fn rank(&self) -> u32 {
+        self.id.rank
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.scenario.ranks
+    }
+
+    /// Lanes of each workgroup.
+    pub fn lanes(&self) -> u32 {
+        self.scenario.lanes
+    }
+
+    /// Workgroups of this rank.
+    pub fn groups(&self) -> u32 {
+        self.scenario.groups[self.id.rank as usize]
+    }
+
+    /// How many calls the scenario has.
+    pub fn calls(&self) -> u32 {
+        self.scenario.calls
+    }
+
+    /// The number of the call at this position.
+    pub fn call(&self, position: u32) -> Call {
+        Call::new(self.scenario.first.number().wrapping_add(position as i32))
+    }
+
+    /// Where the words lie.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// What this rank says about its calls.
+    pub fn record(&self) -> &Record {
+        &self.scenario.records[self.id.rank as usize]
+    }
+
+    /// The fault that this lane has kept.
+    pub fn fault(&self) -> Option<Fault> {
+        self.fault.get()
+    }
+
+    /// Cell `index` of an array at `rank`; arrays have up to 256 cells.
+    pub fn cell(&self, rank: u32, array: u32, index: u32) -> Place {
+        assert!(rank < self.ranks() && index < 256, "cell {index} at rank {rank}");
+        Place::Cell { rank, index: array * 256 + index }
+    }
+
+    /// Write a cell.
+    pub fn write(&self, place: Place, value: i32) {
+        self.perform(Op::Write { place, value });
+    }
+
+    /// Read a cell.
+    pub fn read(&self, place: Place) -> i32 {
+        self.perform(Op::Read { place })
+    }
+
+    /// Read a cell that must hold `wanted`.
+    pub fn expect(&self, place: Place, wanted: i32) {
+        self.check(place, self.read(place), wanted);
+    }
+
+    /// Fail unless `seen`, which came from `place`, is `wanted`.
+    pub fn check(&self, place: Place, seen: i32, wanted: i32) {
+        if seen != wanted {
+            Failure::Wrong { lane: self.id, place, seen, wanted }.raise();
+        }
+    }
+
+    /// The boundary between two launches: all lanes of this rank.
+    pub fn boundary(&self) {
+        if !self.alone {
+            self.perform(Op::Boundary);
+        }
+    }
+
+    fn dev(&self, word: DevWord) -> Place {
+        Place::Dev { rank: self.id.rank, index: word.index }
+    }
+
+    /// Whether an access is modelled as a plain one, which is the stricter check: of words that
+    /// nobody else sees, and of the call number, whose readers and writer never run concurrently.
+    fn plain(&self, access: Access) -> bool {
+        self.alone || matches!(access, Access::CallLoad | Access::CallStore)
+    }
+
+    fn data(&self, word: SymWord) -> Place {
+        let SymWord { rank, index } = word;
+        if self.rules.has(Change::UncheckedRecords) {
+            Place::Unchecked { rank, index }
+        } else {
+            Place::Data { rank, index }
+        }
+    }
+
+    /// The word that the peer writes here, in place of the one that this rank writes there.
+    fn mirrored(&self, word: SymWord) -> SymWord {
+        let c = &self.channel;
+        let first = if word.index < c.results { c.signals } else { c.results };
+        let tile = (word.index - first) % c.tiles;
+        SymWord { rank: c.rank, index: first + word.rank * c.tiles + tile }
+    }
+
+    fn value(&self, access: Access, value: i32) -> Option<i32> {
+        if self.rules.has(Change::Skip(access)) {
+            return None;
+        }
+        Some(
+            self.rules
+                .find(|c| match c {
+                    Change::Value(a, other) if *a == access => Some(*other),
+                    _ => None,
+                })
+                .unwrap_or(value),
+        )
+    }
+}
+
+impl Memory for Lane<'_> {
+    fn lane(&self) -> u32 {
+        self.id.lane
+    }
+
+    fn vote(&self, ok: bool) -> bool {
+        let position = self.votes.replace(self.votes.get() + 1);
+        if self.scenario.lanes == 1 || self.rules.has(Change::DropVote(position)) {
+            return ok;
+        }
+        self.perform(Op::Vote { ok }) == 1
+    }
+
+    fn load(&self, word: SymWord, access: Access) -> i32 {
+        if access == Access::AbortLoad && self.scenario.expires.is_none() {
+            return 0;
+        }
+        let place = Place::Sym { rank: word.rank, index: word.index };
+        let (order, scope) = (self.rules.order(access), self.rules.scope(access));
+        self.perform(Op::Load { place, order, scope })
+    }
+
+    fn store(&self, word: SymWord, value: i32, access: Access) {
+        let Some(value) = self.value(access, value) else { return };
+        let word = if access == Access::StampStore && self.rules.has(Change::OwnerStamps) {
+            self.mirrored(word)
+        } else {
+            word
+        };
+        let place = Place::Sym { rank: word.rank, index: word.index };
+        let (order, scope) = (self.rules.order(access), self.rules.scope(access));
+        self.perform(Op::Store { place, value, order, scope });
+    }
+
+    fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
+        let place = Place::Sym { rank: word.rank, index: word.index };
+        let (order, scope) = (self.rules.order(access), self.rules.scope(access));
+        self.perform(Op::CompareExchange { place, expected, value, order, scope })
+    }
+
+    fn get(&self, word: SymWord) -> i32 {
+        let seen = self.perform(Op::Read { place: self.data(word) });
+        let field = (word.index % LINE_WORDS) as usize;
+        if self.rules.has(Change::BlindRecords) && field < iris_sync::Field::ALL.len() {
+            return self.published.borrow()[field];
+        }
+        seen
+    }
+
+    fn put(&self, word: SymWord, value: i32) {
+        self.published.borrow_mut()[(word.index % LINE_WORDS) as usize] = value;
+        self.perform(Op::Write { place: self.data(word), value });
+    }
+
+    fn dev_load(&self, word: DevWord, access: Access) -> i32 {
+        let place = self.dev(word);
+        if self.plain(access) {
+            return self.perform(Op::Read { place });
+        }
+        let (order, scope) = (self.rules.order(access), self.rules.scope(access));
+        self.perform(Op::Load { place, order, scope })
+    }
+
+    fn dev_store(&self, word: DevWord, value: i32, access: Access) {
+        let Some(value) = self.value(access, value) else { return };
+        let place = self.dev(word);
+        if self.plain(access) {
+            self.perform(Op::Write { place, value });
+            return;
+        }
+        let (order, scope) = (self.rules.order(access), self.rules.scope(access));
+        self.perform(Op::Store { place, value, order, scope });
+    }
+
+    fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32 {
+        let place = self.dev(word);
+        if self.plain(access) {
+            let before = self.perform(Op::Read { place });
+            self.perform(Op::Write { place, value: before.wrapping_add(value) });
+            return before;
+        }
+        let (order, scope) = (self.rules.order(access), self.rules.scope(access));
+        self.perform(Op::Add { place, value, order, scope })
+    }
+
+    fn pause(&self, _spins: u32) {
+        self.perform(Op::Pause);
+    }
+
+    fn expired(&self, limit: Limit, spins: u32) -> bool {
+        self.scenario.expires.is_some_and(|expires| expires(self.id, limit, spins))
+    }
+
+    fn record(&self, fault: &Fault) {
+        if self.scenario.expires.is_none() {
+            Failure::Fault(self.id, *fault).raise();
+        }
+        if self.fault.get().is_none() {
+            self.fault.set(Some(*fault));
+        }
+    }
+
+    fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
+        let compare = self.rules.find(|c| match c {
+            Change::Compare(a, compare) if *a == access => Some(*compare),
+            _ => None,
+        });
+        self.rules.has(Change::Skip(access))
+            || match compare.unwrap_or(Compare::Wrapping) {
+                Compare::Wrapping => want.reached_by(seen),
+                Compare::Less => seen >= want.number(),
+                Compare::Equal => seen == want.number(),
+                Compare::One => seen == 1,
+            }
+    }
+}

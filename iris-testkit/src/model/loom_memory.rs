@@ -1,0 +1,445 @@
+//! The engine over loom: executions of the C11 memory model, with races reported.
+//!
+//! A word is a loom atomic, a cell or a field of a record is a loom cell, so that an order that is
+//! too weak shows as a race on what the word protects. The lanes of a workgroup meet by waking each
+//! other directly, which orders them without a word whose accesses loom would permute: lanes other
+//! than 0 touch no words, a barrier is the same in whatever order its lanes arrive, and a race is
+//! found by what orders two accesses, not by which came first.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::panic::{self, AssertUnwindSafe};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Once};
+use std::time::Instant;
+
+use iris_sync::{LINE_WORDS, Order};
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicI32;
+
+use super::{Arena, Failure, Lane, LaneId, Op, Place, Report, Rules, Scenario};
+
+/// Looks in vain, with no store in between, after which nothing can move any more. Each of four
+/// lanes sees each of seven remembered stores at most once before it must see the last.
+const IDLE: u32 = 64;
+
+/// Looks in vain for each lane, with no store in between, after which an execution is followed to
+/// its end but not branched any further. Lanes that spin in turn while another could go on would
+/// otherwise be explored for ever. A look in vain changes nothing, so the executions in which the
+/// other lane went on earlier show all there is to see.
+const UNFAIR: u32 = 2;
+
+/// Scheduling points of one execution.
+const BRANCHES: usize = 20_000;
+
+/// Explore the executions of `scenario` under `rules`, all of them or those with at most
+/// `preemptions` switches away from a lane that could go on.
+///
+/// The first failure ends it. Without one, everything within the bound has been explored.
+pub fn check(scenario: &Scenario, rules: &Rules, preemptions: Option<usize>) -> Report {
+    assert!(scenario.lane_ids().len() <= 4, "{}: loom takes 4 lanes", scenario.name());
+    let start = Instant::now();
+    let executions = Arc::new(AtomicU64::new(0));
+    let mut places: Vec<(Place, bool)> = Vec::new();
+    let (failure, trace) = loop {
+        match explore(scenario, rules, preemptions, &places, &executions) {
+            Some(Stop::Undeclared(place, atomic)) => {
+                assert!(!places.contains(&(place, atomic)), "{place:?} is already there");
+                places.push((place, atomic));
+                executions.store(0, Ordering::Relaxed);
+            }
+            Some(Stop::Failed(failure, trace)) => break (Some(failure), trace),
+            None => break (None, Vec::new()),
+        }
+    };
+    let bound = match preemptions {
+        None => "loom, exhaustive".into(),
+        Some(bound) => format!("loom, {bound} preemptions"),
+    };
+    Report {
+        scenario: scenario.name().into(),
+        bound,
+        executions: executions.load(Ordering::Relaxed),
+        seconds: start.elapsed().as_secs_f64(),
+        failure,
+        trace,
+    }
+}
+
+enum Stop {
+    /// A place that this run has no object for: it starts again with one.
+    Undeclared(Place, bool),
+    Failed(Failure, Trace),
+}
+
+type Trace = Vec<(LaneId, Op)>;
+
+/// One run of loom, on a thread of its own: a failed run may leave its coroutines behind.
+fn explore(
+    scenario: &Scenario,
+    rules: &Rules,
+    preemptions: Option<usize>,
+    places: &[(Place, bool)],
+    executions: &Arc<AtomicU64>,
+) -> Option<Stop> {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = BRANCHES;
+    builder.max_permutations = None;
+    builder.max_duration = None;
+    let trace = Arc::new(Mutex::new(Vec::new()));
+    let setup = Arc::new(Setup {
+        scenario: scenario.clone(),
+        rules: rules.clone(),
+        places: places.iter().zip(0..).map(|(&(place, _), slot)| (place, slot)).collect(),
+        objects: places.to_vec(),
+        trace: trace.clone(),
+    });
+    let executions = executions.clone();
+    let run = move || {
+        quiet();
+        panic::catch_unwind(AssertUnwindSafe(|| {
+            builder.check(move || {
+                executions.fetch_add(1, Ordering::Relaxed);
+                execution(&setup);
+            });
+        }))
+    };
+    let result = std::thread::spawn(run).join().unwrap_or_else(Err);
+    result.err().map(|payload| classify(payload, &trace))
+}
+
+fn classify(payload: Box<dyn Any + Send>, trace: &Mutex<Trace>) -> Stop {
+    let payload = match payload.downcast::<Stop>() {
+        Ok(stop) => return *stop,
+        Err(payload) => payload,
+    };
+    let trace = trace.lock().map_or_else(|_| Vec::new(), |mut trace| std::mem::take(&mut *trace));
+    let message = match payload.downcast::<Failure>() {
+        Ok(failure) => return Stop::Failed(*failure, trace),
+        Err(payload) => payload.downcast::<String>().map_or_else(
+            |payload| {
+                payload.downcast::<&str>().map_or_else(|_| "panic".to_string(), |s| s.to_string())
+            },
+            |message| *message,
+        ),
+    };
+    let plain = |op: &Op| matches!(op, Op::Read { .. } | Op::Write { .. });
+    let place = trace.iter().rev().find(|(_, op)| plain(op)).and_then(|(_, op)| op.place());
+    let failure = if message.contains("Causality violation") {
+        Failure::Race(place)
+    } else if message.starts_with("deadlock") || message.contains("maximum number of branches") {
+        Failure::Lost(message)
+    } else {
+        Failure::Other(message)
+    };
+    Stop::Failed(failure, trace)
+}
+
+/// Panics of loom on model threads are findings, not news.
+fn quiet() {
+    static HOOK: Once = Once::new();
+    thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
+    HOOK.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !QUIET.get() {
+                usual(info);
+            }
+        }));
+    });
+    QUIET.set(true);
+}
+
+struct Setup {
+    scenario: Scenario,
+    rules: Rules,
+    places: HashMap<Place, usize>,
+    objects: Vec<(Place, bool)>,
+    /// What has been done in this execution; the last plain access is where a race is.
+    trace: Arc<Mutex<Trace>>,
+}
+
+fn execution(setup: &Arc<Setup>) {
+    if let Ok(mut trace) = setup.trace.lock() {
+        trace.clear();
+    }
+    let arena = Rc::new(LoomArena::new(setup.clone()));
+    // Lanes that touch no words come first: loom prefers low numbers, and as long as they have
+    // nothing to wait for but their workgroup, there is nothing to permute.
+    let mut lanes = setup.scenario.lane_ids();
+    lanes.sort_by_key(|id| id.lane == 0);
+    for id in lanes {
+        let arena = arena.clone();
+        // Not joined: loom waits for all threads anyway, and would permute their ends.
+        loom::thread::spawn(move || {
+            *arena.sleepers[&id].thread.borrow_mut() = Some(loom::thread::current());
+            Lane::run(id, &arena.setup.scenario, &arena.setup.rules, &*arena);
+        });
+    }
+}
+
+enum Object {
+    Word(AtomicI32),
+    Line(UnsafeCell<[i32; LINE_WORDS as usize]>),
+    Cell(UnsafeCell<i32>),
+}
+
+/// A barrier of lanes: those that have arrived, and what was said.
+struct Meeting {
+    arrived: RefCell<Vec<LaneId>>,
+    last: Cell<LaneId>,
+    ok: Cell<bool>,
+    outcome: Cell<bool>,
+}
+
+/// What one lane tells another that it wakes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Token {
+    Nothing,
+    /// Answer, and go on waiting.
+    Answer,
+    /// Answer, and leave.
+    AnswerAndLeave,
+    /// Leave.
+    Leave,
+    /// The answer.
+    Here,
+}
+
+/// A lane as others wake it.
+struct Sleeper {
+    thread: RefCell<Option<loom::thread::Thread>>,
+    token: Cell<Token>,
+}
+
+struct LoomArena {
+    setup: Arc<Setup>,
+    objects: Vec<Object>,
+    unchecked: RefCell<HashMap<Place, i32>>,
+    idle: Cell<u32>,
+    sleepers: HashMap<LaneId, Sleeper>,
+    votes: HashMap<(u32, u32), Meeting>,
+    boundaries: HashMap<u32, Meeting>,
+}
+
+impl LoomArena {
+    fn new(setup: Arc<Setup>) -> Self {
+        let scenario = &setup.scenario;
+        let first_of_line = |rank, index| {
+            std::array::from_fn(|i| {
+                scenario.initial_value(Place::Data { rank, index: index + i as u32 })
+            })
+        };
+        let objects = setup
+            .objects
+            .iter()
+            .map(|&(place, atomic)| match place {
+                Place::Data { rank, index } => {
+                    Object::Line(UnsafeCell::new(first_of_line(rank, index)))
+                }
+                _ if atomic => Object::Word(AtomicI32::new(scenario.initial_value(place))),
+                _ => Object::Cell(UnsafeCell::new(scenario.initial_value(place))),
+            })
+            .collect();
+        let lanes = scenario.lane_ids();
+        let meeting = || Meeting {
+            arrived: RefCell::new(Vec::new()),
+            last: Cell::new(LaneId { rank: 0, group: 0, lane: 0 }),
+            ok: Cell::new(true),
+            outcome: Cell::new(true),
+        };
+        let sleeper =
+            || Sleeper { thread: RefCell::new(None), token: Cell::new(Token::Nothing) };
+        Self {
+            objects,
+            unchecked: RefCell::new(HashMap::new()),
+            idle: Cell::new(0),
+            sleepers: lanes.iter().map(|&id| (id, sleeper())).collect(),
+            votes: lanes.iter().map(|id| ((id.rank, id.group), meeting())).collect(),
+            boundaries: lanes.iter().map(|id| (id.rank, meeting())).collect(),
+            setup,
+        }
+    }
+
+    fn object(&self, place: Place, atomic: bool) -> &Object {
+        let key = match place {
+            Place::Data { rank, index } => {
+                Place::Data { rank, index: index / LINE_WORDS * LINE_WORDS }
+            }
+            place => place,
+        };
+        match self.setup.places.get(&key) {
+            Some(&slot) => &self.objects[slot],
+            None => panic::resume_unwind(Box::new(Stop::Undeclared(key, atomic))),
+        }
+    }
+
+    fn word(&self, place: Place) -> &AtomicI32 {
+        match self.object(place, true) {
+            Object::Word(word) => word,
+            _ => Failure::Other(format!("{place:?} is both atomic and plain")).raise(),
+        }
+    }
+
+    /// Access a plain place; loom looks for races.
+    fn plain(&self, place: Place, write: Option<i32>) -> i32 {
+        if let Place::Unchecked { .. } = place {
+            let mut unchecked = self.unchecked.borrow_mut();
+            let value =
+                unchecked.entry(place).or_insert_with(|| self.setup.scenario.initial_value(place));
+            return write.map_or(*value, |new| std::mem::replace(value, new));
+        }
+        let object = self.object(place, false);
+        match (object, place) {
+            (Object::Cell(cell), _) => match write {
+                // SAFETY: loom has just checked that nothing accesses the cell concurrently.
+                None => cell.with(|value| unsafe { *value }),
+                // SAFETY: as above.
+                Some(new) => cell.with_mut(|value| unsafe { std::mem::replace(&mut *value, new) }),
+            },
+            (Object::Line(line), Place::Data { index, .. }) => {
+                let field = (index % LINE_WORDS) as usize;
+                match write {
+                    // SAFETY: as above; the pointer is to an array of `LINE_WORDS`.
+                    None => line.with(|values| unsafe { (*values)[field] }),
+                    // SAFETY: as above.
+                    Some(new) => line.with_mut(|values| unsafe {
+                        std::mem::replace(&mut (*values)[field], new)
+                    }),
+                }
+            }
+            _ => Failure::Other(format!("{place:?} is both atomic and plain")).raise(),
+        }
+    }
+
+    /// A barrier of `count` lanes. The last to arrive wakes the others one by one and is woken in
+    /// answer, by which it has seen what they did; when it lets them go, they have seen it all.
+    fn meet(&self, id: LaneId, meeting: &Meeting, count: usize, ok: bool) -> bool {
+        meeting.ok.set(meeting.ok.get() && ok);
+        let mut others = Vec::new();
+        {
+            let mut arrived = meeting.arrived.borrow_mut();
+            arrived.push(id);
+            if arrived.len() == count {
+                others.append(&mut arrived);
+                others.pop();
+            }
+        }
+        if others.is_empty() && count > 1 {
+            loop {
+                match self.sleep(id) {
+                    Token::Answer => self.wake(meeting.last.get(), Token::Here),
+                    Token::AnswerAndLeave => {
+                        self.wake(meeting.last.get(), Token::Here);
+                        break;
+                    }
+                    Token::Leave | Token::Here | Token::Nothing => break,
+                }
+            }
+            return meeting.outcome.get();
+        }
+        meeting.outcome.set(meeting.ok.replace(true));
+        meeting.last.set(id);
+        let first = if others.len() == 1 { Token::AnswerAndLeave } else { Token::Answer };
+        for &other in &others {
+            self.wake(other, first);
+            self.sleep(id);
+        }
+        if others.len() > 1 {
+            others.iter().for_each(|&other| self.wake(other, Token::Leave));
+        }
+        meeting.outcome.get()
+    }
+
+    fn sleep(&self, id: LaneId) -> Token {
+        let token = &self.sleepers[&id].token;
+        while token.get() == Token::Nothing {
+            loom::thread::park();
+        }
+        token.replace(Token::Nothing)
+    }
+
+    fn wake(&self, id: LaneId, token: Token) {
+        let sleeper = &self.sleepers[&id];
+        sleeper.token.set(token);
+        if let Some(thread) = &*sleeper.thread.borrow() {
+            thread.unpark();
+        }
+    }
+}
+
+impl Arena for LoomArena {
+    fn perform(&self, lane: LaneId, op: &Op) -> i32 {
+        if let Ok(mut trace) = self.setup.trace.lock() {
+            trace.push((lane, *op));
+        }
+        if !matches!(op, Op::Pause | Op::Load { .. } | Op::CompareExchange { .. }) {
+            self.idle.set(0);
+        }
+        match *op {
+            Op::Load { place, order, .. } => self.word(place).load(load(order)),
+            Op::Store { place, value, order, .. } => {
+                self.word(place).store(value, store(order));
+                value
+            }
+            Op::CompareExchange { place, expected, value, order, .. } => {
+                let relaxed = loom::sync::atomic::Ordering::Relaxed;
+                let word = self.word(place);
+                let held = word.compare_exchange(expected, value, both(order), relaxed);
+                if held.is_ok() {
+                    self.idle.set(0);
+                }
+                held.unwrap_or_else(|held| held)
+            }
+            Op::Add { place, value, order, .. } => self.word(place).fetch_add(value, both(order)),
+            Op::Read { place } => self.plain(place, None),
+            Op::Write { place, value } => self.plain(place, Some(value)),
+            Op::Vote { ok } => {
+                let lanes = self.setup.scenario.lanes as usize;
+                self.meet(lane, &self.votes[&(lane.rank, lane.group)], lanes, ok).into()
+            }
+            Op::Boundary => {
+                let Scenario { lanes, groups, .. } = &self.setup.scenario;
+                let lanes = (lanes * groups[lane.rank as usize]) as usize;
+                self.meet(lane, &self.boundaries[&lane.rank], lanes, true).into()
+            }
+            Op::Pause => {
+                self.idle.set(self.idle.get() + 1);
+                if self.idle.get() == UNFAIR * self.sleepers.len() as u32 {
+                    loom::skip_branch();
+                }
+                if self.idle.get() > IDLE {
+                    Failure::Lost(format!("{lane:?} looks in vain, as do all others")).raise();
+                }
+                loom::thread::yield_now();
+                0
+            }
+        }
+    }
+}
+
+fn load(order: Order) -> loom::sync::atomic::Ordering {
+    match order {
+        Order::Acquire | Order::AcqRel => loom::sync::atomic::Ordering::Acquire,
+        Order::Relaxed | Order::Release => loom::sync::atomic::Ordering::Relaxed,
+    }
+}
+
+fn store(order: Order) -> loom::sync::atomic::Ordering {
+    match order {
+        Order::Release | Order::AcqRel => loom::sync::atomic::Ordering::Release,
+        Order::Relaxed | Order::Acquire => loom::sync::atomic::Ordering::Relaxed,
+    }
+}
+
+fn both(order: Order) -> loom::sync::atomic::Ordering {
+    match order {
+        Order::Relaxed => loom::sync::atomic::Ordering::Relaxed,
+        Order::Acquire => loom::sync::atomic::Ordering::Acquire,
+        Order::Release => loom::sync::atomic::Ordering::Release,
+        Order::AcqRel => loom::sync::atomic::Ordering::AcqRel,
+    }
+}

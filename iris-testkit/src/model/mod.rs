@@ -1,0 +1,61 @@
+//! Checking protocols by exploring their executions.
+//!
+//! **Problem.** A protocol that is wrong in one interleaving of a million passes every test and
+//! fails in production.
+//!
+//! **Solution.** A [`Scenario`] is a small program: some ranks, workgroups and lanes, a few calls,
+//! and what each lane does over a [`Memory`](iris_sync::Memory). Two engines run it:
+//!
+//! | engine | explores | finds | for |
+//! |---|---|---|---|
+//! | [`loom_memory::check`] | executions of the C11 memory model | races, stale reads, lost signals, wrong values | 2 ranks, up to 4 lanes in all |
+//! | [`search::exhaust`] | every interleaving, each state once | lost signals, wrong values | 2 to 4 ranks |
+//! | [`search::random`] | interleavings drawn from a printed seed, with vector clocks | races, lost signals, wrong values | any size |
+//!
+//! [`Rules`] change the protocol on the way to the memory: an order weakened, a comparison
+//! replaced, a wait dropped. A check that still passes then does not check that rule, so every rule
+//! has such a mutant, see [`mutants`].
+//!
+//! **Running.** A protocol of one's own is a closure over a [`Lane`]:
+//!
+//! ```
+//! use iris_sync::{Access, Order, lock};
+//! use iris_testkit::model::{Change, Check, Rules, Scenario, loom_memory};
+//!
+//! // Rank 0 writes a cell at rank 1 and publishes it; rank 1 waits and reads.
+//! let handover = Scenario::new("handover", 2).program(|lane| {
+//!     let (word, cell) = (lane.channel().signal(1, 0, 0), lane.cell(1, 0, 0));
+//!     let call = lane.call(0);
+//!     if lane.rank() == 0 {
+//!         lane.write(cell, 42);
+//!         lock::publish_version(lane, word, call);
+//!     } else if lock::wait_version(lane, lane.channel(), word, call, 0).is_ok() {
+//!         lane.expect(cell, 42);
+//!     }
+//! });
+//! assert!(loom_memory::check(&handover, &Rules::default(), None).failure.is_none());
+//!
+//! // The same with a relaxed store must be found, and as a race.
+//! let weak = Rules::from(Change::Order(Access::VersionStore, Order::Relaxed));
+//! assert_eq!(loom_memory::check(&handover, &weak, None).caught_by(), Some(Check::Race));
+//! ```
+//!
+//! A program in another language drives the same engines through [`Lane::with_current`] and
+//! [`Lane::perform`], which take operations ([`Op`]) instead of the calls of `Memory`.
+//!
+//! **Limits.** loom takes four lanes besides the main thread and remembers seven stores a word; it
+//! does not reorder a load with a later store (load buffering). The search is sequentially
+//! consistent. Neither knows GPU caches or the asynchronous proxy.
+
+mod arena;
+mod lane;
+pub mod loom_memory;
+pub mod ops;
+mod report;
+mod scenario;
+pub mod search;
+
+pub use arena::{Arena, LaneId, Op, Place};
+pub use lane::{Change, Compare, Lane, Rules};
+pub use report::{Check, Failure, Level, Report};
+pub use scenario::{POISON, Scenario};

@@ -1,0 +1,464 @@
+//! The scenarios of the ops: the skeletons of [`iris_sync::flow`] over tiles of a few cells.
+//!
+//! Every rank produces `value(rank, call, tile, element)`, so a reader knows exactly what it must
+//! find. A lane writes the element that has its number and reads the element of another lane, so
+//! that the barriers of a workgroup matter. Between two calls a rank's stream runs other kernels:
+//! one that reads C, and, where peers pull, one that rewrites the shard.
+
+use iris_sync::barrier::Members;
+use iris_sync::flow::{self, Launch};
+use iris_sync::{Access, End, Field, Memory, Record, Stop, SymWord};
+
+use super::{Lane, Op, Place, Scenario};
+
+const INBOX: u32 = 0;
+const RESULT: u32 = 1;
+const OUT: u32 = 2;
+const SHARD: u32 = 3;
+const WORK: u32 = 4;
+const STAGE: u32 = 5;
+
+/// What `rank` produces for element `element` of `tile` in the call with this number.
+pub fn value(rank: u32, call: i32, tile: u32, element: u32) -> i32 {
+    let place = rank * 1009 + tile * 17 + element + 1;
+    call.wrapping_mul(100_003).wrapping_add(place as i32)
+}
+
+/// The tiles of one call, as one lane moves them.
+#[derive(Clone, Copy)]
+struct Tiles<'a, 'b> {
+    lane: &'a Lane<'b>,
+    call: i32,
+    tiles: u32,
+    /// All-gather by pull from the peers' shards; else from the inbox.
+    pull: bool,
+    /// Accumulate by atomic additions instead of under a lock.
+    atomic: bool,
+}
+
+impl Tiles<'_, '_> {
+    fn mine(&self) -> u32 {
+        self.lane.id().lane
+    }
+
+    /// The element that this lane reads: another lane's, where there is one.
+    fn crossed(&self) -> u32 {
+        (self.mine() + 1) % self.lane.lanes()
+    }
+
+    fn at(&self, rank: u32, array: u32, slot: u32, tile: u32, element: u32) -> Place {
+        self.lane.cell(rank, array, (slot * self.tiles + tile) * self.lane.lanes() + element)
+    }
+
+    fn inbox(&self, at: u32, source: u32, tile: u32, parity: u32, element: u32) -> Place {
+        self.at(at, INBOX, parity * self.lane.ranks() + source, tile, element)
+    }
+
+    fn sum(&self, tile: u32, element: u32) -> i32 {
+        (0..self.lane.ranks())
+            .fold(0, |sum: i32, rank| sum.wrapping_add(value(rank, self.call, tile, element)))
+    }
+
+    fn me(&self) -> u32 {
+        self.lane.rank()
+    }
+}
+
+impl flow::ReduceTiles for Tiles<'_, '_> {
+    fn produce(&mut self, _tile: u32) {}
+
+    fn push(&mut self, peer: u32, tile: u32, parity: u32) {
+        let place = self.inbox(peer, self.me(), tile, parity, self.mine());
+        self.lane.write(place, value(self.me(), self.call, tile, self.mine()));
+    }
+
+    fn keep(&mut self, tile: u32, parity: u32) {
+        flow::ReduceTiles::push(self, self.me(), tile, parity);
+    }
+
+    fn reduce(&mut self, tile: u32, parity: u32) {
+        let element = self.crossed();
+        for source in 0..self.lane.ranks() {
+            let place = self.inbox(self.me(), source, tile, parity, element);
+            self.lane.expect(place, value(source, self.call, tile, element));
+        }
+        self.lane.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
+    }
+
+    fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
+        // The lane that added an element up also sends it.
+        let element = self.crossed();
+        let place = if direct {
+            self.at(peer, OUT, 0, tile, element)
+        } else {
+            self.at(peer, RESULT, parity, tile, element)
+        };
+        self.lane.write(place, self.sum(tile, element));
+    }
+
+    fn take_result(&mut self, tile: u32, parity: u32) {
+        let element = self.mine();
+        self.lane.expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
+        self.lane.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
+    }
+}
+
+impl flow::DeliverTiles for Tiles<'_, '_> {
+    fn produce(&mut self, _tile: u32) {}
+
+    fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
+        let place = if direct {
+            self.at(peer, OUT, self.me(), tile, self.mine())
+        } else {
+            self.inbox(peer, self.me(), tile, parity, self.mine())
+        };
+        self.lane.write(place, value(self.me(), self.call, tile, self.mine()));
+    }
+
+    fn take(&mut self, source: u32, tile: u32, parity: u32) {
+        let element = self.crossed();
+        let wanted = value(source, self.call, tile, element);
+        self.lane.expect(self.inbox(self.me(), source, tile, parity, element), wanted);
+        self.lane.write(self.at(self.me(), OUT, source, tile, element), wanted);
+    }
+}
+
+impl flow::GatherTiles for Tiles<'_, '_> {
+    fn push_part(&mut self, peer: u32, part: u32, parity: u32) {
+        flow::ReduceTiles::push(self, peer, part, parity);
+    }
+
+    fn multiply(&mut self, tile: u32, source: u32, parity: u32) {
+        let element = self.crossed();
+        let place = if self.pull {
+            self.at(source, SHARD, 0, tile, element)
+        } else {
+            self.inbox(self.me(), source, tile, parity, element)
+        };
+        self.lane.expect(place, value(source, self.call, tile, element));
+    }
+
+    fn store(&mut self, _tile: u32) {}
+}
+
+impl flow::StagedTiles for Tiles<'_, '_> {
+    fn fetch(&mut self, unit: u32) {
+        let (source, element) = (unit / self.tiles, self.crossed());
+        let wanted = value(source, self.call, unit % self.tiles, element);
+        self.lane.expect(self.at(source, SHARD, 0, unit % self.tiles, element), wanted);
+        self.lane.write(self.at(self.me(), STAGE, 0, unit, element), wanted);
+    }
+
+    fn multiply_unit(&mut self, _tile: u32, unit: u32) {
+        let (source, element) = (unit / self.tiles, self.mine());
+        let wanted = value(source, self.call, unit % self.tiles, element);
+        self.lane.expect(self.at(self.me(), STAGE, 0, unit, element), wanted);
+    }
+
+    fn store(&mut self, _tile: u32) {}
+}
+
+impl flow::AccumulateTiles for Tiles<'_, '_> {
+    fn zero(&mut self, tile: u32, parity: u32) {
+        if self.atomic {
+            self.lane.store(self.accumulator(self.me(), tile, parity), 0, Access::AbortStore);
+        } else {
+            self.lane.write(self.at(self.me(), WORK, parity, tile, self.mine()), 0);
+        }
+    }
+
+    fn produce(&mut self, _tile: u32) {}
+
+    fn add(&mut self, owner: u32, tile: u32, parity: u32) {
+        let value = value(self.me(), self.call, tile, self.mine());
+        if self.atomic {
+            let SymWord { rank, index } = self.accumulator(owner, tile, parity);
+            let (order, scope) = (Access::AbortStore.order(), Access::AbortStore.scope());
+            self.lane.perform(Op::Add { place: Place::Sym { rank, index }, value, order, scope });
+        } else {
+            let place = self.at(owner, WORK, parity, tile, self.mine());
+            self.lane.write(place, self.lane.read(place).wrapping_add(value));
+        }
+    }
+
+    fn convert(&mut self, owner: u32, tile: u32, parity: u32) {
+        if self.atomic {
+            let word = self.accumulator(owner, tile, parity);
+            let seen = self.lane.load(word, Access::AbortStore);
+            let place = Place::Sym { rank: word.rank, index: word.index };
+            self.lane.check(place, seen, self.sum(tile, 0));
+        } else {
+            let element = self.crossed();
+            let place = self.at(owner, WORK, parity, tile, element);
+            self.lane.expect(place, self.sum(tile, element));
+        }
+    }
+}
+
+impl Tiles<'_, '_> {
+    /// An accumulator is data, accessed with relaxed additions: a word far behind all others.
+    fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
+        SymWord { rank: owner, index: (1 << 20) + parity * self.tiles + tile }
+    }
+
+    /// The next kernel on the stream reads C.
+    fn consume(&self, slots: impl Iterator<Item = u32>, wanted: impl Fn(u32, u32, u32) -> i32) {
+        let element = self.mine();
+        for slot in slots {
+            for tile in 0..self.tiles {
+                let place = self.at(self.me(), OUT, slot, tile, element);
+                self.lane.expect(place, wanted(slot, tile, element));
+            }
+        }
+    }
+}
+
+/// Run all calls of a scenario: `each` is given the launch and the tiles of a call.
+fn calls<'b>(
+    lane: &Lane<'b>,
+    tiles: u32,
+    each: impl Fn(&Launch<'_, Lane<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
+) {
+    for position in 0..lane.calls() {
+        let call = lane.call(position).number();
+        let tiles = Tiles { lane, call, tiles, pull: false, atomic: false };
+        let launch = Launch {
+            m: lane,
+            channel: lane.channel(),
+            record: lane.record(),
+            index: lane.id().group,
+            count: lane.groups(),
+        };
+        if each(&launch, tiles).is_err() {
+            return;
+        }
+        lane.boundary();
+    }
+}
+
+/// An all-reduce: each rank pushes to all and adds up all.
+pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    Scenario::new(format!("one_shot, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            calls(lane, tiles, |launch, mut body| flow::one_shot(launch, tiles, &mut body));
+        })
+}
+
+/// An all-reduce by the owners of tiles, tile t at rank t mod `ranks`; results into C if `direct`.
+pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
+    let name = if direct { "two_shot, direct" } else { "two_shot" };
+    let scenario = Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            calls(lane, tiles, |launch, mut body| {
+                flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
+                lane.boundary();
+                body.consume(0..1, |_, tile, element| body.sum(tile, element));
+                Ok(())
+            });
+        });
+    directly(scenario, direct)
+}
+
+fn directly(mut scenario: Scenario, direct: bool) -> Scenario {
+    for rank in 0..scenario.ranks {
+        let record = Record { direct: direct.into(), c_offset: [4096, 0], ..Record::default() };
+        scenario = scenario.record(rank, record);
+    }
+    scenario
+}
+
+/// A reduce-scatter in which the last rank owns nothing, if there is more than one.
+pub fn reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    let owners = ranks.saturating_sub(1).max(1);
+    Scenario::new(format!("reduce_scatter, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            calls(lane, tiles, |launch, mut body| {
+                flow::reduce_scatter(launch, tiles, |tile| tile % owners, &mut body)
+            });
+        })
+}
+
+/// All tiles of each rank to all, or of rank 0 alone.
+struct Delivery {
+    tiles: u32,
+    me: u32,
+    broadcast: bool,
+}
+
+impl flow::Delivery for Delivery {
+    fn produced(&self) -> u32 {
+        if self.broadcast && self.me != 0 { 0 } else { self.tiles }
+    }
+
+    fn sent(&self, from: u32, _to: u32) -> u32 {
+        if self.broadcast && from != 0 { 0 } else { self.tiles }
+    }
+}
+
+/// An all-gather, or a broadcast from rank 0, which may run ahead; into C if `direct`.
+pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: bool) -> Scenario {
+    let name = if broadcast { "broadcast" } else { "all_gather" };
+    let how = if direct { ", direct" } else { "" };
+    let scenario =
+        Scenario::new(format!("{name}{how}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+            .calls(calls_, 7)
+            .tiles(tiles, 0)
+            .program(move |lane| {
+                calls(lane, tiles, |launch, mut body| {
+                    let me = lane.rank();
+                    let delivery = Delivery { tiles, me, broadcast };
+                    flow::deliver(launch, &delivery, &mut body)?;
+                    lane.boundary();
+                    let sources = (0..if broadcast { 1 } else { ranks }).filter(|&s| s != me);
+                    body.consume(sources, |source, tile, element| {
+                        value(source, body.call, tile, element)
+                    });
+                    Ok(())
+                });
+            });
+    directly(scenario, direct)
+}
+
+/// The kernel that fills the shard before a call; one workgroup runs it.
+fn fill_shard(lane: &Lane<'_>, body: &Tiles<'_, '_>) {
+    if lane.id().group == 0 {
+        for part in 0..body.tiles {
+            let place = body.at(body.me(), SHARD, 0, part, body.mine());
+            lane.write(place, value(body.me(), body.call, part, body.mine()));
+        }
+    }
+    lane.boundary();
+}
+
+/// An all-gather and product by pull; every call has a new shard in the same place.
+pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    Scenario::new(format!("pull, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            calls(lane, tiles, |launch, body| {
+                fill_shard(lane, &body);
+                flow::pull(launch, tiles, &mut Tiles { pull: true, ..body })
+            });
+        })
+}
+
+/// Each tile needs the unit of each rank that has its number.
+struct Staging {
+    ranks: u32,
+    tiles: u32,
+}
+
+impl flow::Staging for Staging {
+    fn units(&self) -> u32 {
+        self.ranks * self.tiles
+    }
+
+    fn fetched(&self, position: u32) -> u32 {
+        position
+    }
+
+    fn source(&self, unit: u32) -> u32 {
+        unit / self.tiles
+    }
+
+    fn tiles(&self) -> u32 {
+        self.tiles
+    }
+
+    fn needs(&self, tile: u32) -> impl Iterator<Item = u32> {
+        let tiles = self.tiles;
+        (0..self.ranks).map(move |rank| rank * tiles + tile)
+    }
+}
+
+/// An all-gather and product through a staging buffer, the first of two workgroups fetching.
+pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
+    let ranks = groups.len() as u32;
+    Scenario::new(format!("staged, workgroups {groups:?}, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, ranks * tiles)
+        .groups(groups)
+        .program(move |lane| {
+            calls(lane, tiles, |launch, body| {
+                fill_shard(lane, &body);
+                flow::staged(launch, 1, &Staging { ranks, tiles }, &mut { body })
+            });
+        })
+}
+
+/// An all-gather by push, a barrier (unless a mutant leaves it out), then the product.
+pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
+    Scenario::new(format!("gather, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            calls(lane, tiles, |launch, mut body| {
+                flow::gather(launch, tiles, &mut body)?;
+                lane.boundary();
+                if barrier {
+                    flow::barrier(launch, 0, Members::all(ranks), End::Keep)?;
+                    lane.boundary();
+                }
+                flow::local(launch, tiles, &mut body)
+            });
+        })
+}
+
+/// How partials are accumulated, and which barriers a mutant leaves out.
+#[derive(Clone, Copy, Debug)]
+pub struct Accumulate {
+    /// By atomic additions; else under a lock.
+    pub atomic: bool,
+    /// Between clearing and adding.
+    pub first_barrier: bool,
+    /// Between adding and reading.
+    pub second_barrier: bool,
+}
+
+/// An all-reduce into one workspace a tile: clear, barrier, add, barrier, convert.
+pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scenario {
+    let Accumulate { atomic, first_barrier, second_barrier } = how;
+    let name = if atomic { "atomic" } else { "spinlock" };
+    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            let owner = |tile| tile % ranks;
+            calls(lane, tiles, |launch, body| {
+                let mut body = Tiles { atomic, ..body };
+                flow::zero(launch, tiles, owner, &mut body)?;
+                lane.boundary();
+                if first_barrier {
+                    flow::barrier(launch, 0, Members::all(ranks), End::Keep)?;
+                    lane.boundary();
+                }
+                flow::add(launch, tiles, owner, !atomic, &mut body)?;
+                lane.boundary();
+                if second_barrier {
+                    flow::barrier(launch, 1, Members::all(ranks), End::Keep)?;
+                    lane.boundary();
+                }
+                flow::convert(launch, tiles, owner, &mut body)
+            });
+        })
+}
+
+/// Rank 1 comes with another M: whoever consumes its tiles must say so.
+pub fn different_m() -> Scenario {
+    let record = |m| {
+        let mut record = Record::default();
+        record.fields[Field::M as usize] = m;
+        record
+    };
+    let mut scenario = one_shot(2, 1, 1).record(0, record(128)).record(1, record(107));
+    scenario.name = "one_shot, ranks with different M".into();
+    scenario
+}
+

@@ -1,0 +1,157 @@
+use std::fmt;
+use std::sync::Arc;
+
+use iris_sync::{ABORT_WORD, Call, Channel, LINE_WORDS, Limit, RESERVED_WORDS, Record, Shape};
+
+use super::{Lane, LaneId, Place};
+
+type Program = dyn Fn(&Lane<'_>) + Send + Sync;
+
+/// A small program over a [`Memory`](iris_sync::Memory), to be explored.
+///
+/// A builder: by default one lane and one workgroup a rank, one call, four tiles. The program is
+/// run from its start for every execution and must be a function of what it reads.
+#[derive(Clone)]
+pub struct Scenario {
+    pub(super) name: String,
+    pub(super) ranks: u32,
+    pub(super) lanes: u32,
+    pub(super) groups: Vec<u32>,
+    pub(super) first: Call,
+    pub(super) calls: u32,
+    pub(super) shape: Shape,
+    pub(super) records: Vec<Record>,
+    pub(super) words: Option<i32>,
+    pub(super) initial: Vec<(Place, i32)>,
+    pub(super) expires: Option<fn(LaneId, Limit, u32) -> bool>,
+    pub(super) program: Arc<Program>,
+}
+
+/// What cells hold before anybody has written them.
+pub const POISON: i32 = -0x0bad_cafe;
+
+impl Scenario {
+    /// A scenario that does nothing yet.
+    pub fn new(name: impl Into<String>, ranks: u32) -> Self {
+        let shape = Shape { op: 1, size: ranks, tiles: 4, flags: 4, locks: true, sequence: 0 };
+        Self {
+            name: name.into(),
+            ranks,
+            lanes: 1,
+            groups: vec![1; ranks as usize],
+            first: Call::new(7),
+            calls: 1,
+            shape,
+            records: vec![Record::default(); ranks as usize],
+            words: None,
+            initial: Vec::new(),
+            expires: None,
+            program: Arc::new(|_| ()),
+        }
+    }
+
+    /// What every lane of every rank does.
+    #[must_use]
+    pub fn program(self, program: impl Fn(&Lane<'_>) + Send + Sync + 'static) -> Self {
+        Self { program: Arc::new(program), ..self }
+    }
+
+    /// Lanes of each workgroup.
+    #[must_use]
+    pub fn lanes(self, lanes: u32) -> Self {
+        Self { lanes, ..self }
+    }
+
+    /// Workgroups of each rank.
+    #[must_use]
+    pub fn groups(self, groups: &[u32]) -> Self {
+        assert_eq!(groups.len(), self.ranks as usize, "one number of workgroups a rank");
+        Self { groups: groups.to_vec(), ..self }
+    }
+
+    /// How many calls, and the number of the first.
+    #[must_use]
+    pub fn calls(self, calls: u32, first: i32) -> Self {
+        Self { calls, first: Call::new(first), ..self }
+    }
+
+    /// What rank `rank` says about its calls.
+    #[must_use]
+    pub fn record(mut self, rank: u32, record: Record) -> Self {
+        self.records[rank as usize] = record;
+        self
+    }
+
+    /// Tiles of the largest plan, and flags.
+    #[must_use]
+    pub fn tiles(mut self, tiles: u32, flags: u32) -> Self {
+        (self.shape.tiles, self.shape.flags) = (tiles, flags);
+        self
+    }
+
+    /// What all words hold at first, instead of the number before the first call.
+    #[must_use]
+    pub fn words(self, value: i32) -> Self {
+        Self { words: Some(value), ..self }
+    }
+
+    /// What one place holds at first.
+    #[must_use]
+    pub fn initial(mut self, place: Place, value: i32) -> Self {
+        self.initial.push((place, value));
+        self
+    }
+
+    /// Let waits end, so that faults are part of the scenario: `expires(lane, limit, spins)`.
+    ///
+    /// Without this no wait expires, abort words are not modelled, and a fault is a failure.
+    #[must_use]
+    pub fn expires(self, expires: fn(LaneId, Limit, u32) -> bool) -> Self {
+        Self { expires: Some(expires), ..self }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The words as `rank` sees them.
+    pub fn channel(&self, rank: u32) -> Channel {
+        Channel::lay_out(self.shape, rank, RESERVED_WORDS, LINE_WORDS).0
+    }
+
+    /// All lanes.
+    pub fn lane_ids(&self) -> Vec<LaneId> {
+        let mut ids = Vec::new();
+        for (rank, &groups) in (0..).zip(&self.groups) {
+            for group in 0..groups {
+                ids.extend((0..self.lanes).map(|lane| LaneId { rank, group, lane }));
+            }
+        }
+        ids
+    }
+
+    /// What `place` holds at first.
+    pub fn initial_value(&self, place: Place) -> i32 {
+        if let Some(&(_, value)) = self.initial.iter().rev().find(|(at, _)| *at == place) {
+            return value;
+        }
+        let channel = self.channel(0);
+        let unset = self.words.unwrap_or(self.first.previous().number());
+        match place {
+            Place::Sym { index: ABORT_WORD, .. } => 0,
+            Place::Sym { index, .. } if index >= channel.locks => 0,
+            Place::Sym { .. } => unset,
+            Place::Dev { index, .. } if index == channel.call => self.first.number(),
+            Place::Dev { index, .. } if index >= channel.flags => unset,
+            Place::Dev { .. } | Place::Data { .. } | Place::Unchecked { .. } => 0,
+            Place::Cell { .. } => POISON,
+        }
+    }
+}
+
+impl fmt::Debug for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scenario").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,201 @@
+use std::cell::{Cell, RefCell};
+
+use super::{
+    AssertUnwindSafe, Failure, Lane, LaneId, Op, Place, Rules, Scenario, panic,
+};
+use crate::model::Arena;
+
+/// What a lane does next, given the results of all it has done so far.
+#[derive(Clone, Debug)]
+pub(super) enum Next {
+    Op(Op),
+    /// It looked in vain at these words; it can look again, from `head`, when one has changed.
+    Blocked {
+        head: u32,
+        watch: Box<[(Place, i32)]>,
+    },
+    Ended,
+    Failed(Failure),
+}
+
+struct Node {
+    lane: usize,
+    parent: Option<u32>,
+    /// The result of the parent's operation.
+    result: i32,
+    next: Next,
+    children: Vec<(i32, u32)>,
+}
+
+/// The programs of all lanes as trees of results.
+pub(super) struct Programs<'a> {
+    pub(super) lanes: Vec<LaneId>,
+    scenario: &'a Scenario,
+    rules: &'a Rules,
+    nodes: Vec<Node>,
+    roots: Vec<u32>,
+}
+
+/// Leaves a program at the operation that has no result yet.
+struct Suspended;
+
+struct Replay {
+    results: Vec<i32>,
+    position: Cell<usize>,
+    pending: RefCell<Option<Op>>,
+}
+
+impl Arena for Replay {
+    fn perform(&self, _lane: LaneId, op: &Op) -> i32 {
+        let position = self.position.replace(self.position.get() + 1);
+        self.results.get(position).copied().unwrap_or_else(|| {
+            *self.pending.borrow_mut() = Some(*op);
+            panic::resume_unwind(Box::new(Suspended))
+        })
+    }
+}
+
+impl<'a> Programs<'a> {
+    pub(super) fn new(scenario: &'a Scenario, rules: &'a Rules) -> Self {
+        let lanes = scenario.lane_ids();
+        let mut programs = Self { lanes, scenario, rules, nodes: Vec::new(), roots: Vec::new() };
+        for lane in 0..programs.lanes.len() {
+            let (next, _) = programs.replay(lane, Vec::new());
+            programs.roots.push(programs.nodes.len() as u32);
+            programs.nodes.push(Node { lane, parent: None, result: 0, next, children: Vec::new() });
+        }
+        programs
+    }
+
+    pub(super) fn root(&self, lane: usize) -> u32 {
+        self.roots[lane]
+    }
+
+    pub(super) fn next(&self, node: u32) -> &Next {
+        &self.nodes[node as usize].next
+    }
+
+    /// Where the lane is when its next operation has had this result.
+    pub(super) fn advance(&mut self, node: u32, result: i32) -> u32 {
+        let known = self.nodes[node as usize].children.iter().find(|(value, _)| *value == result);
+        if let Some(&(_, child)) = known {
+            return child;
+        }
+        let lane = self.nodes[node as usize].lane;
+        let mut results = self.results(node);
+        results.push(result);
+        let (next, results) = self.replay(lane, results);
+        let child = self.nodes.len() as u32;
+        self.nodes.push(Node { lane, parent: Some(node), result, next, children: Vec::new() });
+        self.nodes[node as usize].children.push((result, child));
+        if let Next::Op(Op::Pause) = self.nodes[child as usize].next {
+            self.block(child, results);
+        }
+        child
+    }
+
+    /// A node at which this lane has failed.
+    pub(super) fn fail(&mut self, lane: usize, failure: Failure) -> u32 {
+        let next = Next::Failed(failure);
+        self.nodes.push(Node { lane, parent: None, result: 0, next, children: Vec::new() });
+        self.nodes.len() as u32 - 1
+    }
+
+    /// The operations on the way from one node to another below it.
+    pub(super) fn between(&self, from: u32, to: u32) -> Vec<Op> {
+        let mut ops = Vec::new();
+        let mut at = to;
+        while at != from {
+            let Some(parent) = self.nodes[at as usize].parent else { return ops };
+            if let Next::Op(op) = self.nodes[parent as usize].next {
+                ops.insert(0, op);
+            }
+            at = parent;
+        }
+        ops
+    }
+
+    fn results(&self, mut node: u32) -> Vec<i32> {
+        let mut results = Vec::new();
+        while let Some(parent) = self.nodes[node as usize].parent {
+            results.push(self.nodes[node as usize].result);
+            node = parent;
+        }
+        results.reverse();
+        results
+    }
+
+    fn replay(&self, lane: usize, results: Vec<i32>) -> (Next, Vec<i32>) {
+        let replay =
+            Replay { results, position: Cell::new(0), pending: RefCell::new(None) };
+        let run = || Lane::run(self.lanes[lane], self.scenario, self.rules, &replay);
+        let next = match panic::catch_unwind(AssertUnwindSafe(run)) {
+            Ok(()) => Next::Ended,
+            Err(payload) if payload.is::<Suspended>() => match replay.pending.take() {
+                Some(op) => Next::Op(op),
+                None => Next::Failed(Failure::Other("left without an operation".into())),
+            },
+            Err(payload) => Next::Failed(match payload.downcast::<Failure>() {
+                Ok(failure) => *failure,
+                Err(_) => Failure::Other("the program panicked".into()),
+            }),
+        };
+        (next, replay.results)
+    }
+
+    /// A look in vain: find where its wait looks first, by letting it look once more at the same.
+    fn block(&mut self, node: u32, mut results: Vec<i32>) {
+        let lane = self.nodes[node as usize].lane;
+        let mut seen = Looks::new(self, node);
+        let mut looks: Vec<(Op, i32)> = Vec::new();
+        results.push(0);
+        loop {
+            let (next, back) = self.replay(lane, results);
+            results = back;
+            match next {
+                Next::Op(Op::Pause) if !looks.is_empty() => break,
+                Next::Op(op) => match seen.last(&op) {
+                    Some(value) => {
+                        looks.push((op, value));
+                        results.push(value);
+                    }
+                    None => return,
+                },
+                _ => return,
+            }
+        }
+        // Go back over as many operations; they must be the same looks.
+        let mut head = node;
+        for (op, _) in looks.iter().rev() {
+            let Some(parent) = self.nodes[head as usize].parent else { return };
+            match &self.nodes[parent as usize].next {
+                Next::Op(before) if before == op => head = parent,
+                _ => return,
+            }
+        }
+        let watch = looks.iter().filter_map(|(op, value)| op.place().map(|p| (p, *value))).collect();
+        self.nodes[node as usize].next = Next::Blocked { head, watch };
+    }
+}
+
+/// The value that each look on the way to a node has seen last.
+struct Looks(Vec<(Op, i32)>);
+
+impl Looks {
+    fn new(programs: &Programs<'_>, mut node: u32) -> Self {
+        let mut seen = Vec::new();
+        while let Some(parent) = programs.nodes[node as usize].parent {
+            if let Next::Op(op @ (Op::Load { .. } | Op::CompareExchange { .. } | Op::Read { .. })) =
+                programs.nodes[parent as usize].next
+            {
+                seen.push((op, programs.nodes[node as usize].result));
+            }
+            node = parent;
+        }
+        Self(seen)
+    }
+
+    fn last(&mut self, op: &Op) -> Option<i32> {
+        self.0.iter().find(|(seen, _)| seen == op).map(|(_, value)| *value)
+    }
+}
