@@ -1,4 +1,6 @@
 //! [`World`]: the ranks of a job, and what they exchange on the host.
+//!
+//! Long because the life of a world (made, split, watched, closed) shares one private state.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,6 @@
 //! Ranks as processes: this test program starts itself, once a rank.
+//!
+//! Long because a rank and the test that starts it must be the same program.
 
 use std::io::Read;
 use std::path::Path;

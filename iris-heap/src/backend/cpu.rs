@@ -3,6 +3,8 @@
 //!
 //! The worker of the stream whose launch runs is one of the threads: it runs workgroup 0, the pool
 //! the others. So a heap of one thread has no pool, and a heap of `n` threads computes on `n`.
+//!
+//! Long because pool, streams and events share the turn-taking that keeps launches in order.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;

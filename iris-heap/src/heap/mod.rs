@@ -1,4 +1,6 @@
 //! [`SymmetricHeap`]: memory that every rank maps, with the same layout on each.
+//!
+//! Long because every collective step is here: open, alloc, free, close and what they agree on.
 
 mod access;
 mod fill;

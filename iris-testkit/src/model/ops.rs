@@ -98,7 +98,8 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
 
     fn take_result(&mut self, tile: u32, parity: u32) {
         let element = self.mine();
-        self.lane.expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
+        self.lane
+            .expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
         self.lane.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
     }
 }
@@ -217,10 +218,12 @@ impl Tiles<'_, '_> {
 fn calls<'b>(
     lane: &Lane<'b>,
     tiles: u32,
-    each: impl Fn(&Launch<'_, Lane<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
+    mut each: impl FnMut(&Launch<'_, Lane<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
 ) {
     for position in 0..lane.calls() {
-        let call = lane.call(position).number();
+        // Another M is another layout: what such a rank produces, others cannot use.
+        let m = lane.record().fields[Field::M as usize];
+        let call = lane.call(position).number().wrapping_add(m);
         let tiles = Tiles { lane, call, tiles, pull: false, atomic: false };
         let launch = Launch {
             m: lane,
@@ -246,20 +249,34 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
+/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each.
+pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
+    Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
+        .calls(used.len() as u32, first)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            let mut used = used.iter();
+            calls(lane, tiles, |launch, mut body| {
+                flow::one_shot(launch, used.next().copied().unwrap_or(tiles), &mut body)
+            });
+        })
+}
+
 /// An all-reduce by the owners of tiles, tile t at rank t mod `ranks`; results into C if `direct`.
 pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "two_shot, direct" } else { "two_shot" };
-    let scenario = Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
-        .program(move |lane| {
-            calls(lane, tiles, |launch, mut body| {
-                flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
-                lane.boundary();
-                body.consume(0..1, |_, tile, element| body.sum(tile, element));
-                Ok(())
+    let scenario =
+        Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+            .calls(calls_, 7)
+            .tiles(tiles, 0)
+            .program(move |lane| {
+                calls(lane, tiles, |launch, mut body| {
+                    flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
+                    lane.boundary();
+                    body.consume(0..1, |_, tile, element| body.sum(tile, element));
+                    Ok(())
+                });
             });
-        });
     directly(scenario, direct)
 }
 
@@ -461,4 +478,3 @@ pub fn different_m() -> Scenario {
     scenario.name = "one_shot, ranks with different M".into();
     scenario
 }
-
