@@ -182,7 +182,11 @@ mod tests {
             for &kernel in kernels {
                 let build = OpBuild { op, ..base }.of(kernel).expect("a build");
                 let entry = format!("IRIS_KERNEL iris_{}(", kernel.name());
-                assert!(build.source.text.contains(&entry), "{op}: {entry} in {}", build.source.name);
+                assert!(
+                    build.source.text.contains(&entry),
+                    "{op}: {entry} in {}",
+                    build.source.name
+                );
             }
         }
     }
