@@ -46,7 +46,7 @@ fn shapes_of(size: usize, threads: usize) {
                     Level::Normal => size.div_ceil(3),
                     Level::Full => 1,
                 };
-                if (at + size) % every != 0 {
+                if !(at + size).is_multiple_of(every) {
                     continue;
                 }
                 let tiles = if level() == Level::Full { 0..3 } else { at % 3..at % 3 + 1 };
