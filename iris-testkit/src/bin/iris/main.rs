@@ -8,6 +8,7 @@
 mod check;
 mod errors;
 mod job;
+mod kernels;
 mod layer;
 mod matrices;
 mod operator;
@@ -33,6 +34,8 @@ struct Arguments {
 enum Task {
     /// A transformer layer on four ranks; or one operator on random input, checked and timed.
     Run(Box<operator::Options>),
+    /// Compile the kernels of all ops for GPUs, ahead of time.
+    Kernels(kernels::Options),
     /// One rank of a job: started by the other tasks.
     #[command(hide = true)]
     Rank(rank::Options),
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     let task = Arguments::parse().task;
     let done = match task {
         Task::Run(options) => operator::main(*options),
+        Task::Kernels(options) => kernels::main(&options),
         Task::Rank(options) => rank::main(&options),
     };
     match done {
