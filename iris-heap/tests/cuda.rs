@@ -1,6 +1,7 @@
 //! The CUDA backend on a GPU: memory, streams, faults, leaks. Without a GPU every test says why it
 //! is skipped. Ranks are threads; they share devices where there are fewer of these.
 
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -88,6 +89,56 @@ fn ranks_see_each_others_memory() {
     for size in [1, 2, 4, devices.max(2) * 2] {
         for legacy in [false, true] {
             World::run_threads(size, |world| exchange(world, legacy)).unwrap();
+        }
+    }
+}
+
+/// One rank of the test below.
+#[test]
+#[ignore = "the program of one rank, which another test starts"]
+fn rank_program() {
+    let legacy = std::env::var(LEGACY).expect("the other test says which memory") == "1";
+    let world = World::from_env().unwrap();
+    exchange(world.clone(), legacy).unwrap();
+    world.close().unwrap();
+    println!("RESULT ok");
+}
+
+const LEGACY: &str = "HEAP_TEST_LEGACY";
+
+#[test]
+fn processes_see_each_others_memory() {
+    let _turn = TURN.lock().unwrap();
+    if devices().is_none() {
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    for (size, legacy) in [(2, "0"), (4, "0"), (2, "1")] {
+        let place = tempfile::tempdir().unwrap();
+        let start = |rank: usize| {
+            Command::new(&program)
+                .args(["--exact", "rank_program", "--ignored", "--nocapture"])
+                .env("RANK", rank.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("WORLD_SIZE", size.to_string())
+                .env("LOCAL_WORLD_SIZE", size.to_string())
+                .env("IRIS_RENDEZVOUS", place.path())
+                .env("IRIS_DEADLINE", "0.1")
+                .env(LEGACY, legacy)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let ranks: Vec<_> = (0..size).map(start).collect();
+        for (rank, child) in ranks.into_iter().enumerate() {
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                text.contains("RESULT ok"),
+                "rank {rank} of {size}, legacy {legacy}:\n{text}\n{errors}"
+            );
         }
     }
 }
