@@ -98,7 +98,8 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
 
     fn take_result(&mut self, tile: u32, parity: u32) {
         let element = self.mine();
-        self.lane.expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
+        self.lane
+            .expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
         self.lane.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
     }
 }
@@ -249,17 +250,18 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
 /// An all-reduce by the owners of tiles, tile t at rank t mod `ranks`; results into C if `direct`.
 pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "two_shot, direct" } else { "two_shot" };
-    let scenario = Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
-        .program(move |lane| {
-            calls(lane, tiles, |launch, mut body| {
-                flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
-                lane.boundary();
-                body.consume(0..1, |_, tile, element| body.sum(tile, element));
-                Ok(())
+    let scenario =
+        Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+            .calls(calls_, 7)
+            .tiles(tiles, 0)
+            .program(move |lane| {
+                calls(lane, tiles, |launch, mut body| {
+                    flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
+                    lane.boundary();
+                    body.consume(0..1, |_, tile, element| body.sum(tile, element));
+                    Ok(())
+                });
             });
-        });
     directly(scenario, direct)
 }
 
@@ -461,4 +463,3 @@ pub fn different_m() -> Scenario {
     scenario.name = "one_shot, ranks with different M".into();
     scenario
 }
-

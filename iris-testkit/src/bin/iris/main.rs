@@ -3,8 +3,9 @@
 //! Exit codes: 0, all was right; 1, a check failed or a rank did; 2, the arguments, the environment
 //! or a file are not what they should be.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod bench;
 mod check;
 mod errors;
 mod job;
@@ -14,6 +15,7 @@ mod operator;
 mod problem;
 mod progress;
 mod rank;
+mod ratios;
 mod trace;
 mod weights;
 
@@ -33,6 +35,8 @@ struct Arguments {
 enum Task {
     /// A transformer layer on four ranks; or one operator on random input, checked and timed.
     Run(Box<operator::Options>),
+    /// Ratios of times, against what is asked of them.
+    Bench(bench::Options),
     /// One rank of a job: started by the other tasks.
     #[command(hide = true)]
     Rank(rank::Options),
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
     let task = Arguments::parse().task;
     let done = match task {
         Task::Run(options) => operator::main(*options),
+        Task::Bench(options) => bench::main(&options),
         Task::Rank(options) => rank::main(&options),
     };
     match done {
