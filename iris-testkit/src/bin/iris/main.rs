@@ -16,6 +16,7 @@ mod problem;
 mod progress;
 mod rank;
 mod ratios;
+mod suite;
 mod trace;
 mod weights;
 
@@ -35,6 +36,8 @@ struct Arguments {
 enum Task {
     /// A transformer layer on four ranks; or one operator on random input, checked and timed.
     Run(Box<operator::Options>),
+    /// Every op over ragged shapes, against the oracle.
+    Test(suite::Options),
     /// Ratios of times, against what is asked of them.
     Bench(bench::Options),
     /// One rank of a job: started by the other tasks.
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
     let done = match task {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),
+        Task::Test(options) => suite::main(&options),
         Task::Rank(options) => rank::main(&options),
     };
     match done {

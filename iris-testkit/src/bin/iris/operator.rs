@@ -123,7 +123,8 @@ pub(crate) struct Device {
 impl Device {
     const KINDS: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip];
 
-    fn new(backend: BackendKind, threads: Option<usize>) -> Device {
+    /// This backend, with so many threads a rank.
+    pub(crate) fn new(backend: BackendKind, threads: Option<usize>) -> Device {
         let backend = Self::KINDS.iter().position(|&kind| kind == backend).unwrap_or(0) as u8;
         Device { backend, threads }
     }

@@ -7,6 +7,7 @@ use crate::job::Job;
 use crate::layer::LayerJob;
 use crate::operator::OperatorJob;
 use crate::ratios::RatioJob;
+use crate::suite::SuiteJob;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -22,6 +23,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         LayerJob::NAME => part::<LayerJob>(&options.job)?,
         OperatorJob::NAME => part::<OperatorJob>(&options.job)?,
         RatioJob::NAME => part::<RatioJob>(&options.job)?,
+        SuiteJob::NAME => part::<SuiteJob>(&options.job)?,
         other => bail!("no job is called {other}"),
     }
     Ok(true)
