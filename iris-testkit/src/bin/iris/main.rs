@@ -47,12 +47,12 @@ enum Task {
 
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
-    let done = match task {
+    let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
         Task::Rank(options) => rank::main(&options),
-    };
+    });
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -61,6 +61,19 @@ fn main() -> ExitCode {
             ExitCode::from(errors::code(&error))
         }
     }
+}
+
+/// What the libraries log goes to stderr, from the level in `IRIS_LOG` on.
+fn log() -> anyhow::Result<()> {
+    let level = std::env::var("IRIS_LOG").unwrap_or_default();
+    let level = match level.as_str() {
+        "" => tracing_subscriber::filter::LevelFilter::WARN,
+        name => name.parse().map_err(|_| {
+            errors::usage("IRIS_LOG", name, "off, error, warn, info, debug or trace")
+        })?,
+    };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
+    Ok(())
 }
 
 #[cfg(test)]

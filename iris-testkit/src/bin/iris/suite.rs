@@ -92,10 +92,10 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
             let mut case = Case::new(op, variant, options.clone().shard(shard));
             case.seed = 1 + at as u64;
             case.uneven = at % 4 == 1;
-            if at % 2 == 0 {
+            if at.is_multiple_of(2) {
                 case.input = Input::Reals;
                 case.bias = op.multiplies();
-                if op.multiplies() && at % 4 == 0 {
+                if op.multiplies() && at.is_multiple_of(4) {
                     case.options = case.options.epilogue(Epilogue::Gelu);
                 }
             }
