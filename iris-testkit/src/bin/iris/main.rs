@@ -9,6 +9,7 @@ mod bench;
 mod check;
 mod errors;
 mod job;
+mod kernels;
 mod layer;
 mod matrices;
 mod operator;
@@ -40,6 +41,8 @@ enum Task {
     Test(suite::Options),
     /// Ratios of times, against what is asked of them.
     Bench(bench::Options),
+    /// Compile the kernels of all ops for GPUs, ahead of time.
+    Kernels(kernels::Options),
     /// One rank of a job: started by the other tasks.
     #[command(hide = true)]
     Rank(rank::Options),
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
+        Task::Kernels(options) => kernels::main(&options),
         Task::Rank(options) => rank::main(&options),
     });
     match done {
