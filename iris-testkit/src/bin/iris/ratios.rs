@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, random_unit};
-use iris_ops::{Options, Plan, Ranks};
+use iris_ops::{Options, Plan, Ranks, TileShape};
 use iris_testkit::oracle::split;
 use iris_testkit::suite::{self, AnyOp, OpName, Operands};
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,8 @@ pub(crate) struct Ratio {
     base_ranks: usize,
     /// Of a rank.
     threads: usize,
+    /// Rows and columns of a tile, instead of the plan's choice.
+    tile: Option<[usize; 2]>,
     repetitions: usize,
     pub(crate) at_most: f64,
 }
@@ -80,7 +82,9 @@ impl RatioJob {
 
 /// The plan of the op that is measured.
 fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
-    let options = Options::new(ratio.m, ratio.n, split(ratio.k, ranks.size, ranks.rank).len());
+    let k = split(ratio.k, ranks.size, ranks.rank).len();
+    let mut options = Options::new(ratio.m, ratio.n, k);
+    options.tile = ratio.tile.map(|[m, n]| TileShape { m, n });
     suite::plan(OpName::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
