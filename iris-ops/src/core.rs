@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use iris_heap::{DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, counter, dtype_code, epilogue, producer};
+use iris_kernels::build::OpBuild;
 use iris_kernels::trace::{self, TraceSpan};
 use iris_kernels::{Kernel, Launcher};
 use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS, Record};
@@ -70,7 +71,19 @@ impl Own {
                 size: heap.size(),
             });
         }
-        let launcher = Launcher::new(heap).in_op(op)?;
+        let (planned, backend) = (plan.options.backend, heap.options().backend);
+        if planned != backend {
+            let expected = format!("{backend}, the device of the heap");
+            return invalid("backend of the plan", planned.to_string(), expected);
+        }
+        let build = OpBuild {
+            op,
+            product: plan.product,
+            dtype: plan.options.dtype,
+            tile_m: plan.tile.m as u32,
+            tile_n: plan.tile.n as u32,
+        };
+        let launcher = Launcher::new(heap, &build, &plan.kernels()).in_op(op)?;
         let resident = launcher.resident();
         let groups = plan.options.workgroups.unwrap_or(resident as usize);
         if groups > resident as usize {
