@@ -1,1 +1,29 @@
-//! iris-kernels
+//! The kernels of iris: what runs on a device, as one source for AMD, NVIDIA and a host compiler,
+//! and as Rust for the CPU.
+//!
+//! **Problem.** A kernel that multiplies and communicates is written once a vendor and once a
+//! library, and each copy has its own subtle protocol.
+//!
+//! **Solution.** The protocols are those of [`iris_sync`], the same functions everywhere. [`args`]
+//! is what a kernel is given, laid out alike on both sides; [`schedule`] says who computes what
+//! and who waits for what; [`cpu`] runs it here.
+//!
+//! **Running.** Ops launch kernels through [`Launcher`]; nobody else needs to.
+//!
+//! **Debugging.** With a [`trace`] buffer in its arguments a kernel leaves a span for every
+//! fetch, product, wait, signal and reduction of each workgroup.
+//!
+//! **Limits.** f32, f16 and bf16, sums in f32.
+
+pub mod args;
+pub mod cache;
+pub mod cpu;
+mod kernel;
+mod launch;
+pub mod rtc;
+pub mod schedule;
+pub mod source;
+pub mod trace;
+
+pub use kernel::Kernel;
+pub use launch::Launcher;

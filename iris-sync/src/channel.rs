@@ -3,6 +3,10 @@ use crate::{DevWord, SymWord};
 /// Words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
 
+/// Device word of an op, counted from its first, that counts the calls of an op which not all ranks
+/// take part in.
+pub const PRIVATE_SEQUENCE: u32 = 2;
+
 /// Where the words of one op lie: the same on every rank, since the heap gives the same offsets.
 ///
 /// `repr(C)` and made of `u32` alone, because kernels get it by value. All positions are indices of

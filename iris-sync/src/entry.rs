@@ -17,7 +17,8 @@ pub struct Record {
     /// Values that all ranks must have in common, in the order of [`Field`]. `Op` and `Sequence`
     /// are filled in by the protocol.
     pub fields: [i32; 8],
-    /// 1 if peers may write C of this rank directly; else results go to the inbox.
+    /// The leading dimension of C in elements, if peers may write C of this rank directly; 0 if
+    /// results go to the inbox.
     pub direct: i32,
     /// Offset of C in the data segment, low and high half.
     pub c_offset: [i32; 2],
@@ -100,7 +101,7 @@ pub fn wait_entry<M: Memory + ?Sized>(
 /// Whether results may be written straight into C, between this rank and `peer`.
 ///
 /// Both sides come to the same answer, since each compares the same two records: both allow it and
-/// C has the same offset on both. Only after [`wait_entry`] for that peer.
+/// C has the same offset and leading dimension on both. Only after [`wait_entry`] for that peer.
 pub fn is_direct<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -110,5 +111,5 @@ pub fn is_direct<M: Memory + ?Sized>(
 ) -> bool {
     let place = channel.entry(channel.rank, peer, call.parity());
     let theirs: [i32; 3] = core::array::from_fn(|i| m.get(word(place, Field::ALL.len() + i)));
-    record.direct == 1 && theirs == [1, record.c_offset[0], record.c_offset[1]]
+    record.direct != 0 && theirs == [record.direct, record.c_offset[0], record.c_offset[1]]
 }

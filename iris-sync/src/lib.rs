@@ -33,7 +33,7 @@ mod wait;
 mod workgroup;
 
 pub use call::{Call, RESTAMP_PERIOD};
-pub use channel::{Channel, LINE_WORDS, Shape, Words};
+pub use channel::{Channel, LINE_WORDS, PRIVATE_SEQUENCE, Shape, Words};
 pub use entry::Record;
 pub use fault::{Fault, FaultKind, Field, Stop};
 pub use memory::{Access, DevWord, Limit, Memory, Order, Scope, Span, SymWord};

@@ -102,13 +102,12 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Whether this rank lets peers write its C directly at all; if not, nobody need be asked.
-    pub fn may_be_direct(&self) -> bool {
-        self.record.direct == 1
-    }
-
-    /// Whether results go straight into C between this rank and `peer`; waits until it has entered.
+    /// Whether results go straight into C between this rank and `peer`. If this rank allows it at
+    /// all, waits until the peer has entered.
     pub fn direct(&mut self, peer: u32) -> Result<bool, Stop> {
+        if self.record.direct == 0 {
+            return Ok(false);
+        }
         self.wait_entry(peer)?;
         Ok(entry::is_direct(self.m, self.channel, self.call, &self.record, peer))
     }

@@ -1,2 +1,9 @@
-//! iris-testkit
+//! How iris is checked: one oracle, one runner of cases for every op, and models that explore the
+//! protocols, in Rust and in the source that runs on a device. Also the launcher of rank processes
+//! and the program `iris`.
+
+pub mod launch;
 pub mod model;
+pub mod numeric;
+pub mod oracle;
+pub mod suite;

@@ -35,7 +35,7 @@ pub fn deliver<M: Memory + ?Sized>(
             for peer in wg.channel.peers().filter(|&peer| tile < delivery.sent(me, peer)) {
                 // The credit is implied by the entry, but only where the peer is waited for.
                 wg.credit(peer)?;
-                let direct = wg.may_be_direct() && wg.direct(peer)?;
+                let direct = wg.direct(peer)?;
                 wg.m.begin(Span::Signal, tile);
                 body.push(peer, tile, parity, direct);
                 wg.push_signal(peer, tile);
@@ -45,7 +45,7 @@ pub fn deliver<M: Memory + ?Sized>(
         for source in wg.channel.peers() {
             for tile in wg.share(delivery.sent(source, me)) {
                 wg.wait_tile(source, tile)?;
-                if !(wg.may_be_direct() && wg.direct(source)?) {
+                if !wg.direct(source)? {
                     wg.m.begin(Span::Reduce, tile);
                     body.take(source, tile, parity);
                     wg.m.end(Span::Reduce);

@@ -13,8 +13,11 @@ pub trait GatherTiles {
 
 /// Where the tiles of a staged gather come from: pure functions of agreed values.
 pub trait Staging {
-    /// Units of the staging buffer; a unit comes from one rank.
+    /// Units of the gathered matrix; a unit comes from one rank. Those of this rank itself are not
+    /// staged.
     fn units(&self) -> u32;
+    /// Which unit is fetched as number `position`.
+    fn fetched(&self, position: u32) -> u32;
     /// The rank that `unit` comes from.
     fn source(&self, unit: u32) -> u32;
     /// Tiles of C.
@@ -105,7 +108,7 @@ pub fn pull<M: Memory + ?Sized>(
 /// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for
 /// each; the others multiply and wait for the unit they need.
 ///
-/// With one workgroup, or no fetchers, every workgroup first fetches its share and then multiplies:
+/// Units of this rank itself are multiplied where they are. With one workgroup, or no fetchers, every workgroup first fetches its share and then multiplies:
 /// fetching waits for peers only, so that cannot lock up.
 pub fn staged<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
@@ -115,16 +118,17 @@ pub fn staged<M: Memory + ?Sized>(
 ) -> Result<(), Stop> {
     launch.run(End::Pulled, |wg| {
         wg.enter()?;
-        let (index, count) = (wg.index, wg.count);
+        let (index, count, me) = (wg.index, wg.count, wg.channel.rank);
         let fetchers = if fetchers >= count { 0 } else { fetchers };
         let (fetches, multiplies) = (fetchers == 0 || index < fetchers, index >= fetchers);
         if fetches {
             let step = if fetchers == 0 { count } else { fetchers };
-            for unit in (index..staging.units()).step_by(step as usize) {
-                let source = staging.source(unit);
-                if source != wg.channel.rank {
-                    wg.wait_entry(source)?;
+            for position in (index..staging.units()).step_by(step as usize) {
+                let unit = staging.fetched(position);
+                if staging.source(unit) == me {
+                    continue;
                 }
+                wg.wait_entry(staging.source(unit))?;
                 wg.m.begin(Span::Fetch, unit);
                 body.fetch(unit);
                 wg.raise_flag(unit);
@@ -134,7 +138,9 @@ pub fn staged<M: Memory + ?Sized>(
         if multiplies {
             for tile in (index - fetchers..staging.tiles()).step_by((count - fetchers) as usize) {
                 for unit in staging.needs(tile) {
-                    wg.wait_flag(unit, staging.source(unit))?;
+                    if staging.source(unit) != me {
+                        wg.wait_flag(unit, staging.source(unit))?;
+                    }
                     wg.m.begin(Span::Gemm, tile);
                     body.multiply_unit(tile, unit);
                     wg.m.end(Span::Gemm);

@@ -110,7 +110,7 @@ fn reduce_at_owners<M: Memory + ?Sized>(
             wg.m.end(Span::Reduce);
             for peer in wg.channel.peers().filter(|_| to_all) {
                 wg.credit(peer)?;
-                let direct = wg.may_be_direct() && wg.direct(peer)?;
+                let direct = wg.direct(peer)?;
                 wg.m.begin(Span::Signal, tile);
                 body.push_result(peer, tile, parity, direct);
                 wg.push_result(peer, tile);
@@ -119,7 +119,7 @@ fn reduce_at_owners<M: Memory + ?Sized>(
         }
         for tile in wg.share(tiles).filter(|&tile| to_all && owner(tile) != me) {
             wg.wait_result(owner(tile), tile)?;
-            if !(wg.may_be_direct() && wg.direct(owner(tile))?) {
+            if !wg.direct(owner(tile))? {
                 wg.m.begin(Span::Reduce, tile);
                 body.take_result(tile, parity);
                 wg.m.end(Span::Reduce);

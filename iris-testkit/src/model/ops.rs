@@ -377,6 +377,10 @@ impl flow::Staging for Staging {
         self.ranks * self.tiles
     }
 
+    fn fetched(&self, position: u32) -> u32 {
+        position
+    }
+
     fn source(&self, unit: u32) -> u32 {
         unit / self.tiles
     }

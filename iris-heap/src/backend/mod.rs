@@ -1,0 +1,190 @@
+//! What a kind of device must offer: memory that ranks share, copies, streams.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::Control;
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::world::World;
+
+pub(crate) mod cpu;
+
+/// The kinds of device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// The host's cores and memory.
+    #[default]
+    Cpu,
+    /// NVIDIA.
+    Cuda,
+    /// AMD.
+    Hip,
+}
+
+impl BackendKind {
+    /// The name that [`FromStr`] reads.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackendKind::Cpu => "cpu",
+            BackendKind::Cuda => "cuda",
+            BackendKind::Hip => "hip",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for BackendKind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<BackendKind> {
+        [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip]
+            .into_iter()
+            .find(|k| k.name() == text)
+            .ok_or_else(|| Error::invalid("backend", text, "cpu, cuda or hip"))
+    }
+}
+
+/// A device in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Kind.
+    pub kind: BackendKind,
+    /// Its number among the devices that this process sees.
+    pub index: usize,
+    /// Name and architecture, equal on all ranks of a world.
+    pub name: String,
+    /// Identity of this very device; empty where there is none.
+    pub uuid: String,
+    /// Workgroups that can run at the same time for this rank.
+    pub workgroups: u32,
+}
+
+/// Memory as one rank sees it: its own or a peer's. It is unmapped when the last `Arc` goes.
+pub trait Mapping: Send + Sync {
+    /// Where it begins, for host or kernels as the backend has it.
+    fn address(&self) -> u64;
+
+    /// Its length.
+    fn bytes(&self) -> u64;
+
+    /// The backend's own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// What a segment is for: devices cache data and signals differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// Matrices and messages.
+    Data,
+    /// Words that peers poll.
+    Signal,
+    /// Words of this device alone; never shared.
+    DeviceWords,
+}
+
+/// All memory of an open heap. What may still touch it (streams, enqueued work) holds it by `Arc`.
+#[derive(Clone)]
+pub struct Memory {
+    /// Data segments by rank.
+    pub data: Vec<Arc<dyn Mapping>>,
+    /// Signal segments by rank.
+    pub signal: Vec<Arc<dyn Mapping>>,
+    /// Device-local words of this rank.
+    pub device_words: Arc<dyn Mapping>,
+    /// Abort word and fault record of this rank.
+    pub control: Arc<Control>,
+}
+
+/// A device of one rank, as its heap uses it.
+///
+/// Copies are of the host's thread: they return when they are done, and are not ordered with
+/// streams. A [`Mapping`] given to a method is one that the same backend made.
+pub trait Backend: Send + Sync {
+    /// Kind and name of the device.
+    fn device(&self) -> DeviceInfo;
+
+    /// New memory of this rank, all zero.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there is none.
+    fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>>;
+
+    /// Exchanges mappings: collective, each rank gives its own and gets every rank's.
+    ///
+    /// # Errors
+    /// Those of the world's collective calls, and those of mapping.
+    fn share(&self, world: &World, own: Arc<dyn Mapping>) -> Result<Vec<Arc<dyn Mapping>>>;
+
+    /// Makes a mapping of `bytes` bytes of the caller's memory, given as a descriptor.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] or [`Error::Invalid`] if it cannot be mapped.
+    fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>>;
+
+    /// Makes a mapping of the caller's memory as it is, for ranks of the same process.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; [`Error::Invalid`] for an address that cannot be one.
+    ///
+    /// # Safety
+    /// The bytes stay valid for reads and writes by any thread until the mapping is dropped, and
+    /// nobody keeps a reference to them in the meantime.
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
+        let _ = (address, bytes);
+        Err(crate::bootstrap::unsupported("import of memory", "this backend does not offer it"))
+    }
+
+    /// The control block of this rank.
+    fn control(&self) -> Arc<Control>;
+
+    /// All memory is mapped: called once, before the first stream.
+    fn opened(&self, memory: Memory);
+
+    /// Copies from the host.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()>;
+
+    /// Copies to the host.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    fn read(&self, from: &dyn Mapping, offset: u64, data: &mut [u8]) -> Result<()>;
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`].
+    fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()>;
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`Error::System`], [`Error::Closed`].
+    fn stream(&self) -> Result<Stream>;
+
+    /// Waits until all streams have done what was enqueued. Errors stay with their streams.
+    fn finish(&self);
+
+    /// Ends streams and threads, which have finished. Later enqueueing is [`Error::Closed`].
+    fn shutdown(&self);
+
+    /// The backend's own type.
+    fn as_any(&self) -> &dyn Any;
+}

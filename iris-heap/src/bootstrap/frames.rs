@@ -1,0 +1,406 @@
+//! What processes say to each other over a Unix socket, and how it gets through it: frames of a
+//! header and a body, with descriptors beside them.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use crate::error::{Error, Result};
+use crate::wire::{Reader, Writer};
+
+/// Descriptors a message: below the kernel's limit of 253.
+const DESCRIPTORS: usize = 128;
+/// Length of the body, kind, descriptors.
+const HEADER: usize = 16;
+/// No frame is longer: a length above it means that this is no frame.
+const LONGEST: u64 = 1 << 30;
+
+/// One rank's part of an exchange.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Frames. `group` is 0 for the launched world, otherwise the number of a split.
+#[derive(Debug)]
+pub(crate) enum Frame {
+    /// Process to hub: who I am.
+    Hello { job: String, rank: u64, size: u64 },
+    /// Hub to process: all have come.
+    Welcome,
+    /// Hub to process: this world comes to nothing.
+    Refuse(Error),
+    /// Process to hub: a group that I am in, by ranks of the launched world.
+    Group { group: u64, members: Vec<u64> },
+    /// Process to hub: my part of an exchange.
+    Give { group: u64, number: u64, part: Part },
+    /// Hub to process: the parts of all.
+    All { group: u64, number: u64, parts: Vec<Part> },
+    /// Process to hub: I gave up waiting.
+    Late { group: u64, number: u64, what: String, waited: Duration },
+    /// Hub to process: this group cannot go on.
+    Broken { group: u64, error: Error },
+    /// Process to hub: I leave a group.
+    Leave { group: u64, clean: bool },
+    /// Hub to process: all is over, in good order.
+    Goodbye,
+}
+
+/// A frame as it travels. Cheap to clone: one goes to many.
+#[derive(Clone, Debug)]
+pub(crate) struct Packet {
+    bytes: Arc<[u8]>,
+    descriptors: Arc<Vec<OwnedFd>>,
+}
+
+fn put_error(w: &mut Writer, error: &Error) {
+    match error {
+        Error::PeerLost { rank } => {
+            w.u64(1).u64(*rank as u64);
+        }
+        Error::Absent { ranks, what, waited } => {
+            w.u64(2).text(what).u64(waited.as_nanos() as u64).u64(ranks.len() as u64);
+            for &r in ranks {
+                w.u64(r as u64);
+            }
+        }
+        Error::Rendezvous { place, problem } => {
+            w.u64(3).text(place).text(problem);
+        }
+        other => {
+            w.u64(0).text(&other.to_string());
+        }
+    }
+}
+
+fn take_error(r: &mut Reader<'_>) -> Result<Error> {
+    Ok(match r.u64()? {
+        1 => Error::PeerLost { rank: r.u64()? as usize },
+        2 => {
+            let (what, waited) = (r.text()?, Duration::from_nanos(r.u64()?));
+            let mut ranks = Vec::new();
+            for _ in 0..r.u64()? {
+                ranks.push(r.u64()? as usize);
+            }
+            Error::Absent { ranks, what, waited }
+        }
+        3 => Error::Rendezvous { place: r.text()?, problem: r.text()? },
+        _ => Error::Wire { what: "world".into(), problem: r.text()? },
+    })
+}
+
+impl Frame {
+    pub(crate) fn pack(self) -> Packet {
+        let mut w = Writer::default();
+        let mut descriptors = Vec::new();
+        let kind: u32 = match self {
+            Frame::Hello { job, rank, size } => {
+                w.text(&job).u64(rank).u64(size);
+                1
+            }
+            Frame::Welcome => 2,
+            Frame::Refuse(error) => {
+                put_error(&mut w, &error);
+                3
+            }
+            Frame::Group { group, members } => {
+                w.u64(group).u64(members.len() as u64);
+                for m in members {
+                    w.u64(m);
+                }
+                4
+            }
+            Frame::Give { group, number, part } => {
+                w.u64(group).u64(number).bytes(&part.bytes);
+                descriptors = part.descriptors;
+                5
+            }
+            Frame::All { group, number, parts } => {
+                w.u64(group).u64(number).u64(parts.len() as u64);
+                for part in parts {
+                    w.bytes(&part.bytes).u64(part.descriptors.len() as u64);
+                    descriptors.extend(part.descriptors);
+                }
+                6
+            }
+            Frame::Late { group, number, what, waited } => {
+                w.u64(group).u64(number).text(&what).u64(waited.as_nanos() as u64);
+                7
+            }
+            Frame::Broken { group, error } => {
+                put_error(w.u64(group), &error);
+                8
+            }
+            Frame::Leave { group, clean } => {
+                w.u64(group).u64(u64::from(clean));
+                9
+            }
+            Frame::Goodbye => 10,
+        };
+        let body = w.finish();
+        let mut bytes = Vec::with_capacity(HEADER + body.len());
+        bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&kind.to_le_bytes());
+        bytes.extend_from_slice(&(descriptors.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        Packet { bytes: bytes.into(), descriptors: Arc::new(descriptors) }
+    }
+
+    fn unpack(kind: u32, body: &[u8], mut descriptors: Vec<OwnedFd>) -> Result<Frame> {
+        let mut r = Reader::new("world", body);
+        Ok(match kind {
+            1 => Frame::Hello { job: r.text()?, rank: r.u64()?, size: r.u64()? },
+            2 => Frame::Welcome,
+            3 => Frame::Refuse(take_error(&mut r)?),
+            4 => {
+                let group = r.u64()?;
+                let mut members = Vec::new();
+                for _ in 0..r.u64()? {
+                    members.push(r.u64()?);
+                }
+                Frame::Group { group, members }
+            }
+            5 => {
+                let (group, number) = (r.u64()?, r.u64()?);
+                let part = Part { bytes: r.bytes()?.to_vec(), descriptors };
+                Frame::Give { group, number, part }
+            }
+            6 => {
+                let (group, number) = (r.u64()?, r.u64()?);
+                let mut parts = Vec::new();
+                for _ in 0..r.u64()? {
+                    let bytes = r.bytes()?.to_vec();
+                    let count = r.u64()? as usize;
+                    if count > descriptors.len() {
+                        return Err(broken("descriptors are missing"));
+                    }
+                    let rest = descriptors.split_off(count);
+                    parts.push(Part { bytes, descriptors });
+                    descriptors = rest;
+                }
+                Frame::All { group, number, parts }
+            }
+            7 => Frame::Late {
+                group: r.u64()?,
+                number: r.u64()?,
+                what: r.text()?,
+                waited: Duration::from_nanos(r.u64()?),
+            },
+            8 => Frame::Broken { group: r.u64()?, error: take_error(&mut r)? },
+            9 => Frame::Leave { group: r.u64()?, clean: r.u64()? == 1 },
+            10 => Frame::Goodbye,
+            other => return Err(broken(&format!("a frame of kind {other}"))),
+        })
+    }
+}
+
+fn broken(problem: &str) -> Error {
+    Error::Wire { what: "world".into(), problem: problem.into() }
+}
+
+/// What waits to be written to a socket.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    packets: VecDeque<Packet>,
+    /// Of the first packet.
+    bytes_sent: usize,
+    descriptors_sent: usize,
+}
+
+impl Outbox {
+    pub(crate) fn push(&mut self, packet: Packet) {
+        self.packets.push_back(packet);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// Writes until all is written, or until the socket takes no more for now.
+    pub(crate) fn flush(&mut self, socket: &UnixStream) -> std::io::Result<()> {
+        while let Some(packet) = self.packets.front() {
+            let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
+                .iter()
+                .take(DESCRIPTORS)
+                .map(OwnedFd::as_fd)
+                .collect();
+            let last = self.descriptors_sent + descriptors.len() == packet.descriptors.len();
+            let mut rest = &packet.bytes[self.bytes_sent..];
+            if !last {
+                // Descriptors travel with at least one byte: more of them, one byte each time.
+                rest = &rest[..1];
+            }
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(&descriptors));
+            }
+            let slices = [IoSlice::new(rest)];
+            match rustix::net::sendmsg(socket, &slices, &mut control, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    self.bytes_sent += sent;
+                    self.descriptors_sent += descriptors.len();
+                }
+                Err(Errno::AGAIN) => return Err(std::io::ErrorKind::WouldBlock.into()),
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(e.into()),
+            }
+            if self.bytes_sent == packet.bytes.len() {
+                self.packets.pop_front();
+                self.bytes_sent = 0;
+                self.descriptors_sent = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What was read from a socket and is no whole frame yet.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    bytes: Vec<u8>,
+    descriptors: VecDeque<OwnedFd>,
+}
+
+impl Inbox {
+    /// Reads once. `false`: the peer has closed its end.
+    pub(crate) fn fill(&mut self, socket: &UnixStream) -> Result<bool> {
+        let mut buffer = vec![0; 1 << 16];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = loop {
+            let mut slices = [IoSliceMut::new(&mut buffer)];
+            match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(got) => break got,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(false),
+                Err(e) => return Err(Error::system("recvmsg", e)),
+            }
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptors.extend(descriptors);
+            }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(broken(
+                "descriptors did not come through: is the limit of open files met?",
+            ));
+        }
+        self.bytes.extend_from_slice(&buffer[..got.bytes]);
+        Ok(got.bytes > 0)
+    }
+
+    /// The next whole frame.
+    pub(crate) fn take(&mut self) -> Result<Option<Frame>> {
+        let Some((header, rest)) = self.bytes.split_first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
+        let mut r = Reader::new("header", header);
+        let (length, both) = (r.u64()?, r.u64()?);
+        let (kind, descriptors) = (both as u32, (both >> 32) as usize);
+        if length > LONGEST {
+            return Err(broken(&format!("a frame of {length} bytes")));
+        }
+        let Some(body) = rest.get(..length as usize) else {
+            return Ok(None);
+        };
+        if self.descriptors.len() < descriptors {
+            return Err(broken("descriptors are missing"));
+        }
+        let descriptors = self.descriptors.drain(..descriptors).collect();
+        let frame = Frame::unpack(kind, body, descriptors)?;
+        self.bytes.drain(..HEADER + length as usize);
+        Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(frame: Frame) -> Frame {
+        let (a, b) = UnixStream::pair().unwrap();
+        a.set_nonblocking(true).unwrap();
+        let (mut out, mut inbox) = (Outbox::default(), Inbox::default());
+        out.push(frame.pack());
+        loop {
+            let _ = out.flush(&a);
+            if let Some(frame) = inbox.take().unwrap() {
+                assert!(out.is_empty());
+                return frame;
+            }
+            assert!(inbox.fill(&b).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_frame_of_any_size_gets_through() {
+        for len in [0, 1, 1_000_000] {
+            let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+            let part = Part { bytes: bytes.clone(), descriptors: vec![] };
+            match pass(Frame::Give { group: 3, number: 4, part }) {
+                Frame::Give { group: 3, number: 4, part } => assert!(part.bytes == bytes),
+                f => panic!("{f:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn many_descriptors_get_through_in_order() {
+        use rustix::fs::{MemfdFlags, fstat};
+        let part = |rank: usize| Part {
+            bytes: vec![rank as u8],
+            descriptors: (0..100 * rank)
+                .map(|i| {
+                    let fd = rustix::fs::memfd_create("iris-test", MemfdFlags::CLOEXEC).unwrap();
+                    rustix::fs::ftruncate(&fd, (1000 * rank + i) as u64).unwrap();
+                    fd
+                })
+                .collect(),
+        };
+        let parts = (0..4).map(part).collect();
+        let Frame::All { parts, .. } = pass(Frame::All { group: 0, number: 1, parts }) else {
+            panic!("another frame");
+        };
+        for (rank, part) in parts.iter().enumerate() {
+            assert_eq!(part.bytes, [rank as u8]);
+            assert_eq!(part.descriptors.len(), 100 * rank);
+            for (i, fd) in part.descriptors.iter().enumerate() {
+                assert_eq!(fstat(fd).unwrap().st_size as usize, 1000 * rank + i);
+            }
+        }
+    }
+
+    #[test]
+    fn errors_keep_their_numbers() {
+        let waited = Duration::from_millis(1234);
+        let error = Error::Absent { ranks: vec![1, 5], what: "barrier".into(), waited };
+        let text = error.to_string();
+        match pass(Frame::Broken { group: 7, error }) {
+            Frame::Broken { group: 7, error } => assert_eq!(error.to_string(), text),
+            f => panic!("{f:?}"),
+        }
+        let f = pass(Frame::Refuse(Error::PeerLost { rank: 3 }));
+        assert!(matches!(f, Frame::Refuse(Error::PeerLost { rank: 3 })));
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        for garbage in [vec![0xff; 64], [vec![0; 8], vec![99, 0, 0, 0, 0, 0, 0, 0]].concat()] {
+            let mut inbox = Inbox { bytes: garbage, ..Inbox::default() };
+            assert!(matches!(inbox.take(), Err(Error::Wire { .. })));
+        }
+    }
+}

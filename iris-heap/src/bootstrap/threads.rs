@@ -1,0 +1,200 @@
+//! Ranks as threads of this process: a table under a lock.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::{Bootstrap, Object, Step, Watcher};
+use crate::error::{Error, Result};
+
+/// What one rank brings to an exchange.
+#[derive(Clone, Default)]
+struct Given {
+    bytes: Vec<u8>,
+    descriptors: Arc<Vec<OwnedFd>>,
+    object: Option<Object>,
+}
+
+struct Table {
+    /// Counts the exchanges that are complete.
+    generation: u64,
+    coming: Vec<Option<Given>>,
+    /// What the last complete exchange gave. It stays until the next one is complete, which needs
+    /// every rank to have fetched it.
+    complete: Arc<Vec<Given>>,
+    /// Why no further exchange is possible.
+    broken: Option<Error>,
+    /// The first loss of a peer, which may come after another reason.
+    lost: Option<Error>,
+    watchers: Vec<Watcher>,
+    left: Vec<bool>,
+}
+
+struct Hub {
+    table: Mutex<Table>,
+    changed: Condvar,
+}
+
+impl Hub {
+    fn new(size: usize) -> Arc<Hub> {
+        let table = Table {
+            generation: 0,
+            coming: vec![None; size],
+            complete: Arc::default(),
+            broken: None,
+            lost: None,
+            watchers: Vec::new(),
+            left: vec![false; size],
+        };
+        Arc::new(Hub { table: Mutex::new(table), changed: Condvar::new() })
+    }
+
+    /// The table is consistent between any two statements, so a panic elsewhere does not matter.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One rank's end of a [`Hub`].
+pub(crate) struct Threads {
+    hub: Arc<Hub>,
+    rank: usize,
+    size: usize,
+}
+
+impl Threads {
+    pub(crate) fn all(size: usize) -> Vec<Threads> {
+        let hub = Hub::new(size);
+        (0..size).map(|rank| Threads { hub: hub.clone(), rank, size }).collect()
+    }
+
+    fn exchange(&self, given: Given, step: &Step) -> Result<Arc<Vec<Given>>> {
+        let started = Instant::now();
+        let mut table = self.hub.lock();
+        if let Some(error) = &table.broken {
+            return Err(error.clone());
+        }
+        let mine = table.generation;
+        table.coming[self.rank] = Some(given);
+        if table.coming.iter().all(Option::is_some) {
+            let complete = table.coming.iter_mut().filter_map(Option::take).collect();
+            table.complete = Arc::new(complete);
+            table.generation += 1;
+            self.hub.changed.notify_all();
+            return Ok(table.complete.clone());
+        }
+        loop {
+            // In this order: what is complete stays so, even if a peer has died since.
+            if table.generation != mine {
+                return Ok(table.complete.clone());
+            }
+            if let Some(error) = &table.broken {
+                return Err(error.clone());
+            }
+            let now = Instant::now();
+            if now >= step.deadline {
+                let ranks = (0..self.size).filter(|&r| table.coming[r].is_none()).collect();
+                let error = Error::Absent {
+                    ranks,
+                    what: format!("rank {} in {}", self.rank, step.what),
+                    waited: now - started,
+                };
+                table.broken = Some(error.clone());
+                self.hub.changed.notify_all();
+                return Err(error);
+            }
+            let wait = self.hub.changed.wait_timeout(table, step.deadline - now);
+            table = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Bootstrap for Threads {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn allgather(&self, bytes: &[u8], step: &Step) -> Result<Vec<Vec<u8>>> {
+        let given = Given { bytes: bytes.to_vec(), ..Given::default() };
+        let all = self.exchange(given, step)?;
+        Ok(all.iter().map(|g| g.bytes.clone()).collect())
+    }
+
+    fn share_descriptors(
+        &self,
+        descriptors: Vec<OwnedFd>,
+        step: &Step,
+    ) -> Result<Vec<Vec<OwnedFd>>> {
+        let given = Given { descriptors: Arc::new(descriptors), ..Given::default() };
+        let all = self.exchange(given, step)?;
+        let copy =
+            |fd: &OwnedFd| fd.try_clone().map_err(|e| Error::system("duplicating a descriptor", e));
+        all.iter().map(|g| g.descriptors.iter().map(copy).collect()).collect()
+    }
+
+    fn share_objects(&self, object: Object, step: &Step) -> Result<Vec<Object>> {
+        let all = self.exchange(Given { object: Some(object), ..Given::default() }, step)?;
+        let missing = || Error::Wire {
+            what: "exchange of objects".into(),
+            problem: "a rank is in another exchange".into(),
+        };
+        all.iter().map(|g| g.object.clone().ok_or_else(missing)).collect()
+    }
+
+    fn same_process(&self) -> bool {
+        true
+    }
+
+    fn split(
+        &self,
+        members: &[usize],
+        _group: u64,
+        step: &Step,
+    ) -> Result<Option<Arc<dyn Bootstrap>>> {
+        // Each group's first member brings the hub.
+        let hub: Object = Hub::new(members.len());
+        let all = self.share_objects(hub, step)?;
+        let Some(rank) = members.iter().position(|&m| m == self.rank) else {
+            return Ok(None);
+        };
+        match all[members[0]].clone().downcast::<Hub>() {
+            Ok(hub) => Ok(Some(Arc::new(Threads { hub, rank, size: members.len() }))),
+            Err(_) => Err(Error::Wire {
+                what: "split".into(),
+                problem: format!("rank {} is in another exchange", members[0]),
+            }),
+        }
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.hub.lock().watchers.push(watcher.clone());
+        if let Some(error) = self.lost() {
+            watcher(&error);
+        }
+    }
+
+    fn lost(&self) -> Option<Error> {
+        self.hub.lock().lost.clone()
+    }
+
+    fn leave(&self, clean: bool) {
+        let mut table = self.hub.lock();
+        if std::mem::replace(&mut table.left[self.rank], true) || clean {
+            return;
+        }
+        let error = Error::PeerLost { rank: self.rank };
+        // The first reason stays: the rank may have left because of it.
+        table.broken.get_or_insert_with(|| error.clone());
+        table.lost.get_or_insert_with(|| error.clone());
+        let watchers = std::mem::take(&mut table.watchers);
+        drop(table);
+        self.hub.changed.notify_all();
+        for watcher in watchers {
+            watcher(&error);
+        }
+    }
+}

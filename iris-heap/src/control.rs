@@ -1,0 +1,160 @@
+//! The host's side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
+
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::abi::{FAULT_WORDS, abort};
+use crate::error::{Error, Result};
+
+const WORDS: usize = 2 + FAULT_WORDS;
+
+/// Abort word and fault record of one rank's heap.
+///
+/// On the CPU the block lies in the process's own memory. It lives as long as anything that may
+/// touch it: heap, streams and enqueued work hold it by `Arc`.
+#[derive(Debug)]
+pub struct Control {
+    words: Box<Line>,
+    /// Names of the ops of the heap, by id: kernels know numbers only.
+    ops: Mutex<Vec<&'static str>>,
+}
+
+/// The words of a `ControlBlock`, on a cache line of their own: every waiting workgroup reads them.
+#[derive(Debug)]
+#[repr(C, align(128))]
+struct Line([AtomicI32; WORDS]);
+
+impl Default for Control {
+    fn default() -> Self {
+        Control {
+            words: Box::new(Line([const { AtomicI32::new(0) }; WORDS])),
+            ops: Mutex::default(),
+        }
+    }
+}
+
+impl Control {
+    /// Where kernels find the block.
+    pub fn address(&self) -> u64 {
+        self.words.0.as_ptr() as u64
+    }
+
+    /// Tells every waiting kernel of this rank to leave. The first reason stays. Zero is no reason
+    /// and changes nothing; the others are in [`abort`].
+    pub fn set_host_abort(&self, reason: i32) {
+        // Release: who sees the word also sees what led to it.
+        let _ = self.words.0[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// The reason given to [`Control::set_host_abort`], or zero.
+    pub fn host_abort(&self) -> i32 {
+        self.words.0[0].load(Ordering::Acquire)
+    }
+
+    /// The first fault record a kernel completed.
+    pub fn fault(&self) -> Option<[i32; FAULT_WORDS]> {
+        // Acquire pairs with the release store of 2 behind the record.
+        (self.words.0[1].load(Ordering::Acquire) == 2)
+            .then(|| std::array::from_fn(|i| self.words.0[2 + i].load(Ordering::Relaxed)))
+    }
+
+    /// Leaves a fault record, as a kernel does. False if there is one already.
+    pub fn record_fault(&self, words: &[i32; FAULT_WORDS]) -> bool {
+        let claim = &self.words.0[1];
+        if claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        for (to, &word) in self.words.0[2..].iter().zip(words) {
+            to.store(word, Ordering::Relaxed);
+        }
+        claim.store(2, Ordering::Release);
+        true
+    }
+
+    /// The id of a new op of this name: ranks that make the same ops in the same order give them the
+    /// same ids.
+    pub fn name_op(&self, name: &'static str) -> u32 {
+        let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        ops.push(name);
+        ops.len() as u32 - 1
+    }
+
+    fn op_name(&self, id: i32) -> &'static str {
+        let ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        usize::try_from(id).ok().and_then(|id| ops.get(id).copied()).unwrap_or("an op")
+    }
+
+    /// Nothing, or the fault, or the abort, as an error.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`], [`Error::Fault`] or
+    /// [`Error::Aborted`].
+    pub fn check(&self) -> Result<()> {
+        // A lost peer explains the fault that waiting for it leaves, not the other way round.
+        let code = self.host_abort();
+        match code {
+            abort::PEER_LOST.. => {
+                return Err(Error::PeerLost { rank: (code - abort::PEER_LOST) as usize });
+            }
+            abort::HUB_LOST => return Err(Error::HubLost),
+            _ => {}
+        }
+        let words = self.fault().and_then(|words| words.first_chunk::<8>().copied());
+        if let Some(fault) = words.and_then(iris_sync::Fault::from_words) {
+            return Err(Error::Fault { op: self.op_name(fault.op), fault });
+        }
+        match code {
+            0 => Ok(()),
+            abort::CLOSED => Err(Error::Closed { what: "the heap" }),
+            _ => Err(aborted(code)),
+        }
+    }
+}
+
+pub(crate) fn aborted(code: i32) -> Error {
+    let reason = match code {
+        abort::CLOSED => "the heap was closed",
+        abort::PANICKED => "a workgroup panicked",
+        abort::USER => "the caller asked for it",
+        abort::HUB_LOST => "the process that carries messages has gone",
+        abort::PEER_LOST.. => "a peer was lost",
+        _ => "a reason of the layer above",
+    };
+    Error::Aborted { code, reason: reason.into() }
+}
+
+/// The abort code for an error of the world.
+pub(crate) fn code_of(error: &Error) -> i32 {
+    match error {
+        Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,
+        Error::HubLost => abort::HUB_LOST,
+        _ => abort::CLOSED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::ControlBlock;
+
+    #[test]
+    fn the_words_are_a_control_block() {
+        assert_eq!(size_of::<ControlBlock>(), WORDS * size_of::<i32>());
+        assert_eq!(Control::default().address() % 128, 0);
+    }
+
+    #[test]
+    fn the_first_reason_and_the_first_fault_stay() {
+        let c = Control::default();
+        assert!(c.check().is_ok() && c.fault().is_none());
+        assert_eq!((c.name_op("all_reduce"), c.name_op("barrier")), (0, 1));
+        let mut words = [0; FAULT_WORDS];
+        words[..4].copy_from_slice(&[iris_sync::FaultKind::NoProgress as i32, 1, -5, 9]);
+        assert!(c.record_fault(&words));
+        assert!(!c.record_fault(&[1; FAULT_WORDS]));
+        assert!(matches!(c.check(), Err(Error::Fault { op: "barrier", fault }) if fault.tile == 9));
+        c.set_host_abort(abort::PEER_LOST + 2);
+        c.set_host_abort(abort::USER);
+        assert!(matches!(c.check(), Err(Error::PeerLost { rank: 2 })));
+    }
+}

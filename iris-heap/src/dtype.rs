@@ -1,0 +1,174 @@
+//! Element types: [`DType`] names them at run time, [`Element`] at compile time.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The type of one element of a matrix or message.
+///
+/// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no backend offers yet; the
+/// enum is non-exhaustive for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE single precision, 4 bytes.
+    F32,
+    /// IEEE half precision, 2 bytes.
+    F16,
+    /// bfloat16, 2 bytes.
+    BF16,
+    /// IEEE double precision, 8 bytes.
+    F64,
+    /// Signed, 1 byte.
+    I8,
+    /// Signed, 4 bytes.
+    I32,
+    /// Signed, 8 bytes.
+    I64,
+    /// Unsigned, 1 byte.
+    U8,
+    /// Unsigned, 4 bytes.
+    U32,
+    /// Unsigned, 8 bytes.
+    U64,
+}
+
+impl DType {
+    /// Every type there is, in the order of the enum.
+    pub const ALL: [DType; 10] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::F64,
+        DType::I8,
+        DType::I32,
+        DType::I64,
+        DType::U8,
+        DType::U32,
+        DType::U64,
+    ];
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::I8 | DType::U8 => 1,
+            DType::F16 | DType::BF16 => 2,
+            DType::F32 | DType::I32 | DType::U32 => 4,
+            DType::F64 | DType::I64 | DType::U64 => 8,
+        }
+    }
+
+    /// The name that [`FromStr`] reads, such as `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F64 => "f64",
+            DType::I8 => "i8",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::U8 => "u8",
+            DType::U32 => "u32",
+            DType::U64 => "u64",
+        }
+    }
+
+    /// Whether the type is a floating-point one.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
+    }
+
+    /// Whether the type has negative values.
+    pub const fn is_signed(self) -> bool {
+        !matches!(self, DType::U8 | DType::U32 | DType::U64)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<DType> {
+        DType::ALL.into_iter().find(|d| d.name() == text).ok_or_else(|| Error::Invalid {
+            what: "element type".into(),
+            value: text.into(),
+            expected: DType::ALL.map(DType::name).join(", "),
+        })
+    }
+}
+
+/// A type that can be an element of symmetric memory.
+pub trait Element: bytemuck::Pod + Send + Sync + 'static {
+    /// Its name at run time.
+    const DTYPE: DType;
+
+    /// The nearest value to `value`, as a Rust cast or the type's own rounding gives it.
+    fn from_f64(value: f64) -> Self;
+
+    /// The value as a double: exact for all types but the 64-bit integers.
+    fn to_f64(self) -> f64;
+}
+
+macro_rules! number {
+    ($($type:ty => $dtype:ident),*) => {$(
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            fn from_f64(value: f64) -> Self { value as $type }
+            fn to_f64(self) -> f64 { self as f64 }
+        }
+    )*};
+}
+number!(f32 => F32, f64 => F64, i8 => I8, i32 => I32, i64 => I64, u8 => U8, u32 => U32, u64 => U64);
+
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+    fn from_f64(value: f64) -> Self {
+        f16::from_f64(value)
+    }
+    fn to_f64(self) -> f64 {
+        f16::to_f64(self)
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+    fn from_f64(value: f64) -> Self {
+        bf16::from_f64(value)
+    }
+    fn to_f64(self) -> f64 {
+        bf16::to_f64(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_sizes() {
+        for d in DType::ALL {
+            assert_eq!(d.name().parse::<DType>().unwrap(), d);
+        }
+        assert_eq!(size_of::<bf16>(), DType::BF16.size());
+        assert_eq!(size_of::<f64>(), DType::F64.size());
+        let e = "fp32".parse::<DType>().unwrap_err().to_string();
+        assert!(e.contains("fp32") && e.contains("bf16"), "{e}");
+    }
+
+    #[test]
+    fn half_types_round_to_nearest_even() {
+        assert_eq!(bf16::from_f64(1.0 + 1.0 / 256.0).to_f64(), 1.0);
+        assert_eq!(f16::from_f64(1.0 + 3.0 / 2048.0).to_f64(), 1.0 + 2.0 / 1024.0);
+    }
+}

@@ -1,0 +1,171 @@
+//! The `IRIS_*` environment variables of all crates, in one table, and what this crate reads of them.
+
+use std::env::VarError;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// One variable.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, and its default.
+    pub doc: &'static str,
+    /// Whether it must be the same on all ranks: checked when a heap opens.
+    pub agreed: bool,
+}
+
+/// Every variable there is. A variable `IRIS_*` that is not in it is warned about.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "IRIS_DEADLINE",
+        doc: "factor on every deadline: 600 s for a peer to enter, 30 s for progress after that, \
+              600 s for host collectives; default 1",
+        agreed: true,
+    },
+    Variable {
+        name: "IRIS_RENDEZVOUS",
+        doc: "absolute path of a private folder (0700) where the processes of this job meet; \
+              default: a folder of the user's in the temporary folder, with a name made from the \
+              launcher's job id or MASTER_ADDR:MASTER_PORT",
+        agreed: true,
+    },
+    Variable {
+        name: "IRIS_THREADS",
+        doc: "threads of a rank for the workgroups of CPU kernels; default: cores / ranks of the \
+              host, at least 1",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_CACHE",
+        doc: "folder of compiled device kernels; default: iris under the user's cache folder",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_LOG",
+        doc: "level of the programs' log (error, warn, info, debug, trace); default warn",
+        agreed: false,
+    },
+];
+
+/// What a world takes from the environment, or a program sets in its place.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Factor on every deadline (`IRIS_DEADLINE`).
+    pub deadline: f64,
+    /// Threads of a rank for workgroups (`IRIS_THREADS`); `None`: by the number of cores.
+    pub threads: Option<usize>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { deadline: 1.0, threads: None }
+    }
+}
+
+impl Settings {
+    /// Reads the environment.
+    ///
+    /// # Errors
+    /// [`Error::Env`] for a value that is no positive number.
+    pub fn from_env() -> Result<Settings> {
+        warn_unknown();
+        let mut settings = Settings::default();
+        if let Some(text) = read("IRIS_DEADLINE")? {
+            settings.deadline = match text.parse::<f64>() {
+                Ok(v) if v > 0.0 && v <= 1e6 => v,
+                _ => return Err(wrong("IRIS_DEADLINE", &text, "a factor above 0, at most 1e6")),
+            };
+        }
+        if let Some(text) = read("IRIS_THREADS")? {
+            settings.threads = match text.parse::<usize>() {
+                Ok(v) if (1..=4096).contains(&v) => Some(v),
+                _ => return Err(wrong("IRIS_THREADS", &text, "a number from 1 to 4096")),
+            };
+        }
+        Ok(settings)
+    }
+
+    /// Sets the factor on every deadline.
+    pub fn deadline(mut self, factor: f64) -> Settings {
+        self.deadline = factor;
+        self
+    }
+
+    /// Sets the threads of a rank.
+    pub fn threads(mut self, threads: usize) -> Settings {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// How long a kernel waits for a peer's entry.
+    pub fn entry_deadline(&self) -> Duration {
+        self.scaled(600.0)
+    }
+
+    /// How long any other wait in a kernel lasts.
+    pub fn progress_deadline(&self) -> Duration {
+        self.scaled(30.0)
+    }
+
+    /// How long a host collective waits for the other ranks.
+    pub fn host_deadline(&self) -> Duration {
+        self.scaled(600.0)
+    }
+
+    fn scaled(&self, seconds: f64) -> Duration {
+        // At most some 19 years; a product that is no duration (a NaN set by hand) counts as zero.
+        Duration::try_from_secs_f64(seconds * self.deadline).unwrap_or_default()
+    }
+}
+
+/// The agreed variables with their values, for comparison between ranks.
+pub(crate) fn agreed() -> Vec<(&'static str, String)> {
+    VARIABLES
+        .iter()
+        .filter(|v| v.agreed)
+        .map(|v| {
+            let value = std::env::var_os(v.name);
+            let text = value.map_or("(not set)".into(), |t| t.to_string_lossy().into_owned());
+            (v.name, text)
+        })
+        .collect()
+}
+
+/// A variable's value; `None` if it is not set or empty.
+pub(crate) fn read(name: &str) -> Result<Option<String>> {
+    match std::env::var(name) {
+        Ok(text) if text.is_empty() => Ok(None),
+        Ok(text) => Ok(Some(text)),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(raw)) => Err(wrong(name, &raw.to_string_lossy(), "UTF-8")),
+    }
+}
+
+pub(crate) fn wrong(variable: &str, value: &str, expected: &str) -> Error {
+    Error::Env { variable: variable.into(), value: value.into(), expected: expected.into() }
+}
+
+fn warn_unknown() {
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("IRIS_") && !VARIABLES.iter().any(|v| v.name == name) {
+            tracing::warn!(%name, "unknown variable is ignored");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_scale() {
+        let s = Settings::default().deadline(0.01);
+        assert_eq!(s.entry_deadline(), Duration::from_secs(6));
+        assert_eq!(s.progress_deadline(), Duration::from_millis(300));
+        assert_eq!(Settings::default().deadline(f64::NAN).host_deadline(), Duration::ZERO);
+    }
+}

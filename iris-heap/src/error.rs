@@ -1,0 +1,352 @@
+//! The one error type of the crate.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Short for a result with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with worlds, heaps and streams. Every message names the value and what was
+/// expected instead.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An environment variable has a value that means nothing.
+    #[error("{variable}={value}: expected {expected}")]
+    Env {
+        /// Its name.
+        variable: String,
+        /// What it holds, or `(not set)`.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// An argument is outside its range.
+    #[error("{what} is {value}: expected {expected}")]
+    Invalid {
+        /// The argument.
+        what: String,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// The ranks were to give the same and did not. Nothing was changed on any rank.
+    #[error("ranks disagree in {what}: {item} is {}", list_values(.values))]
+    Disagreement {
+        /// The collective step, with its call site.
+        what: String,
+        /// The first item that differs.
+        item: String,
+        /// The ranks that differ from the most common value.
+        ranks: Vec<usize>,
+        /// The item's value by rank.
+        values: Vec<String>,
+    },
+    /// The ranks are in different collective calls. Nothing was changed on any rank.
+    #[error("ranks are in different collective calls: {}", list_values(.calls))]
+    Mismatch {
+        /// The ranks that differ from the most common call.
+        ranks: Vec<usize>,
+        /// Kind, sequence number and call site by rank.
+        calls: Vec<String>,
+    },
+    /// Some ranks did not come to a collective call before its deadline.
+    #[error("{what}: waited {waited:.1?} for rank {}", list_ranks(.ranks))]
+    Absent {
+        /// The ranks that did not come.
+        ranks: Vec<usize>,
+        /// The collective call, with its call site, of the rank that gave up first.
+        what: String,
+        /// How long that rank waited.
+        waited: Duration,
+    },
+    /// A rank died, or let its world go without closing it.
+    #[error("rank {rank} is lost: its process or thread ended, or dropped its world unclosed")]
+    PeerLost {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank could not do its part of a collective step. Nothing was changed on any rank.
+    #[error("rank {rank} failed in {what}: {message}")]
+    PeerFailed {
+        /// The rank.
+        rank: usize,
+        /// The collective step.
+        what: String,
+        /// Its error.
+        message: String,
+    },
+    /// The process that carries the messages of this split-off world has gone.
+    #[error("rank 0 of the launched world, which carries this world's messages, is lost")]
+    HubLost,
+    /// The processes of a job could not find each other.
+    #[error("rendezvous at {place}: {problem}")]
+    Rendezvous {
+        /// Socket, and what its name was made from.
+        place: String,
+        /// What was wrong.
+        problem: String,
+    },
+    /// The heap has no block that is large enough. No rank's state has changed.
+    #[error(
+        "{what}: out of {segment} memory for {name}: asked {asked} bytes, free {free}, largest \
+         block {largest}, rank {rank}; the whole request needs {total}"
+    )]
+    OutOfHeap {
+        /// The collective step, with its call site.
+        what: String,
+        /// The part of the request that did not fit.
+        name: String,
+        /// Its segment.
+        segment: String,
+        /// The rank that has no room.
+        rank: usize,
+        /// Bytes asked for this part, rounded to the alignment.
+        asked: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes of the largest free block.
+        largest: u64,
+        /// Bytes of all parts of the request.
+        total: u64,
+    },
+    /// The world or heap was closed.
+    #[error("{what} is closed")]
+    Closed {
+        /// Which.
+        what: &'static str,
+    },
+    /// A world cannot close while something of it is open on some rank.
+    #[error("rank {rank} still has {heaps} heaps and {worlds} split worlds open")]
+    StillOpen {
+        /// The first such rank.
+        rank: usize,
+        /// Open heaps.
+        heaps: usize,
+        /// Open worlds split off this one.
+        worlds: usize,
+    },
+    /// A slice belongs to another heap.
+    #[error("the slice belongs to heap {slice:#x}, not to heap {heap:#x}")]
+    ForeignSlice {
+        /// The slice's heap.
+        slice: u64,
+        /// The heap it was used with.
+        heap: u64,
+    },
+    /// A slice's block was given back, or never was one.
+    #[error("{segment} bytes {offset}..{end} are not allocated (any more) to this slice")]
+    NotAllocated {
+        /// The segment.
+        segment: String,
+        /// First byte.
+        offset: u64,
+        /// End.
+        end: u64,
+    },
+    /// Something reaches past an end.
+    #[error("{what}: {start}..{end} is outside 0..{len}")]
+    OutOfBounds {
+        /// What was indexed.
+        what: String,
+        /// First index.
+        start: u64,
+        /// End.
+        end: u64,
+        /// Length.
+        len: u64,
+    },
+    /// More workgroups than threads: they could wait for each other for ever.
+    #[error(
+        "{name}: {groups} workgroups, but the heap has {threads} threads, and none may wait for one that does not run"
+    )]
+    TooManyGroups {
+        /// The kernel.
+        name: String,
+        /// Workgroups asked for.
+        groups: u32,
+        /// Threads there are.
+        threads: u32,
+    },
+    /// Enqueued work panicked.
+    #[error("{name}, workgroup {group}: panicked: {message}")]
+    Panicked {
+        /// The kernel.
+        name: String,
+        /// The workgroup.
+        group: u32,
+        /// The panic's message.
+        message: String,
+    },
+    /// A kernel left a fault record.
+    #[error("{op}: {fault}")]
+    Fault {
+        /// The name of the op.
+        op: &'static str,
+        /// Op, call, tile, awaited rank, the value seen and the value wanted.
+        fault: iris_sync::Fault,
+    },
+    /// Another rank gave up; its own error says why.
+    #[error("rank {rank} gave up")]
+    GaveUp {
+        /// The rank.
+        rank: usize,
+    },
+    /// Waiting kernels were told to leave.
+    #[error("the work was aborted: {reason} (code {code})")]
+    Aborted {
+        /// The value of the abort word.
+        code: i32,
+        /// The same in words.
+        reason: String,
+    },
+    /// This backend, bootstrap or platform cannot do it.
+    #[error("{what} is not supported: {why}")]
+    Unsupported {
+        /// The request.
+        what: String,
+        /// The reason, with what to do instead.
+        why: String,
+    },
+    /// A message of another rank could not be read.
+    #[error("broken message in {what}: {problem}")]
+    Wire {
+        /// The exchange.
+        what: String,
+        /// What was wrong.
+        problem: String,
+    },
+    /// A system call failed.
+    #[error("{call}: {source}")]
+    System {
+        /// The call, with its object.
+        call: String,
+        /// The system's error.
+        source: Arc<std::io::Error>,
+    },
+    /// Something a layer above enqueued or hooked in failed.
+    #[error("{0}")]
+    Other(Arc<dyn std::error::Error + Send + Sync>),
+}
+
+/// Errors by what a caller can do about them. Stable, unlike the variants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The environment or an argument is wrong: correct it.
+    Usage,
+    /// The ranks do not do the same: correct the program.
+    Disagreement,
+    /// A rank did not come in time.
+    Timeout,
+    /// A rank is gone: close the world and open a new one with those that are left.
+    PeerLost,
+    /// No room.
+    OutOfMemory,
+    /// Used after it was closed or given back.
+    Closed,
+    /// A kernel failed.
+    Fault,
+    /// Not offered here.
+    Unsupported,
+    /// The system refused.
+    System,
+    /// From another layer.
+    Other,
+}
+
+impl Error {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Env { .. }
+            | Error::Invalid { .. }
+            | Error::ForeignSlice { .. }
+            | Error::OutOfBounds { .. }
+            | Error::TooManyGroups { .. }
+            | Error::StillOpen { .. } => ErrorKind::Usage,
+            Error::Disagreement { .. } | Error::Mismatch { .. } => ErrorKind::Disagreement,
+            Error::Absent { .. } => ErrorKind::Timeout,
+            Error::PeerLost { .. } | Error::HubLost => ErrorKind::PeerLost,
+            Error::OutOfHeap { .. } => ErrorKind::OutOfMemory,
+            Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
+            Error::Panicked { .. }
+            | Error::Fault { .. }
+            | Error::GaveUp { .. }
+            | Error::Aborted { .. } => ErrorKind::Fault,
+            Error::Unsupported { .. } => ErrorKind::Unsupported,
+            Error::System { .. } | Error::Wire { .. } | Error::Rendezvous { .. } => {
+                ErrorKind::System
+            }
+            Error::PeerFailed { .. } | Error::Other(_) => ErrorKind::Other,
+        }
+    }
+
+    /// Wraps an error of another layer.
+    pub fn other(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error::Other(Arc::new(error))
+    }
+
+    pub(crate) fn system(call: impl Into<String>, source: impl Into<std::io::Error>) -> Error {
+        Error::System { call: call.into(), source: Arc::new(source.into()) }
+    }
+
+    pub(crate) fn invalid(
+        what: impl Into<String>,
+        value: impl ToString,
+        expected: impl Into<String>,
+    ) -> Error {
+        Error::Invalid { what: what.into(), value: value.to_string(), expected: expected.into() }
+    }
+}
+
+/// `1, 3 and 4`
+fn list_ranks(ranks: &[usize]) -> String {
+    let mut texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match texts.pop() {
+        None => "none".into(),
+        Some(last) if texts.is_empty() => last,
+        Some(last) => format!("{} and {last}", texts.join(", ")),
+    }
+}
+
+/// `4 on rank 0, 2; 5 on rank 1`: each value once.
+fn list_values(values: &[String]) -> String {
+    let mut seen: Vec<(&String, Vec<usize>)> = Vec::new();
+    for (rank, value) in values.iter().enumerate() {
+        match seen.iter_mut().find(|(v, _)| *v == value) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => seen.push((value, vec![rank])),
+        }
+    }
+    seen.into_iter()
+        .map(|(value, ranks)| format!("{value} on rank {}", list_ranks(&ranks)))
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+/// The ranks whose value is not the most common one (of several, the first).
+pub(crate) fn odd_ranks(values: &[String]) -> Vec<usize> {
+    let count = |v: &String| values.iter().filter(|w| *w == v).count();
+    let mut common = None;
+    for v in values {
+        if common.is_none_or(|c| count(v) > count(c)) {
+            common = Some(v);
+        }
+    }
+    (0..values.len()).filter(|&r| Some(&values[r]) != common).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_listed_once_with_their_ranks() {
+        let v = ["4", "5", "4", "4"].map(String::from);
+        assert_eq!(list_values(&v), "4 on rank 0, 2 and 3; 5 on rank 1");
+        assert_eq!(odd_ranks(&v), [1]);
+        assert_eq!(list_ranks(&[7]), "7");
+    }
+}

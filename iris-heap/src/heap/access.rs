@@ -1,0 +1,230 @@
+//! Where a slice is: translation to addresses, copies, device-local words.
+
+use std::sync::Arc;
+
+use super::{SymmetricHeap, not_allocated};
+use crate::backend::Mapping;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::slice::{RawSlice, Segment, SymSlice};
+use crate::stream::Stream;
+use crate::world::lock;
+
+/// Words that only this rank's device touches: counters of its own workgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevWords {
+    heap: u64,
+    serial: u64,
+    offset: u64,
+    words: u64,
+}
+
+impl DevWords {
+    /// Where they begin, in bytes from `HeapView::device_words`.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Words.
+    pub fn len(&self) -> usize {
+        self.words as usize
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.words == 0
+    }
+}
+
+impl SymmetricHeap {
+    /// The address of a slice on `rank`, as this rank sees it.
+    ///
+    /// The pointer is valid for `slice.len()` elements while the block is allocated and the heap,
+    /// one of its streams or [`SymmetricHeap::memory`] is held. Other ranks access the same
+    /// bytes: order the accesses by signals, and make no reference.
+    ///
+    /// # Errors
+    /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and
+    /// [`Error::OutOfBounds`] for a rank that does not exist.
+    pub fn resolve<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<*mut T> {
+        let (mapping, offset) = self.locate(&slice.raw(), rank)?;
+        Ok((mapping.address() + offset) as *mut T)
+    }
+
+    /// Copies `data` into this rank's part of a slice of the same length. Work that is enqueued is
+    /// not waited for.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
+    pub fn write<T: Element>(&self, slice: SymSlice<T>, data: &[T]) -> Result<()> {
+        same_length(&slice, data.len())?;
+        let (mapping, offset) = self.locate(&slice.raw(), self.rank())?;
+        self.backend.write(&*mapping, offset, bytemuck::cast_slice(data))
+    }
+
+    /// This rank's part of a slice. Work that is enqueued is not waited for.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::resolve`].
+    pub fn read<T: Element>(&self, slice: SymSlice<T>) -> Result<Vec<T>> {
+        self.read_from(slice, self.rank())
+    }
+
+    /// The part of `rank`. That its owner has finished writing is for the caller to know.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::resolve`].
+    pub fn read_from<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<Vec<T>> {
+        let (mapping, offset) = self.locate(&slice.raw(), rank)?;
+        let mut data = vec![T::zeroed(); slice.len()];
+        self.backend.read(&*mapping, offset, bytemuck::cast_slice_mut(&mut data))?;
+        Ok(data)
+    }
+
+    /// Enqueues a copy of `data` into this rank's part of a slice.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::write`].
+    pub fn write_on<T: Element>(
+        &self,
+        stream: &Stream,
+        slice: SymSlice<T>,
+        data: &[T],
+    ) -> Result<()> {
+        same_length(&slice, data.len())?;
+        let to = self.locate(&slice.raw(), self.rank())?;
+        stream.write(to, bytemuck::cast_slice(data).to_vec())
+    }
+
+    /// Enqueues a copy from one rank's part of a slice to another's, of the same length.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::write`].
+    pub fn copy_on<T: Element>(
+        &self,
+        stream: &Stream,
+        (to, to_rank): (SymSlice<T>, usize),
+        (from, from_rank): (SymSlice<T>, usize),
+    ) -> Result<()> {
+        same_length(&to, from.len())?;
+        let target = self.locate(&to.raw(), to_rank)?;
+        let source = self.locate(&from.raw(), from_rank)?;
+        stream.copy(target, source, to.bytes())
+    }
+
+    /// `words` words that only this rank's device touches, all zero. Not collective.
+    ///
+    /// # Errors
+    /// [`Error::OutOfHeap`]; [`Error::Closed`].
+    pub fn alloc_device_words(&self, words: usize) -> Result<DevWords> {
+        drop(self.open_state()?);
+        let bytes = (words as u64).saturating_mul(4);
+        let block = lock(&self.device_words).alloc(bytes).map_err(|full| Error::OutOfHeap {
+            what: "alloc_device_words".into(),
+            name: format!("{words} words"),
+            segment: "device-local".into(),
+            rank: self.rank(),
+            asked: full.asked,
+            free: full.free,
+            largest: full.largest,
+            total: full.asked,
+        })?;
+        self.backend.fill(&*self.memory.device_words, block.offset, block.bytes, 0)?;
+        let (heap, serial, offset) = (self.id, block.serial, block.offset);
+        Ok(DevWords { heap, serial, offset, words: words as u64 })
+    }
+
+    /// Gives device-local words back. Not collective; the work that uses them has finished.
+    ///
+    /// # Errors
+    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
+    pub fn free_device_words(&self, words: DevWords) -> Result<()> {
+        self.check_heap(words.heap)?;
+        let freed = lock(&self.device_words).free(words.offset, words.serial);
+        freed.map(drop).ok_or_else(|| no_words(&words))
+    }
+
+    /// The address of device-local words.
+    ///
+    /// # Errors
+    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
+    pub fn resolve_device_words(&self, words: DevWords) -> Result<*mut i32> {
+        self.check_heap(words.heap)?;
+        match lock(&self.device_words).find(words.offset, 4 * words.words) {
+            Some(block) if block.serial == words.serial => {
+                Ok((self.memory.device_words.address() + words.offset) as *mut i32)
+            }
+            _ => Err(no_words(&words)),
+        }
+    }
+
+    /// Copies into device-local words; returns when it is done.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if the lengths differ; [`Error::NotAllocated`].
+    pub fn write_device_words(&self, words: DevWords, data: &[i32]) -> Result<()> {
+        self.resolve_device_words(words)?;
+        same_words(&words, data.len())?;
+        self.backend.write(&*self.memory.device_words, words.offset, bytemuck::cast_slice(data))
+    }
+
+    /// Copies device-local words out.
+    ///
+    /// # Errors
+    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
+    pub fn read_device_words(&self, words: DevWords) -> Result<Vec<i32>> {
+        self.resolve_device_words(words)?;
+        let mut data = vec![0; words.len()];
+        let bytes = bytemuck::cast_slice_mut(&mut data);
+        self.backend.read(&*self.memory.device_words, words.offset, bytes)?;
+        Ok(data)
+    }
+
+    /// The mapping that holds a slice on `rank`, and where.
+    pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
+        self.check_heap(slice.heap())?;
+        if rank >= self.size() {
+            let (start, len) = (rank as u64, self.size() as u64);
+            let what = "rank of a symmetric slice".into();
+            return Err(Error::OutOfBounds { what, start, end: start.saturating_add(1), len });
+        }
+        let state = self.open_state()?;
+        let (layout, mappings) = match slice.segment() {
+            Segment::Data => (&state.data, &self.memory.data),
+            Segment::Signal => (&state.signal, &self.memory.signal),
+            Segment::Registered(_) => {
+                let imported = state.imported(slice).ok_or_else(|| not_allocated(slice))?;
+                return Ok((imported.mappings[rank].clone(), slice.offset()));
+            }
+        };
+        match layout.find(slice.offset(), slice.bytes()) {
+            Some(block) if block.serial == slice.serial() => {
+                Ok((mappings[rank].clone(), slice.offset()))
+            }
+            _ => Err(not_allocated(slice)),
+        }
+    }
+}
+
+fn same_length<T: Element>(slice: &SymSlice<T>, len: usize) -> Result<()> {
+    if slice.len() == len {
+        return Ok(());
+    }
+    Err(Error::invalid("length of the data", len, format!("{}, as the slice", slice.len())))
+}
+
+fn no_words(words: &DevWords) -> Error {
+    Error::NotAllocated {
+        segment: "device-local".into(),
+        offset: words.offset,
+        end: words.offset + 4 * words.words,
+    }
+}
+
+fn same_words(words: &DevWords, len: usize) -> Result<()> {
+    if words.len() == len {
+        return Ok(());
+    }
+    let (end, len) = (len as u64, words.words);
+    Err(Error::OutOfBounds { what: "device-local words".into(), start: 0, end, len })
+}

@@ -1,0 +1,96 @@
+//! The caller's own memory as a segment.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::{Imported, SymmetricHeap};
+use crate::backend::Mapping;
+use crate::bootstrap::unsupported;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::slice::{Segment, SymSlice};
+use crate::world::lock;
+
+impl SymmetricHeap {
+    /// Makes `len` elements of the caller's, on each rank its own, a symmetric slice: collective.
+    /// It needs ranks that are threads of one process; for processes see
+    /// [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for processes; [`Error::Disagreement`] if the lengths differ;
+    /// [`Error::Invalid`] for a pointer that is null or not aligned; [`Error::PeerFailed`]; those
+    /// of [`World::barrier`](crate::World::barrier).
+    ///
+    /// # Safety
+    /// Until the slice was freed, or the heap closed and dropped on all ranks, the memory stays
+    /// valid for reads and writes by any thread, and is accessed through the heap only, or by the
+    /// caller at times that it orders with the other ranks.
+    #[track_caller]
+    pub unsafe fn import<T: Element>(&self, pointer: *mut T, len: usize) -> Result<SymSlice<T>> {
+        let _step = lock(&self.step);
+        drop(self.open_state()?);
+        if !self.world.same_process() {
+            return Err(unsupported(
+                "import of memory by address",
+                "the ranks are processes, which cannot map each other's private memory: give a \
+                 memfd to import_descriptor",
+            ));
+        }
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let made = if pointer.is_aligned() {
+            // SAFETY: the caller vouches for the memory in this function's words.
+            unsafe { self.backend.register(pointer as u64, bytes) }
+        } else {
+            Err(Error::invalid("imported pointer", format!("{pointer:p}"), "one that is aligned"))
+        };
+        self.take_in::<T>("import", len, bytes, made)
+    }
+
+    /// Makes memory of a descriptor, on each rank its own, a symmetric slice of `len` elements:
+    /// collective. On the CPU it is a memfd with the seal `F_SEAL_SHRINK`, of at least that size.
+    /// [`SymmetricHeap::free`] ends it.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is
+    /// too short or may shrink; [`Error::PeerFailed`]; those of
+    /// [`World::barrier`](crate::World::barrier).
+    #[track_caller]
+    pub fn import_descriptor<T: Element>(
+        &self,
+        descriptor: OwnedFd,
+        len: usize,
+    ) -> Result<SymSlice<T>> {
+        let _step = lock(&self.step);
+        drop(self.open_state()?);
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let made = self.backend.adopt(descriptor, bytes);
+        self.take_in::<T>("import_descriptor", len, bytes, made)
+    }
+
+    #[track_caller]
+    fn take_in<T: Element>(
+        &self,
+        what: &str,
+        len: usize,
+        bytes: u64,
+        made: Result<Arc<dyn Mapping>>,
+    ) -> Result<SymSlice<T>> {
+        self.world.agree(what, &[("elements", format!("{} x {len}", T::DTYPE))])?;
+        let mapping = self.world.all_ok(what, made)?;
+        let shared = self.backend.share(&self.world, mapping);
+        let mappings = self.world.all_ok(what, shared)?;
+        let mut state = self.state_mut();
+        let free = state.registered.iter().position(Option::is_none);
+        let number = free.unwrap_or(state.registered.len());
+        let Ok(name) = u16::try_from(number) else {
+            return Err(Error::invalid("number of imports", number, "at most 65536"));
+        };
+        if free.is_none() {
+            state.registered.push(None);
+        }
+        state.imports += 1;
+        let serial = state.imports;
+        state.registered[number] = Some(Imported { mappings, bytes, serial });
+        Ok(SymSlice::new(self.id, Segment::Registered(name), serial, 0, len as u64))
+    }
+}

@@ -1,0 +1,559 @@
+//! [`SymmetricHeap`]: memory that every rank maps, with the same layout on each.
+//!
+//! Long because every collective step is here: open, alloc, free, close and what they agree on.
+
+mod access;
+mod fill;
+mod import;
+mod ops;
+mod options;
+
+pub use access::DevWords;
+pub use fill::random_unit;
+pub use options::HeapOptions;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::SystemTime;
+
+use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
+use crate::backend::cpu::CpuBackend;
+use crate::backend::{Backend, BackendKind, Mapping, Memory, Purpose};
+use crate::bootstrap::unsupported;
+use crate::control::Control;
+use crate::dtype::Element;
+use crate::env;
+use crate::error::{Error, Result, odd_ranks};
+use crate::layout::{Full, Layout};
+use crate::slice::{RawSlice, Segment, SymSlice};
+use crate::stream::Stream;
+use crate::wire::{Reader, Writer, hash};
+use crate::world::{Registration, World, lock};
+
+/// Version of what ranks say to each other and of the layout of shared words. Ranks of different
+/// versions do not open a heap together.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Alignment of every allocation, in bytes.
+pub const ALIGNMENT: u64 = 1024;
+
+/// The symmetric heap of one rank.
+///
+/// Methods marked collective are called by every rank of the world, in the same order, with the
+/// same arguments, from the same place of the program; a difference is an error on every rank and
+/// changes nothing on any. All others are local.
+pub struct SymmetricHeap {
+    world: World,
+    options: HeapOptions,
+    id: u64,
+    // Before `memory`: streams end, or are told to, before the memory may go.
+    backend: Box<dyn Backend>,
+    memory: Memory,
+    state: RwLock<State>,
+    /// Held during a collective step, so that steps of two threads do not mix.
+    step: Mutex<()>,
+    device_words: Mutex<Layout>,
+    /// The word that counts the calls of all ops.
+    sequence: OnceLock<DevWords>,
+    /// Held while the launches of one call are enqueued.
+    issuing: Mutex<()>,
+    registration: Mutex<Option<Registration>>,
+}
+
+struct State {
+    closed: bool,
+    data: Layout,
+    signal: Layout,
+    registered: Vec<Option<Imported>>,
+    /// Number of the next import: tells a reused number of a segment from the old one.
+    imports: u64,
+}
+
+/// The caller's memory of all ranks.
+struct Imported {
+    mappings: Vec<Arc<dyn Mapping>>,
+    bytes: u64,
+    serial: u64,
+}
+
+/// One part of [`SymmetricHeap::alloc_many`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// [`Segment::Data`] or [`Segment::Signal`].
+    pub segment: Segment,
+    /// Bytes.
+    pub bytes: u64,
+    /// What it is for: part of the agreement, and named in errors.
+    pub name: Cow<'static, str>,
+}
+
+impl Request {
+    /// A request.
+    pub fn new(segment: Segment, bytes: u64, name: impl Into<Cow<'static, str>>) -> Request {
+        Request { segment, bytes, name: name.into() }
+    }
+}
+
+impl fmt::Debug for SymmetricHeap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SymmetricHeap({:#x}, rank {} of {})", self.id, self.rank(), self.size())
+    }
+}
+
+impl SymmetricHeap {
+    /// Opens a heap: collective.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, kernel sources,
+    /// options, device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
+    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; those of
+    /// [`World::barrier`].
+    #[track_caller]
+    pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
+        let made = SymmetricHeap::make_local(world, &options);
+        let device = made.as_ref().map_or(String::new(), |(b, ..)| b.device().name);
+        let mut items = vec![
+            ("iris-heap version", env!("CARGO_PKG_VERSION").into()),
+            ("protocol version", PROTOCOL_VERSION.to_string()),
+            ("kernel sources", options.sources.clone()),
+            ("backend", options.backend.to_string()),
+            ("data_bytes", options.data_bytes.to_string()),
+            ("signal_bytes", options.signal_bytes.to_string()),
+            ("device_words", options.device_words.to_string()),
+            ("deadline factor", world.settings().deadline.to_string()),
+        ];
+        items.extend(env::agreed());
+        let ids = world.agree_with("open", &items, &fresh_id().to_le_bytes())?;
+        let id = ids[0].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
+        let (backend, data, signal, device_words) = world.all_ok("open", made)?;
+        world.agree("open", &[("device", device)])?;
+
+        let shared = share_both(&*backend, world, data, signal);
+        let (data, signal) = world.all_ok("open", shared)?;
+        let memory = Memory { data, signal, device_words, control: backend.control() };
+        backend.opened(memory.clone());
+        let registration = world.register(&memory.control);
+        let words = memory.device_words.bytes();
+        tracing::debug!(rank = world.rank(), id, "heap open");
+        Ok(Arc::new(SymmetricHeap {
+            world: world.clone(),
+            id,
+            backend,
+            memory,
+            state: RwLock::new(State {
+                closed: false,
+                data: Layout::new(options.data_bytes, 0, ALIGNMENT),
+                signal: Layout::new(options.signal_bytes, SIGNAL_RESERVED, ALIGNMENT),
+                registered: Vec::new(),
+                imports: 0,
+            }),
+            options,
+            step: Mutex::new(()),
+            device_words: Mutex::new(Layout::new(words, 0, 128)),
+            sequence: OnceLock::new(),
+            issuing: Mutex::new(()),
+            registration: Mutex::new(Some(registration)),
+        }))
+    }
+
+    /// This rank's device and memory, before any other rank is asked.
+    #[allow(clippy::type_complexity)]
+    fn make_local(
+        world: &World,
+        options: &HeapOptions,
+    ) -> Result<(Box<dyn Backend>, Arc<dyn Mapping>, Arc<dyn Mapping>, Arc<dyn Mapping>)> {
+        if options.signal_bytes < SIGNAL_RESERVED {
+            let expected = format!("at least {SIGNAL_RESERVED}");
+            return Err(Error::invalid("signal_bytes", options.signal_bytes, expected));
+        }
+        let words = options.device_words.checked_mul(4).ok_or_else(|| {
+            Error::invalid(
+                "device_words",
+                options.device_words,
+                "words of 4 bytes that fit 64 bits",
+            )
+        })?;
+        let threads = options.resolve_threads(world)?;
+        let backend: Box<dyn Backend> = match options.backend {
+            BackendKind::Cpu => Box::new(CpuBackend::new(world.rank(), threads)?),
+            other => return Err(unsupported(&format!("backend {other}"), "it is not built in")),
+        };
+        let data = backend.allocate(Purpose::Data, options.data_bytes)?;
+        let signal = backend.allocate(Purpose::Signal, options.signal_bytes)?;
+        let device_words = backend.allocate(Purpose::DeviceWords, words)?;
+        Ok((backend, data, signal, device_words))
+    }
+
+    /// `len` elements of data memory: collective. What they hold is not defined.
+    ///
+    /// # Errors
+    /// [`Error::OutOfHeap`], on every rank, before any has changed its state;
+    /// [`Error::Disagreement`] if the ranks ask for different things; those of [`World::barrier`].
+    #[track_caller]
+    pub fn alloc<T: Element>(&self, len: usize) -> Result<SymSlice<T>> {
+        self.alloc_in(Segment::Data, len)
+    }
+
+    /// `words` words of signal memory: collective. What they hold is not defined.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::alloc`].
+    #[track_caller]
+    pub fn alloc_signal(&self, words: usize) -> Result<SymSlice<i32>> {
+        self.alloc_in(Segment::Signal, words)
+    }
+
+    #[track_caller]
+    fn alloc_in<T: Element>(&self, segment: Segment, len: usize) -> Result<SymSlice<T>> {
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let name = format!("{} x {len}", T::DTYPE);
+        let blocks = self.alloc_many("alloc", &[Request::new(segment, bytes, name)])?;
+        let block = blocks[0];
+        Ok(SymSlice::new(self.id, segment, block.serial(), block.offset(), len as u64))
+    }
+
+    /// Everything an op needs, in one collective step: all or nothing.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::alloc`]; [`Error::Invalid`] for a registered segment.
+    #[track_caller]
+    pub fn alloc_many(&self, what: &str, requests: &[Request]) -> Result<Vec<RawSlice>> {
+        let _step = lock(&self.step);
+        // A copy: nothing is changed before all ranks have agreed.
+        let (mut data, mut signal) = {
+            let state = self.open_state()?;
+            (state.data.clone(), state.signal.clone())
+        };
+        let mut blocks = Vec::with_capacity(requests.len());
+        let mut full: Option<(&Request, Full)> = None;
+        let total = requests.iter().fold(0u64, |sum, r| sum.saturating_add(r.bytes));
+        let mut items = vec![("what", what.to_string())];
+        for request in requests {
+            let Request { segment, bytes, name } = request;
+            let layout = match segment {
+                Segment::Data => &mut data,
+                Segment::Signal => &mut signal,
+                other => {
+                    return Err(Error::invalid("segment of a request", other, "data or signal"));
+                }
+            };
+            items.push(("request", format!("{bytes} bytes of {segment} memory for {name}")));
+            match layout.alloc(*bytes) {
+                _ if full.is_some() => {}
+                Ok(block) => blocks.push(block),
+                Err(e) => full = Some((request, e)),
+            }
+        }
+        let mut outcome = Writer::default();
+        match full {
+            Some((r, full)) => outcome
+                .u64(1)
+                .text(&r.name)
+                .text(&r.segment.to_string())
+                .u64(full.asked)
+                .u64(full.free)
+                .u64(full.largest),
+            None => blocks.iter().fold(outcome.u64(0), |w, b| w.u64(b.offset).u64(b.serial)),
+        };
+        let outcomes = self.world.agree_with("alloc", &items, &outcome.finish())?;
+        for (rank, outcome) in outcomes.iter().enumerate() {
+            let mut r = Reader::new("alloc", outcome);
+            if r.u64()? == 1 {
+                return Err(Error::OutOfHeap {
+                    what: what.into(),
+                    name: r.text()?,
+                    segment: r.text()?,
+                    rank,
+                    asked: r.u64()?,
+                    free: r.u64()?,
+                    largest: r.u64()?,
+                    total,
+                });
+            }
+        }
+        // The layouts see the same requests in the same order, so this holds unless one is broken.
+        if outcomes.iter().any(|o| *o != outcomes[0]) {
+            let values: Vec<String> = outcomes.iter().map(|o| format!("{o:?}")).collect();
+            let (what, item) = (what.into(), "offsets".into());
+            return Err(Error::Disagreement { what, item, ranks: odd_ranks(&values), values });
+        }
+        let mut state = self.state_mut();
+        state.data = data;
+        state.signal = signal;
+        let slice = |(b, r): (&crate::layout::Block, &Request)| {
+            SymSlice::new(self.id, r.segment, b.serial, b.offset, r.bytes)
+        };
+        Ok(blocks.iter().zip(requests).map(slice).collect())
+    }
+
+    /// Gives a block back: collective. Waits until this rank's streams and those of its peers have
+    /// finished; their errors stay with them.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if the ranks give back different blocks; [`Error::NotAllocated`] if
+    /// it was given back already or is only part of a block; [`Error::ForeignSlice`];
+    /// [`Error::PeerFailed`]; those of [`World::barrier`].
+    #[track_caller]
+    pub fn free<T>(&self, slice: SymSlice<T>) -> Result<()> {
+        let bytes = slice.bytes();
+        let (segment, serial, offset) = (slice.segment(), slice.serial(), slice.offset());
+        self.free_many(&[SymSlice::new(slice.heap(), segment, serial, offset, bytes)])
+    }
+
+    /// Gives blocks back, all or none: collective.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::free`].
+    #[track_caller]
+    pub fn free_many(&self, slices: &[RawSlice]) -> Result<()> {
+        let _step = lock(&self.step);
+        drop(self.open_state()?);
+        self.backend.finish();
+        let mut items = Vec::with_capacity(slices.len());
+        for s in slices {
+            let (segment, offset, serial) = (s.segment(), s.offset(), s.serial());
+            items.push(("block", format!("{segment} {offset} (allocation {serial})")));
+        }
+        let planned = self.plan_free(slices);
+        let message = match &planned {
+            Ok(_) => Vec::new(),
+            Err(e) => e.to_string().into_bytes(),
+        };
+        // All streams of all ranks have finished when this returns.
+        let outcomes = self.world.agree_with("free", &items, &message);
+        let (data, signal) = planned?;
+        if let Some((rank, message)) =
+            outcomes?.iter().enumerate().find(|(_, message)| !message.is_empty())
+        {
+            let message = String::from_utf8_lossy(message).into_owned();
+            return Err(Error::PeerFailed { rank, what: "free".into(), message });
+        }
+        let mut state = self.state_mut();
+        state.data = data;
+        state.signal = signal;
+        for s in slices {
+            if let Segment::Registered(n) = s.segment()
+                && let Some(place) = state.registered.get_mut(usize::from(n))
+            {
+                *place = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// The layouts without these blocks.
+    fn plan_free(&self, slices: &[RawSlice]) -> Result<(Layout, Layout)> {
+        let state = self.open_state()?;
+        let (mut data, mut signal) = (state.data.clone(), state.signal.clone());
+        for s in slices {
+            self.check_heap(s.heap())?;
+            let there = match s.segment() {
+                Segment::Data => data.free(s.offset(), s.serial()).is_some(),
+                Segment::Signal => signal.free(s.offset(), s.serial()).is_some(),
+                Segment::Registered(_) => state.imported(s).is_some() && s.offset() == 0,
+            };
+            if !there {
+                return Err(not_allocated(s));
+            }
+        }
+        Ok((data, signal))
+    }
+
+    /// Closes the heap: collective. Waits until the streams of all ranks have finished, and ends
+    /// them. The memory is unmapped when the last `Arc` of heap or stream goes.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if it was closed; those of [`World::barrier`], and what is local is closed
+    /// all the same.
+    #[track_caller]
+    pub fn close(&self) -> Result<()> {
+        let _step = lock(&self.step);
+        drop(self.open_state()?);
+        self.backend.finish();
+        let outcome = self.world.agree("close heap", &[("heap", format!("{:#x}", self.id))]);
+        self.state_mut().closed = true;
+        self.backend.shutdown();
+        lock(&self.registration).take();
+        outcome
+    }
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::System`].
+    pub fn stream(&self) -> Result<Stream> {
+        self.backend.stream()
+    }
+
+    /// Waits until all streams of this rank have done what was enqueued. Their errors stay with
+    /// them.
+    pub fn finish(&self) {
+        self.backend.finish();
+    }
+
+    /// What kernels need to reach the memory of all ranks.
+    pub fn view(&self) -> HeapView {
+        let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        let addresses = |mappings: &[Arc<dyn Mapping>]| {
+            std::array::from_fn::<u64, MAX_RANKS, _>(|r| mappings.get(r).map_or(0, |m| m.address()))
+        };
+        HeapView {
+            rank: self.rank() as u32,
+            size: self.size() as u32,
+            data: addresses(&self.memory.data),
+            signal: addresses(&self.memory.signal),
+            control: self.memory.control.address(),
+            device_words: self.memory.device_words.address(),
+            entry_deadline_ns: nanos(self.world.settings().entry_deadline()),
+            progress_deadline_ns: nanos(self.world.settings().progress_deadline()),
+        }
+    }
+
+    /// All mappings of the heap, for whoever must keep them.
+    pub fn memory(&self) -> Memory {
+        self.memory.clone()
+    }
+
+    /// Abort word and fault record of this rank.
+    pub fn control(&self) -> &Control {
+        &self.memory.control
+    }
+
+    /// Whether the heap can be used: nothing failed so far, on this rank or on a peer that said so.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`], [`Error::Fault`], [`Error::GaveUp`], [`Error::Aborted`],
+    /// [`Error::Closed`].
+    pub fn check(&self) -> Result<()> {
+        drop(self.open_state()?);
+        self.memory.control.check()?;
+        let mut word = [0; 4];
+        let signal = &*self.memory.signal[self.rank()];
+        self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
+        match i32::from_ne_bytes(word) {
+            0 => Ok(()),
+            code => Err(Error::GaveUp { rank: (code - 1) as usize }),
+        }
+    }
+
+    /// Its world.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.world.rank()
+    }
+
+    /// Ranks of the world.
+    pub fn size(&self) -> usize {
+        self.world.size()
+    }
+
+    /// What it was opened with.
+    pub fn options(&self) -> &HeapOptions {
+        &self.options
+    }
+
+    /// Workgroups of this rank that can run at the same time.
+    pub fn workgroups(&self) -> u32 {
+        self.backend.device().workgroups
+    }
+
+    /// Its device.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// Its number, the same on all ranks.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Bytes of a segment that are free, and those of its largest free block.
+    pub fn free_bytes(&self, segment: Segment) -> (u64, u64) {
+        let state = self.state();
+        match segment {
+            Segment::Data => (state.data.free_bytes(), state.data.largest()),
+            Segment::Signal => (state.signal.free_bytes(), state.signal.largest()),
+            Segment::Registered(_) => (0, 0),
+        }
+    }
+
+    fn check_heap(&self, slice: u64) -> Result<()> {
+        if slice == self.id {
+            return Ok(());
+        }
+        Err(Error::ForeignSlice { slice, heap: self.id })
+    }
+
+    fn open_state(&self) -> Result<RwLockReadGuard<'_, State>> {
+        let state = self.state();
+        if state.closed {
+            return Err(Error::Closed { what: "the heap" });
+        }
+        Ok(state)
+    }
+
+    // The state is replaced whole, so a panic elsewhere leaves it consistent.
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn imported(&self, slice: &RawSlice) -> Option<&Imported> {
+        let Segment::Registered(n) = slice.segment() else {
+            return None;
+        };
+        let imported = self.registered.get(usize::from(n))?.as_ref()?;
+        let end = slice.offset().checked_add(slice.bytes())?;
+        (imported.serial == slice.serial() && end <= imported.bytes).then_some(imported)
+    }
+}
+
+impl Drop for SymmetricHeap {
+    fn drop(&mut self) {
+        if !self.state().closed && self.size() > 1 {
+            tracing::warn!(rank = self.rank(), id = self.id, "a heap was dropped without close");
+        }
+    }
+}
+
+#[allow(clippy::type_complexity)]
+fn share_both(
+    backend: &dyn Backend,
+    world: &World,
+    data: Arc<dyn Mapping>,
+    signal: Arc<dyn Mapping>,
+) -> Result<(Vec<Arc<dyn Mapping>>, Vec<Arc<dyn Mapping>>)> {
+    // The second exchange takes place even if this rank could not map what the first brought:
+    // its peers wait in it.
+    let data = backend.share(world, data);
+    let signal = backend.share(world, signal);
+    Ok((data?, signal?))
+}
+
+fn not_allocated(slice: &RawSlice) -> Error {
+    Error::NotAllocated {
+        segment: slice.segment().to_string(),
+        offset: slice.offset(),
+        end: slice.offset() + slice.bytes(),
+    }
+}
+
+/// A number that no other heap of this host has had, as far as a clock can tell.
+fn fresh_id() -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let process = std::process::id().to_le_bytes();
+    hash(&[&since.as_nanos().to_le_bytes(), &process, &count]) as u64
+}

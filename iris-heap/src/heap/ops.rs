@@ -1,0 +1,31 @@
+//! What ops need of their heap, beyond memory.
+
+use std::sync::MutexGuard;
+
+use super::{DevWords, SymmetricHeap};
+use crate::error::Result;
+use crate::world::lock;
+
+impl SymmetricHeap {
+    /// The word that counts the calls of all ops of this heap; they are issued in one order, the
+    /// same on all ranks.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::alloc_device_words`], the first time.
+    pub fn sequence_word(&self) -> Result<DevWords> {
+        if let Some(&word) = self.sequence.get() {
+            return Ok(word);
+        }
+        let word = self.alloc_device_words(1)?;
+        let kept = *self.sequence.get_or_init(|| word);
+        if kept != word {
+            self.free_device_words(word)?;
+        }
+        Ok(kept)
+    }
+
+    /// Held by whoever enqueues the launches of one call, so that those of two calls do not mix.
+    pub fn issue(&self) -> MutexGuard<'_, ()> {
+        lock(&self.issuing)
+    }
+}

@@ -1,0 +1,92 @@
+//! How large a heap is, and of which device.
+
+use crate::backend::BackendKind;
+use crate::error::{Error, Result};
+use crate::world::World;
+
+/// What a heap is opened with. All but `threads` must be the same on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct HeapOptions {
+    /// Bytes of the data segment of each rank; 256 MiB. On the CPU pages are taken when they are
+    /// first touched, so that a large number costs nothing by itself.
+    pub data_bytes: u64,
+    /// Bytes of the signal segment of each rank, of which the first 4096 are reserved; 16 MiB.
+    pub signal_bytes: u64,
+    /// Device-local words of each rank; 262,144.
+    pub device_words: u64,
+    /// The device.
+    pub backend: BackendKind,
+    /// Threads of this rank for workgroups, on the CPU; by default `IRIS_THREADS`, or cores by
+    /// ranks of this host, at least 1.
+    pub threads: Option<usize>,
+    /// A hash of the sources of the kernels that will run, compared between ranks; empty: none.
+    pub sources: String,
+}
+
+impl Default for HeapOptions {
+    fn default() -> Self {
+        HeapOptions {
+            data_bytes: 256 << 20,
+            signal_bytes: 16 << 20,
+            device_words: 1 << 18,
+            backend: BackendKind::Cpu,
+            threads: None,
+            sources: String::new(),
+        }
+    }
+}
+
+impl HeapOptions {
+    /// The defaults.
+    pub fn new() -> HeapOptions {
+        HeapOptions::default()
+    }
+
+    /// Sets the bytes of the data segment.
+    pub fn data_bytes(mut self, bytes: u64) -> HeapOptions {
+        self.data_bytes = bytes;
+        self
+    }
+
+    /// Sets the bytes of the signal segment.
+    pub fn signal_bytes(mut self, bytes: u64) -> HeapOptions {
+        self.signal_bytes = bytes;
+        self
+    }
+
+    /// Sets the number of device-local words.
+    pub fn device_words(mut self, words: u64) -> HeapOptions {
+        self.device_words = words;
+        self
+    }
+
+    /// Sets the device.
+    pub fn backend(mut self, backend: BackendKind) -> HeapOptions {
+        self.backend = backend;
+        self
+    }
+
+    /// Sets the threads of this rank.
+    pub fn threads(mut self, threads: usize) -> HeapOptions {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Sets the hash of the kernels' sources.
+    pub fn sources(mut self, hash: impl Into<String>) -> HeapOptions {
+        self.sources = hash.into();
+        self
+    }
+
+    /// The threads of this rank, with the defaults resolved.
+    pub(super) fn resolve_threads(&self, world: &World) -> Result<u32> {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let asked = self.threads.or(world.settings().threads);
+        let threads = asked.unwrap_or_else(|| (cores() / world.local_size()).max(1));
+        match u32::try_from(threads) {
+            Ok(n @ 1..=4096) => Ok(n),
+            _ => Err(Error::invalid("threads of a heap", threads, "1 to 4096")),
+        }
+    }
+}

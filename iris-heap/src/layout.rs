@@ -1,0 +1,171 @@
+//! Which bytes of a segment are given out: pure, deterministic, no memory of its own.
+//!
+//! Every rank keeps one and feeds it the same requests, so that all arrive at the same offsets.
+//! First fit by address: the oldest answer, but one that depends on nothing but the sequence of
+//! requests, and that leaves the large blocks at the end whole.
+
+use std::collections::BTreeMap;
+
+/// The state of one segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    alignment: u64,
+    capacity: u64,
+    /// Length by offset; no two adjoin.
+    free: BTreeMap<u64, u64>,
+    live: BTreeMap<u64, Block>,
+    serial: u64,
+}
+
+/// One block that is given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes, rounded up to the alignment.
+    pub bytes: u64,
+    /// Number of the allocation, never used twice.
+    pub serial: u64,
+}
+
+/// Why there is no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// Bytes asked, rounded up to the alignment; `u64::MAX` where that overflows.
+    pub asked: u64,
+    /// Bytes free.
+    pub free: u64,
+    /// Bytes of the largest free block.
+    pub largest: u64,
+}
+
+impl Layout {
+    /// Gives out the bytes `reserved..capacity` in multiples of `alignment`. Both ends are moved
+    /// inwards to such multiples.
+    ///
+    /// # Panics
+    /// If `alignment` is zero.
+    pub fn new(capacity: u64, reserved: u64, alignment: u64) -> Layout {
+        assert!(alignment > 0, "an alignment of zero");
+        let start = reserved.next_multiple_of(alignment);
+        let end = capacity - capacity % alignment;
+        let mut free = BTreeMap::new();
+        if start < end {
+            free.insert(start, end - start);
+        }
+        Layout {
+            alignment,
+            capacity: end.saturating_sub(start),
+            free,
+            live: BTreeMap::new(),
+            serial: 0,
+        }
+    }
+
+    /// Gives out a block of at least `bytes`; of none, one of the alignment's size, so that every
+    /// block has an offset of its own.
+    ///
+    /// # Errors
+    /// [`Full`], and nothing has changed.
+    pub fn alloc(&mut self, bytes: u64) -> Result<Block, Full> {
+        let asked = bytes.max(1).checked_next_multiple_of(self.alignment).unwrap_or(u64::MAX);
+        let found = self.free.iter().find(|&(_, &len)| len >= asked);
+        let Some((&offset, &len)) = found else {
+            return Err(Full { asked, free: self.free_bytes(), largest: self.largest() });
+        };
+        self.free.remove(&offset);
+        if len > asked {
+            self.free.insert(offset + asked, len - asked);
+        }
+        self.serial += 1;
+        let block = Block { offset, bytes: asked, serial: self.serial };
+        self.live.insert(offset, block);
+        Ok(block)
+    }
+
+    /// Takes back the block that begins at `offset` and has this serial number. `None`, and nothing
+    /// has changed, if there is no such block.
+    pub fn free(&mut self, offset: u64, serial: u64) -> Option<Block> {
+        let block = *self.live.get(&offset).filter(|b| b.serial == serial)?;
+        self.live.remove(&offset);
+        let (mut start, mut end) = (block.offset, block.offset + block.bytes);
+        if let Some(&len) = self.free.get(&end) {
+            self.free.remove(&end);
+            end += len;
+        }
+        if let Some((&before, &len)) = self.free.range(..start).next_back()
+            && before + len == start
+        {
+            self.free.remove(&before);
+            start = before;
+        }
+        self.free.insert(start, end - start);
+        Some(block)
+    }
+
+    /// The block that holds all of `offset..offset + bytes`.
+    pub fn find(&self, offset: u64, bytes: u64) -> Option<Block> {
+        let (_, block) = self.live.range(..=offset).next_back()?;
+        let end = offset.checked_add(bytes)?;
+        (end <= block.offset + block.bytes).then_some(*block)
+    }
+
+    /// Bytes that could be given out if nothing were.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Bytes free.
+    pub fn free_bytes(&self) -> u64 {
+        self.free.values().sum()
+    }
+
+    /// Bytes of the largest free block.
+    pub fn largest(&self) -> u64 {
+        self.free.values().copied().max().unwrap_or(0)
+    }
+
+    /// The blocks that are given out, by address.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        self.live.values().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_neighbours_become_one_block() {
+        let mut l = Layout::new(10 * 1024, 4096, 1024);
+        assert_eq!(l.capacity(), 6 * 1024);
+        let b: Vec<Block> = (0..6).map(|_| l.alloc(1000).unwrap()).collect();
+        assert_eq!(b[0].offset, 4096);
+        let full = l.alloc(1).unwrap_err();
+        assert_eq!((full.asked, full.free, full.largest), (1024, 0, 0));
+        for i in [1, 3, 5] {
+            l.free(b[i].offset, b[i].serial).unwrap();
+        }
+        let full = l.alloc(1025).unwrap_err();
+        assert_eq!((full.asked, full.free, full.largest), (2048, 3072, 1024));
+        l.free(b[2].offset, b[2].serial).unwrap();
+        assert_eq!(l.largest(), 3072);
+        assert_eq!(l.alloc(3072).unwrap().offset, b[1].offset);
+    }
+
+    #[test]
+    fn a_block_is_freed_once() {
+        let mut l = Layout::new(1 << 20, 0, 1024);
+        let a = l.alloc(0).unwrap();
+        assert_eq!(a.bytes, 1024);
+        assert!(l.free(a.offset, a.serial).is_some());
+        assert!(l.free(a.offset, a.serial).is_none());
+        let again = l.alloc(5).unwrap();
+        assert_eq!(again.offset, a.offset);
+        assert!(l.free(a.offset, a.serial).is_none(), "an old slice frees nothing");
+        assert!(l.find(512, 513).is_none());
+        assert_eq!(l.find(512, 512), Some(again));
+        assert!(l.find(u64::MAX, 2).is_none());
+        assert_eq!(l.alloc(u64::MAX).unwrap_err().asked, u64::MAX);
+    }
+}

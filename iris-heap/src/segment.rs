@@ -1,0 +1,271 @@
+//! Mappings of shared memory, own and peers': the unsafe core of the CPU backend.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicI32;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::error::{Error, Result};
+use crate::world::lock;
+
+/// One mapping of a memfd, unmapped when it is dropped; or memory of the caller's, left alone.
+///
+/// The bytes are shared with other ranks, which write them at any time: no reference to them is ever
+/// made, only copies and atomic words.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    base: NonNull<u8>,
+    bytes: usize,
+    owned: bool,
+    /// Kept until it has been passed on; a mapping does not need it.
+    descriptor: Mutex<Option<OwnedFd>>,
+}
+
+// SAFETY: the struct owns its mapping and hands out no reference into it but to atomics; the copies
+// below are the callers' to order, which they do by the protocols' words.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as for Send.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory, all zero. It takes pages only where it is touched.
+    pub(crate) fn create(name: &str, bytes: u64) -> Result<SharedMemory> {
+        let size = whole_pages(bytes)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags)
+            .map_err(|e| Error::system(format!("memfd_create({name})"), e))?;
+        rustix::fs::ftruncate(&fd, size as u64)
+            .map_err(|e| Error::system(format!("ftruncate of {name} to {size} bytes"), e))?;
+        // A file that shrinks under a mapping would kill the process that touches the mapping.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals)
+            .map_err(|e| Error::system(format!("sealing {name}"), e))?;
+        SharedMemory::map(fd, size)
+    }
+
+    /// Maps memory that came as a descriptor: at least `bytes`, sealed against shrinking.
+    pub(crate) fn import(fd: OwnedFd, bytes: u64) -> Result<SharedMemory> {
+        let size = whole_pages(bytes)?;
+        let there = rustix::fs::fstat(&fd)
+            .map_err(|e| Error::system("fstat of a passed descriptor", e))?
+            .st_size;
+        if (there as u64) < bytes {
+            return Err(Error::invalid(
+                "size of passed memory",
+                there,
+                format!("at least {bytes} bytes"),
+            ));
+        }
+        let seals = rustix::fs::fcntl_get_seals(&fd)
+            .map_err(|e| Error::system("seals of a passed descriptor (is it a memfd?)", e))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(Error::invalid(
+                "passed memory",
+                "a memfd that may shrink",
+                "one with the seal F_SEAL_SHRINK",
+            ));
+        }
+        SharedMemory::map(fd, size)
+    }
+
+    fn map(fd: OwnedFd, bytes: usize) -> Result<SharedMemory> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { rustix::mm::mmap(null_mut(), bytes, prot, MapFlags::SHARED, &fd, 0) }
+            .map_err(|e| Error::system(format!("mmap of {bytes} bytes"), e))?;
+        let Some(base) = NonNull::new(base.cast::<u8>()) else {
+            return Err(Error::invalid("address of a mapping", 0, "an address"));
+        };
+        Ok(SharedMemory { base, bytes, owned: true, descriptor: Mutex::new(Some(fd)) })
+    }
+
+    /// Memory of the caller's.
+    ///
+    /// # Safety
+    /// It stays valid for reads and writes by any thread until this is dropped, and nobody keeps a
+    /// reference to it in the meantime.
+    pub(crate) unsafe fn foreign(address: u64, bytes: u64) -> Result<SharedMemory> {
+        let base = NonNull::new(address as *mut u8);
+        let range = address.checked_add(bytes).filter(|&end| end <= isize::MAX as u64);
+        match (base, range) {
+            (Some(base), Some(_)) => {
+                let bytes = bytes as usize;
+                Ok(SharedMemory { base, bytes, owned: false, descriptor: Mutex::new(None) })
+            }
+            _ => Err(Error::invalid(
+                "imported memory",
+                format!("{bytes} bytes at {address:#x}"),
+                "an address of this process",
+            )),
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// A duplicate of the descriptor, for a peer.
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        match &*lock(&self.descriptor) {
+            Some(fd) => duplicate(fd.as_fd()),
+            None => Err(Error::Closed { what: "the descriptor of this memory" }),
+        }
+    }
+
+    /// Gives the descriptor back to the system, once the peers have theirs.
+    pub(crate) fn close_descriptor(&self) {
+        lock(&self.descriptor).take();
+    }
+
+    /// The word at byte `offset`.
+    pub(crate) fn word(&self, offset: u64) -> Result<&AtomicI32> {
+        let start = self.range(offset, 4)?;
+        if !start.is_multiple_of(4) {
+            return Err(Error::invalid("offset of a word", offset, "a multiple of 4"));
+        }
+        // SAFETY: `range` checked that the byte lies in the mapping.
+        let word = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: the word is aligned, as a page and `start` are; it lives as long as `self`; and
+        // words of a signal segment are accessed by atomic operations only.
+        Ok(unsafe { AtomicI32::from_ptr(word.cast::<i32>()) })
+    }
+
+    /// Copies `data` to `offset`.
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let start = self.range(offset, data.len() as u64)?;
+        // SAFETY: `range` checked that the bytes lie in the mapping.
+        let to = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: both ranges are valid, and host memory of the caller's does not overlap a mapping
+        // into which nobody has a reference.
+        unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+        Ok(())
+    }
+
+    /// Copies from `offset` into `data`.
+    pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> Result<()> {
+        let start = self.range(offset, data.len() as u64)?;
+        // SAFETY: `range` checked that the bytes lie in the mapping.
+        let from = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: as in `write`, the other way round.
+        unsafe { from.copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) };
+        Ok(())
+    }
+
+    /// Sets `bytes` bytes from `offset` on.
+    pub(crate) fn fill(&self, offset: u64, bytes: u64, value: u8) -> Result<()> {
+        let start = self.range(offset, bytes)?;
+        // SAFETY: `range` checked that the bytes lie in the mapping.
+        let to = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: as above; any byte pattern is valid there.
+        unsafe { to.write_bytes(value, bytes as usize) };
+        Ok(())
+    }
+
+    /// Copies between mappings, which may be the same.
+    pub(crate) fn copy(&self, offset: u64, from: &SharedMemory, at: u64, bytes: u64) -> Result<()> {
+        let start = self.range(offset, bytes)?;
+        let source = from.range(at, bytes)?;
+        // SAFETY: `range` checked that the bytes lie in the mapping.
+        let to = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: the same of the other mapping.
+        let source = unsafe { from.base.as_ptr().add(source) };
+        // SAFETY: both ranges are valid; `copy_from` allows them to overlap.
+        unsafe { to.copy_from(source, bytes as usize) };
+        Ok(())
+    }
+
+    fn range(&self, offset: u64, bytes: u64) -> Result<usize> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes as u64 => Ok(offset as usize),
+            end => Err(Error::OutOfBounds {
+                what: "bytes of a mapping".into(),
+                start: offset,
+                end: end.unwrap_or(u64::MAX),
+                len: self.bytes as u64,
+            }),
+        }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        // SAFETY: the mapping was made by `map` with this length, and whoever uses its addresses
+        // holds it by `Arc`, so nobody is left.
+        let outcome = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        if let Err(error) = outcome {
+            tracing::warn!(%error, bytes = self.bytes, "munmap failed");
+        }
+    }
+}
+
+pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    fd.try_clone_to_owned().map_err(|e| Error::system("duplicating a descriptor", e))
+}
+
+fn whole_pages(bytes: u64) -> Result<usize> {
+    let page = rustix::param::page_size() as u64;
+    let size = bytes.max(1).checked_next_multiple_of(page);
+    // Rust's pointers reach isize::MAX bytes.
+    size.and_then(|s| isize::try_from(s).ok()).map(|s| s as usize).ok_or_else(|| {
+        Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn two_mappings_of_one_memory() {
+        let a = SharedMemory::create("iris-test", 5000).unwrap();
+        assert_eq!(a.bytes(), 8192);
+        let b = SharedMemory::import(a.export().unwrap(), 5000).unwrap();
+        a.close_descriptor();
+        assert!(a.export().is_err());
+        a.write(4998, &[1, 2, 3]).unwrap();
+        let mut got = [0; 4];
+        b.read(4997, &mut got).unwrap();
+        assert_eq!(got, [0, 1, 2, 3]);
+        b.word(64).unwrap().store(-7, Ordering::Relaxed);
+        assert_eq!(a.word(64).unwrap().load(Ordering::Relaxed), -7);
+        a.copy(0, &b, 4998, 3).unwrap();
+        b.fill(1, 1, 9).unwrap();
+        a.read(0, &mut got).unwrap();
+        assert_eq!(got, [1, 9, 3, 0]);
+        drop(a);
+        b.read(4997, &mut got).unwrap();
+        assert_eq!(got, [0, 1, 2, 3], "the memory outlives the mapping it came from");
+    }
+
+    #[test]
+    fn nothing_past_the_end() {
+        let a = SharedMemory::create("iris-test", 4096).unwrap();
+        assert!(a.write(4095, &[0, 0]).is_err());
+        assert!(a.read(u64::MAX, &mut [0, 0]).is_err());
+        assert!(a.fill(0, 4097, 0).is_err());
+        assert!(a.word(4096).is_err() && a.word(2).is_err());
+        assert!(SharedMemory::create("iris-test", u64::MAX - 5).is_err());
+    }
+
+    #[test]
+    fn memory_that_may_shrink_or_is_short_is_refused() {
+        let fd = rustix::fs::memfd_create("iris-test", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        let other = fd.try_clone().unwrap();
+        let e = SharedMemory::import(fd, 4096).unwrap_err().to_string();
+        assert!(e.contains("F_SEAL_SHRINK"), "{e}");
+        let e = SharedMemory::import(other, 5000).unwrap_err().to_string();
+        assert!(e.contains("4096") && e.contains("5000"), "{e}");
+    }
+}

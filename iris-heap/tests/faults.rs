@@ -1,0 +1,297 @@
+//! What is wrong ends in an error on every rank that names it, and changes nothing.
+
+use std::time::Duration;
+
+use iris_heap::{
+    BackendKind, Error, ErrorKind, HeapOptions, Request, Segment, Settings, SymmetricHeap, World,
+};
+
+fn options() -> HeapOptions {
+    HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
+}
+
+/// Runs ranks whose host deadline is 1.2 s, and gives every rank's result.
+fn each<T: Send>(
+    size: usize,
+    f: impl Fn(World) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    World::run_threads_each(size, &Settings::default().deadline(0.002), f).unwrap()
+}
+
+fn close(heap: &SymmetricHeap) -> Result<(), Error> {
+    heap.close()?;
+    heap.world().clone().close()
+}
+
+#[test]
+fn a_full_heap_names_its_numbers_and_stays_as_it_was() {
+    World::run_threads(3, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let blocks: Vec<_> =
+            (0..64).map(|_| heap.alloc::<u8>(1024)).collect::<Result<_, Error>>()?;
+        for i in [3, 4, 10] {
+            heap.free(blocks[i])?;
+        }
+        match heap.alloc::<f32>(1024).unwrap_err() {
+            Error::OutOfHeap { asked, free, largest, segment, .. } => {
+                assert_eq!((asked, free, largest), (4096, 3072, 2048));
+                assert_eq!(segment, "data");
+            }
+            e => panic!("{e}"),
+        }
+        assert_eq!(heap.alloc::<u8>(2048)?.offset(), 3072);
+        assert_eq!(heap.alloc::<u8>(1)?.offset(), 10240);
+        let e = heap.alloc::<f32>(usize::MAX).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::OutOfMemory);
+        assert!(e.to_string().contains("free 0"), "{e}");
+        close(&heap)
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_a_request_is_for_is_agreed() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let request = Request::new(Segment::Signal, 60 << 10, format!("words of {}", w.rank()));
+        match heap.alloc_many("op", &[request]).unwrap_err() {
+            Error::Disagreement { ranks, values, item, what } => {
+                assert_eq!((ranks, item.as_str()), (vec![1], "request"));
+                assert!(values[1].contains("words of 1"), "{values:?}");
+                assert!(what.contains("faults.rs"), "{what}");
+            }
+            e => panic!("{e}"),
+        }
+        close(&heap)
+    })
+    .unwrap();
+}
+
+#[test]
+fn different_sizes_are_a_disagreement() {
+    World::run_threads(3, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let before = heap.free_bytes(Segment::Data);
+        match heap.alloc::<f32>(if w.rank() == 1 { 7 } else { 6 }).unwrap_err() {
+            Error::Disagreement { ranks, values, .. } => {
+                assert_eq!(ranks, [1]);
+                assert!(values[1].contains("28 bytes") && values[2].contains("24 bytes"));
+            }
+            e => panic!("{e}"),
+        }
+        assert_eq!(heap.free_bytes(Segment::Data), before);
+        // A type of the same size is another request, too.
+        let e = match w.rank() {
+            0 => alloc_named(&heap, "f32 x 6"),
+            _ => alloc_named(&heap, "i32 x 6"),
+        };
+        assert_eq!(e.unwrap_err().kind(), ErrorKind::Disagreement);
+        assert_eq!(heap.alloc::<f32>(6)?.offset(), 0);
+        close(&heap)
+    })
+    .unwrap();
+}
+
+/// From one place of the program, whatever the rank.
+fn alloc_named(heap: &SymmetricHeap, name: &'static str) -> Result<(), Error> {
+    heap.alloc_many("alloc", &[Request::new(Segment::Data, 24, name)]).map(drop)
+}
+
+#[test]
+fn ranks_that_do_not_allocate_are_named() {
+    let results = each(4, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        if w.rank() % 2 == 1 {
+            std::thread::sleep(Duration::from_millis(3000));
+        }
+        let before = heap.free_bytes(Segment::Data);
+        let outcome = heap.alloc::<f32>(6);
+        assert_eq!(heap.free_bytes(Segment::Data), before);
+        outcome
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        let e = result.unwrap_err();
+        // The late ones learn why the others have given up.
+        assert!(matches!(&e, Error::Absent { ranks, .. } if ranks == &[1, 3]), "rank {rank}: {e}");
+        assert!(e.to_string().contains("alloc at") && e.to_string().contains("faults.rs"), "{e}");
+        assert_eq!(e.kind(), ErrorKind::Timeout);
+    }
+}
+
+#[test]
+fn other_calls_are_a_mismatch() {
+    World::run_threads(3, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let e = match w.rank() {
+            2 => w.barrier().unwrap_err(),
+            _ => heap.zeros::<f32>(5).unwrap_err(),
+        };
+        match &e {
+            Error::Mismatch { ranks, calls } => {
+                assert_eq!(ranks, &[2]);
+                assert!(calls[0].starts_with("alloc at") && calls[2].starts_with("barrier at"));
+            }
+            e => panic!("{e}"),
+        }
+        assert_eq!(e.kind(), ErrorKind::Disagreement);
+        // The ranks are still in step.
+        assert_eq!(heap.alloc::<u8>(1)?.offset(), 0);
+        close(&heap)
+    })
+    .unwrap();
+}
+
+#[test]
+fn blocks_are_freed_in_one_order() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let (x, y) = (heap.zeros::<f32>(5)?, heap.zeros::<f32>(5)?);
+        let e = heap.free(if w.rank() == 0 { x } else { y }).unwrap_err();
+        match &e {
+            Error::Disagreement { values, .. } => {
+                assert!(values[0].starts_with("data 0 ") && values[1].starts_with("data 1024 "));
+            }
+            e => panic!("{e}"),
+        }
+        heap.read(x)?;
+        heap.free(x)?;
+        heap.free(y)?;
+        assert_eq!(heap.free_bytes(Segment::Data), (64 << 10, 64 << 10));
+        close(&heap)
+    })
+    .unwrap();
+}
+
+#[test]
+fn use_after_free_and_after_close() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let x = heap.zeros::<f32>(5)?;
+        let part = x.slice(2..4)?;
+        let e = heap.free(part).unwrap_err();
+        assert!(matches!(e, Error::NotAllocated { .. }), "a part is no block: {e}");
+        heap.free(x)?;
+        let again = heap.zeros::<f32>(5)?;
+        assert_eq!(again.offset(), x.offset());
+        for e in [
+            heap.read(x).unwrap_err(),
+            heap.write(part, &[1.0; 2]).unwrap_err(),
+            heap.resolve(x, 0).unwrap_err(),
+            heap.free(x).unwrap_err(),
+        ] {
+            assert!(matches!(e, Error::NotAllocated { .. }), "the block is another's now: {e}");
+        }
+        heap.close()?;
+        for e in [
+            heap.read(again).unwrap_err(),
+            heap.resolve(again, 0).map(drop).unwrap_err(),
+            heap.alloc::<f32>(1).map(drop).unwrap_err(),
+            heap.free(again).unwrap_err(),
+            heap.stream().map(drop).unwrap_err(),
+            heap.check().unwrap_err(),
+            heap.alloc_device_words(1).map(drop).unwrap_err(),
+            heap.close().unwrap_err(),
+        ] {
+            assert!(matches!(e, Error::Closed { .. }), "{e}");
+        }
+        w.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn slices_of_another_heap_and_out_of_bounds() {
+    World::run_threads(2, |w| {
+        let a = SymmetricHeap::open(&w, options())?;
+        let b = SymmetricHeap::open(&w, options())?;
+        assert_ne!(a.id(), b.id());
+        let (x, _y) = (a.zeros::<f32>(5)?, b.zeros::<f32>(5)?);
+        let words = a.alloc_device_words(1)?;
+        for e in [
+            b.read(x).map(drop).unwrap_err(),
+            b.resolve(x, 0).map(drop).unwrap_err(),
+            b.free(x).unwrap_err(),
+            b.resolve_device_words(words).map(drop).unwrap_err(),
+        ] {
+            assert!(
+                matches!(e, Error::ForeignSlice { slice, heap }
+                if (slice, heap) == (a.id(), b.id())),
+                "{e}"
+            );
+        }
+        let e = a.resolve(x, 2).unwrap_err().to_string();
+        assert!(e.contains("rank of a symmetric slice") && e.contains("0..2"), "{e}");
+        assert!(a.write(x, &[0.0; 6]).unwrap_err().to_string().contains("is 6: expected 5"));
+        b.close()?;
+        close(&a)
+    })
+    .unwrap();
+}
+
+#[test]
+fn one_rank_without_its_part_stops_all() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let x = heap.zeros::<f32>(5)?;
+        // Rank 1 gives a slice with the same offset and number, but of a heap that is not this.
+        let other = SymmetricHeap::open(&w, options())?;
+        let y = other.zeros::<f32>(5)?;
+        let e = heap.free(if w.rank() == 1 { y } else { x }).unwrap_err();
+        match w.rank() {
+            1 => assert!(matches!(e, Error::ForeignSlice { .. }), "{e}"),
+            _ => assert!(matches!(e, Error::PeerFailed { rank: 1, .. }), "{e}"),
+        }
+        heap.read(x)?;
+        other.close()?;
+        close(&heap)
+    })
+    .unwrap();
+}
+
+#[test]
+fn options_that_differ_or_cannot_be() {
+    World::run_threads(3, |w| {
+        let bytes = (w.rank() as u64 / 2 + 1) << 20;
+        let e = SymmetricHeap::open(&w, options().data_bytes(bytes)).unwrap_err().to_string();
+        assert!(e.contains("data_bytes is 1048576 on rank 0 and 1; 2097152 on rank 2"), "{e}");
+        let e = SymmetricHeap::open(&w, options().backend(BackendKind::Hip)).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        let e = SymmetricHeap::open(&w, options().signal_bytes(100)).unwrap_err().to_string();
+        assert!(e.contains("signal_bytes is 100"), "{e}");
+        let e = SymmetricHeap::open(&w, options().data_bytes(u64::MAX)).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
+        let e = SymmetricHeap::open(&w, options().threads(1 - w.rank().min(1))).map(drop);
+        match w.rank() {
+            0 => assert!(matches!(e, Err(Error::PeerFailed { rank: 1, .. })), "{e:?}"),
+            _ => assert!(matches!(e, Err(Error::Invalid { .. })), "{e:?}"),
+        }
+        w.barrier()?;
+        w.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rank_that_leaves_while_others_open_is_lost() {
+    let results = each(3, |w| {
+        if w.rank() == 2 {
+            w.abort();
+            return Ok(());
+        }
+        SymmetricHeap::open(&w, options()).map(drop)
+    });
+    for result in &results[..2] {
+        assert!(matches!(result, Err(Error::PeerLost { rank: 2 })), "{result:?}");
+    }
+}
+
+#[test]
+fn an_open_heap_keeps_the_world_open() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let e = w.clone().close().unwrap_err();
+        assert!(matches!(e, Error::StillOpen { rank: 0, heaps: 1, worlds: 0 }), "{e}");
+        close(&heap)
+    })
+    .unwrap();
+}

@@ -1,0 +1,70 @@
+//! A thousand worlds and heaps leave nothing behind. A test program of its own: what it counts is
+//! the whole process's.
+
+use std::fs;
+
+use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+
+/// Descriptors, threads, mappings of ours, all mappings.
+fn state() -> [usize; 4] {
+    let count = |folder: &str| fs::read_dir(folder).unwrap().count();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let ours = maps.lines().filter(|l| l.contains("memfd:iris")).count();
+    [count("/proc/self/fd"), count("/proc/self/task"), ours, maps.lines().count()]
+}
+
+fn shared_memory_files() -> Vec<String> {
+    let names = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    names.map(|f| f.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_thousand_worlds_leave_nothing() {
+    let files = shared_memory_files();
+    let round = |number: usize| {
+        let rank = |w: World| {
+            let heap = SymmetricHeap::open(&w, HeapOptions::new().threads(2))?;
+            let x = heap.ones::<f32>(1000)?;
+            let stream = heap.stream()?;
+            stream.launch_cpu("nothing", 2, std::sync::Arc::new(|_| Ok(())))?;
+            stream.sync()?;
+            if number.is_multiple_of(2) {
+                heap.free(x)?;
+            }
+            let mut own = [0f32; 4];
+            // SAFETY: the array outlives the slice, which is given back at once.
+            let import = unsafe { heap.import(own.as_mut_ptr(), 4) }?;
+            heap.free(import)?;
+            let part = w.split(Some(w.rank() as u32), 0)?;
+            part.map_or(Ok(()), World::close)?;
+            // Some rounds end in disorder: a heap or a world that nobody closes.
+            if number % 10 == 3 {
+                return Ok(());
+            }
+            heap.close()?;
+            if number % 10 != 6 {
+                drop((heap, stream));
+                w.close()?;
+            }
+            Ok::<_, Error>(())
+        };
+        World::run_threads(2, rank).unwrap();
+    };
+    // What the process keeps for itself (stacks for threads to come, arenas) is there after these.
+    (0..50).for_each(round);
+    let settle = |want: [usize; 4]| {
+        // Threads that nobody joins, of heaps that nobody closed, take a moment to end.
+        let enough = |s: [usize; 4]| s[..3] == want[..3] && s[3] <= want[3] + 8;
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !enough(state()) && std::time::Instant::now() < end {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert!(enough(state()), "{:?} expected, {:?} there", want, state());
+    };
+    let mut before = state();
+    before[2] = 0;
+    settle(before);
+    (0..1000).for_each(round);
+    settle(before);
+    assert_eq!(shared_memory_files(), files);
+}

@@ -1,0 +1,607 @@
+//! Ranks as processes: this test program starts itself, once a rank.
+//!
+//! Long because a rank and the test that starts it must be the same program.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, UniqueId, World};
+
+const CASE: &str = "HEAP_TEST_CASE";
+
+fn options() -> HeapOptions {
+    HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(1)
+}
+
+/// One rank of a case, started by the tests below.
+#[test]
+#[ignore = "the program of one rank, which the other tests start"]
+fn rank_program() {
+    let case = std::env::var(CASE).expect("the other tests say what to do");
+    let result = match case.as_str() {
+        "heap" => heap(),
+        "barrier" => barrier(),
+        "twice" => twice(),
+        "split" => split(),
+        "skip" => skip(),
+        "sites" => sites(),
+        "late" => late(),
+        "killed" => killed(false),
+        "killed-rank-0" => killed(true),
+        "killed-in-collective" => killed_in_collective(),
+        "unclosed" => unclosed(),
+        "open" => open(),
+        "sizes" => sizes(),
+        "import" => import(),
+        "unique-id" => unique_id(),
+        "many" => many(),
+        other => panic!("no case {other}"),
+    };
+    match result {
+        Ok(text) => println!("RESULT ok {text}"),
+        Err(e) => println!("RESULT error {e}"),
+    }
+}
+
+fn world() -> Result<World, Error> {
+    World::from_env()
+}
+
+fn env(name: &str) -> String {
+    std::env::var(name).unwrap_or_default()
+}
+
+fn heap() -> Result<String, Error> {
+    let w = world()?;
+    assert_eq!((w.local_rank(), w.local_size(), w.node()), (w.rank(), w.size(), 0));
+    assert_eq!(w.same_process(), w.size() == 1);
+    let heap = SymmetricHeap::open(&w, options())?;
+    let ids = w.allgather(&heap.id().to_le_bytes())?;
+    assert!(ids.iter().all(|id| *id == ids[0]));
+    for round in 0..20 {
+        let x = heap.rand::<f32>(1000 + round, round as u64)?;
+        let y = heap.full(10, w.rank() as i32)?;
+        for rank in 0..w.size() {
+            let want: Vec<f32> = (0..x.len())
+                .map(|i| iris_heap::random_unit(round as u64, rank, i) as f32)
+                .collect();
+            assert_eq!(heap.read_from(x, rank)?, want);
+            assert_eq!(heap.read_from(y, rank)?, [rank as i32; 10]);
+        }
+        heap.free(x)?;
+        heap.free(y)?;
+    }
+    // A signal: each rank sets a word of the next one, which waits for it in a kernel.
+    let s = heap.alloc_signal(32)?;
+    heap.write(s, &[0; 32])?;
+    w.barrier()?;
+    let next = heap.resolve(s, (w.rank() + 1) % w.size())? as usize;
+    let mine = heap.resolve(s, w.rank())? as usize;
+    let stream = heap.stream()?;
+    let kernel = move |_: Group| {
+        use std::sync::atomic::{AtomicI32, Ordering};
+        // SAFETY: a signal word of an open heap, which the stream keeps mapped.
+        let word = |p: usize| unsafe { AtomicI32::from_ptr(p as *mut i32) };
+        word(next).store(1, Ordering::Release);
+        while word(mine).load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        Ok(())
+    };
+    stream.launch_cpu("ring", 1, Arc::new(kernel))?;
+    stream.sync()?;
+    heap.close()?;
+    w.close()?;
+    Ok("heap".into())
+}
+
+fn barrier() -> Result<String, Error> {
+    let w = world()?;
+    w.barrier()?;
+    let job = w.allgather(env("MASTER_PORT").as_bytes())?;
+    assert!(job.iter().all(|j| *j == job[0]), "another job's process");
+    w.close()?;
+    Ok("met".into())
+}
+
+fn twice() -> Result<String, Error> {
+    for _ in 0..3 {
+        barrier()?;
+    }
+    let (a, b) = (world()?, world()?);
+    b.barrier()?;
+    a.barrier()?;
+    a.close()?;
+    b.close()?;
+    Ok("five worlds".into())
+}
+
+fn split() -> Result<String, Error> {
+    let w = world()?;
+    let color = [Some(1), Some(0), Some(1), None][w.rank()];
+    if let Some(part) = w.split(color, -(w.rank() as i64))? {
+        let all = part.allgather(&[w.rank() as u8])?.concat();
+        assert_eq!(all, [vec![2, 0], vec![1], vec![2, 0]][w.rank()]);
+        let again = part.split(Some(0), 0)?.expect("a color was given");
+        assert_eq!(again.allgather(&[w.rank() as u8])?.concat(), all);
+        let heap = SymmetricHeap::open(&again, options())?;
+        let x = heap.full(4, w.rank() as i32)?;
+        assert_eq!(heap.read_from(x, 0)?, [i32::from(all[0]); 4]);
+        heap.close()?;
+        again.close()?;
+        part.close()?;
+    }
+    w.barrier()?;
+    w.close()?;
+    Ok("split".into())
+}
+
+fn skip() -> Result<String, Error> {
+    let w = world()?;
+    if w.rank() == 1 {
+        std::thread::sleep(Duration::from_millis(6000));
+    }
+    w.barrier().map(|()| "barrier".into())
+}
+
+fn sites() -> Result<String, Error> {
+    let w = world()?;
+    if w.rank() == 2 { w.allgather(b"x").map(drop) } else { w.barrier() }?;
+    Ok("no difference".into())
+}
+
+fn late() -> Result<String, Error> {
+    let w = world()?;
+    if w.rank() == 1 {
+        std::thread::sleep(Duration::from_millis(600));
+    }
+    let heap = SymmetricHeap::open(&w, options())?;
+    heap.close()?;
+    w.close()?;
+    Ok("late".into())
+}
+
+/// The victim dies while the others wait for it in a kernel.
+fn killed(rank_0: bool) -> Result<String, Error> {
+    let w = world()?;
+    let heap = SymmetricHeap::open(&w, options())?;
+    let stream = heap.stream()?;
+    w.barrier()?;
+    let victim = if rank_0 { 0 } else { 2 };
+    if w.rank() == victim {
+        std::process::abort();
+    }
+    let control = heap.memory().control;
+    let kernel = move |_: Group| {
+        let until = Instant::now() + Duration::from_secs(40);
+        while control.host_abort() == 0 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        control.check()
+    };
+    stream.launch_cpu("wait", 1, Arc::new(kernel))?;
+    let in_kernel = stream.sync().unwrap_err().to_string();
+    assert_eq!(in_kernel, heap.check().unwrap_err().to_string());
+    let in_collective = w.barrier().unwrap_err().to_string();
+    assert_eq!(in_kernel, in_collective);
+    assert_eq!(heap.close().unwrap_err().to_string(), in_kernel);
+    w.close().map(|()| "not lost".into())
+}
+
+fn killed_in_collective() -> Result<String, Error> {
+    let w = world()?;
+    w.barrier()?;
+    if w.rank() == 1 {
+        std::thread::sleep(Duration::from_millis(100));
+        std::process::abort();
+    }
+    w.barrier().map(|()| "not lost".into())
+}
+
+fn unclosed() -> Result<String, Error> {
+    let w = world()?;
+    w.barrier()?;
+    if w.rank() == 1 {
+        return Ok("gone".into());
+    }
+    w.barrier().map(|()| "not lost".into())
+}
+
+fn open() -> Result<String, Error> {
+    let w = world()?;
+    let heap = SymmetricHeap::open(&w, options().sources(env("SOURCES")))?;
+    heap.close()?;
+    w.close()?;
+    Ok("open".into())
+}
+
+fn sizes() -> Result<String, Error> {
+    let w = world()?;
+    let heap = SymmetricHeap::open(&w, options())?;
+    let before = heap.free_bytes(iris_heap::Segment::Data);
+    let e = heap.alloc::<f32>(10 + w.rank()).unwrap_err();
+    assert_eq!(heap.free_bytes(iris_heap::Segment::Data), before);
+    // The world goes on: nothing was changed.
+    let x = heap.alloc::<f32>(10)?;
+    assert_eq!(x.offset(), 0);
+    heap.close()?;
+    w.close()?;
+    Err(e)
+}
+
+fn import() -> Result<String, Error> {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let w = world()?;
+    let heap = SymmetricHeap::open(&w, options())?;
+    let mut own = [0f32; 4];
+    // SAFETY: it fails before the memory is touched.
+    let e = unsafe { heap.import(own.as_mut_ptr(), 4) }.unwrap_err().to_string();
+    assert!(e.contains("import_descriptor"), "{e}");
+    let fd = rustix::fs::memfd_create("iris-test", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, 4096).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    let copy = fd.try_clone().unwrap();
+    let x = heap.import_descriptor::<i32>(fd, 100)?;
+    heap.write(x, &[w.rank() as i32; 100])?;
+    w.barrier()?;
+    for rank in 0..w.size() {
+        assert_eq!(heap.read_from(x, rank)?, [rank as i32; 100]);
+    }
+    let mut word = [0; 4];
+    rustix::io::pread(&copy, &mut word, 0).unwrap();
+    assert_eq!(i32::from_ne_bytes(word), w.rank() as i32);
+    heap.free(x)?;
+    let short = heap.import_descriptor::<i32>(copy, 100 + 2000 * w.rank().min(1)).unwrap_err();
+    assert!(matches!(short, Error::Disagreement { .. }), "{short}");
+    heap.close()?;
+    w.close()?;
+    Ok("import".into())
+}
+
+fn unique_id() -> Result<String, Error> {
+    let rank = env("MY_RANK").parse().expect("a rank");
+    let w = World::from_unique_id(&env("MY_ID").parse()?, rank, 2)?;
+    assert_eq!(w.allgather(&[rank as u8])?.concat(), [0, 1]);
+    w.close()?;
+    Ok("met".into())
+}
+
+fn many() -> Result<String, Error> {
+    let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+    let state = || (count("/proc/self/fd"), count("/proc/self/task"));
+    let mut before = state();
+    for round in 0..100 {
+        if round == 2 {
+            before = state();
+        }
+        let w = world()?;
+        let heap = SymmetricHeap::open(&w, options().threads(2))?;
+        let x = heap.ones::<f32>(10)?;
+        assert_eq!(heap.read_from(x, 1 - w.rank())?, [1.0; 10]);
+        let stream = heap.stream()?;
+        stream.sync()?;
+        heap.close()?;
+        w.close()?;
+    }
+    assert_eq!(state(), before, "descriptors and threads");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("memfd:iris"), "{maps}");
+    Ok("many".into())
+}
+
+/// A case's processes, and the folder they meet in.
+struct Job {
+    temp: tempfile::TempDir,
+    case: &'static str,
+}
+
+impl Job {
+    fn new(case: &'static str) -> Job {
+        Job { temp: tempfile::tempdir().unwrap(), case }
+    }
+
+    fn rank(&self, vars: &[(&str, &str)]) -> Child {
+        rank(self.case, self.temp.path(), vars)
+    }
+
+    /// Ranks as a launcher starts them; `vars` for each.
+    fn ranks(
+        &self,
+        size: usize,
+        vars: impl Fn(usize) -> Vec<(&'static str, String)>,
+    ) -> Vec<Child> {
+        (0..size)
+            .map(|r| {
+                let (rank, size) = (r.to_string(), size.to_string());
+                let extra = vars(r);
+                let mut all = vec![("RANK", rank.as_str()), ("WORLD_SIZE", &size)];
+                all.extend(extra.iter().map(|(n, v)| (*n, v.as_str())));
+                self.rank(&all)
+            })
+            .collect()
+    }
+
+    /// The results, by rank; nothing is left in the folder.
+    #[track_caller]
+    fn results(&self, ranks: Vec<Child>) -> Vec<String> {
+        let results = ranks.into_iter().map(result).collect();
+        let left: Vec<_> = std::fs::read_dir(self.temp.path()).unwrap().collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+        results
+    }
+}
+
+fn rank(case: &str, temp: &Path, vars: &[(&str, &str)]) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "rank_program", "--ignored", "--nocapture", "--test-threads=1"])
+        .env_clear()
+        .env(CASE, case)
+        .env("TMPDIR", temp)
+        .envs(vars.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// What a rank says; a rank that takes more than a minute is killed.
+#[track_caller]
+fn result(mut child: Child) -> String {
+    let until = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > until {
+            child.kill().unwrap();
+            break child.wait().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    match out.split_once("RESULT ") {
+        Some((_, text)) => text.lines().next().unwrap_or_default().to_string(),
+        None => format!("{status}: {err}"),
+    }
+}
+
+fn no_vars(_: usize) -> Vec<(&'static str, String)> {
+    Vec::new()
+}
+
+fn deadline(factor: &'static str) -> impl Fn(usize) -> Vec<(&'static str, String)> {
+    move |_| vec![("IRIS_DEADLINE", factor.to_string())]
+}
+
+#[track_caller]
+fn all_ok(case: &'static str, size: usize) {
+    let job = Job::new(case);
+    for (rank, text) in job.results(job.ranks(size, no_vars)).into_iter().enumerate() {
+        assert!(text.starts_with("ok "), "rank {rank}: {text}");
+    }
+}
+
+#[track_caller]
+fn contains(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in: {text}");
+    }
+}
+
+#[test]
+fn a_heap_of_processes() {
+    for size in [1, 2, 4] {
+        all_ok("heap", size);
+    }
+}
+
+#[test]
+fn several_worlds_of_one_process() {
+    all_ok("twice", 3);
+}
+
+#[test]
+fn worlds_of_a_part() {
+    all_ok("split", 4);
+}
+
+#[test]
+fn memory_of_the_caller() {
+    all_ok("import", 3);
+}
+
+#[test]
+fn a_hundred_worlds_leave_nothing() {
+    all_ok("many", 2);
+}
+
+#[test]
+fn a_late_rank_is_waited_for() {
+    all_ok("late", 3);
+}
+
+#[test]
+fn two_jobs_at_once_do_not_meet() {
+    let job = Job::new("barrier");
+    let port = |p: &'static str| {
+        move |_: usize| vec![("MASTER_ADDR", "localhost".into()), ("MASTER_PORT", p.to_string())]
+    };
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        let a = job.ranks(3, port("29501"));
+        let b = job.ranks(3, port("29502"));
+        all.extend(a.into_iter().chain(b).map(result));
+    }
+    assert!(all.iter().all(|t| t == "ok met"), "{all:?}");
+    assert!(job.results(vec![]).is_empty());
+}
+
+#[test]
+fn a_given_folder_is_the_meeting_place() {
+    let job = Job::new("barrier");
+    let folder = job.temp.path().join("here").to_str().unwrap().to_string();
+    let ranks = job.ranks(2, |r| {
+        vec![("IRIS_RENDEZVOUS", folder.clone()), ("MASTER_PORT", "1".into()), ("X", r.to_string())]
+    });
+    let all: Vec<_> = ranks.into_iter().map(result).collect();
+    assert_eq!(all, ["ok met"; 2]);
+    assert!(std::fs::read_dir(&folder).unwrap().next().is_none());
+    let ranks = job.ranks(2, |_| vec![("IRIS_RENDEZVOUS", "here".into())]);
+    for text in ranks.into_iter().map(result) {
+        contains(&text, &["IRIS_RENDEZVOUS=here", "an absolute path"]);
+    }
+}
+
+#[test]
+fn a_unique_id_is_enough() {
+    let job = Job::new("unique-id");
+    let id = UniqueId::new().unwrap().to_string();
+    let ranks = ["0", "1"].map(|r| job.rank(&[("MY_ID", &id), ("MY_RANK", r)]));
+    assert_eq!(job.results(ranks.into()), ["ok met"; 2]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let job = Job::new("barrier");
+    let with = |rank| [("RANK", rank), ("WORLD_SIZE", "4"), ("IRIS_DEADLINE", "0.005")];
+    let ranks = ["0", "1", "3"].map(|rank| job.rank(&with(rank)));
+    for text in job.results(ranks.into()) {
+        contains(&text, &["error", "rank 2", "waited"]);
+    }
+    // Without rank 0 nobody listens.
+    let job = Job::new("barrier");
+    let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("IRIS_DEADLINE", "0.0005")];
+    let text = result(job.rank(&vars));
+    contains(&text, &["error", "for rank 0"]);
+}
+
+#[test]
+fn a_rank_that_skips_a_collective_is_named() {
+    let job = Job::new("skip");
+    let texts = job.results(job.ranks(3, deadline("0.005")));
+    for text in [&texts[0], &texts[2]] {
+        contains(text, &["error", "barrier at", "processes.rs", "for rank 1"]);
+    }
+    // Who comes too late learns why the others have given up.
+    contains(&texts[1], &["error"]);
+}
+
+#[test]
+fn different_calls_are_named() {
+    let job = Job::new("sites");
+    for text in job.results(job.ranks(3, no_vars)) {
+        contains(&text, &["error", "barrier at", "on rank 0 and 1", "allgather at", "on rank 2"]);
+    }
+}
+
+#[test]
+fn a_killed_rank_is_lost_to_waiting_kernels() {
+    let job = Job::new("killed");
+    let started = Instant::now();
+    let texts = job.results(job.ranks(4, no_vars));
+    assert!(started.elapsed() < Duration::from_secs(30), "well before any deadline");
+    for rank in [0, 1, 3] {
+        contains(&texts[rank], &["error rank 2 is lost"]);
+    }
+    contains(&texts[2], &["signal"]);
+    let job = Job::new("killed-rank-0");
+    let texts = job.results(job.ranks(3, no_vars));
+    for rank in [1, 2] {
+        contains(&texts[rank], &["error rank 0 is lost"]);
+    }
+}
+
+#[test]
+fn a_rank_killed_between_collectives_is_lost() {
+    for case in ["killed-in-collective", "unclosed"] {
+        let job = Job::new(case);
+        let texts = job.results(job.ranks(3, no_vars));
+        for rank in [0, 2] {
+            contains(&texts[rank], &["error rank 1 is lost"]);
+        }
+    }
+}
+
+#[test]
+fn a_stale_socket_is_harmless() {
+    let job = Job::new("barrier");
+    let vars = [("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29503"), ("WORLD_SIZE", "2")];
+    let with = |rank: &'static str| {
+        let mut all = vars.to_vec();
+        all.push(("RANK", rank));
+        job.rank(&all)
+    };
+    let folder = || std::fs::read_dir(job.temp.path()).unwrap().next().map(|f| f.unwrap().path());
+    let socket = || folder().and_then(|f| std::fs::read_dir(f).ok()?.next());
+    let mut dead = with("0");
+    while socket().is_none() {
+        assert!(dead.try_wait().unwrap().is_none(), "rank 0 ended by itself");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    assert!(socket().is_some(), "a killed process leaves its socket");
+    // Rank 1 comes first and finds it dead.
+    let one = with("1");
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(job.results(vec![with("0"), one]), ["ok met"; 2]);
+}
+
+#[test]
+fn wrong_ranks_and_sizes_are_named() {
+    let job = Job::new("barrier");
+    let port = ("MASTER_PORT", "29504");
+    let sizes = ["3", "2"].into_iter().zip(["0", "1"]);
+    let ranks = sizes.map(|(size, rank)| job.rank(&[("WORLD_SIZE", size), ("RANK", rank), port]));
+    for text in job.results(ranks.collect()) {
+        contains(&text, &["error", "size of the world is 3 on rank 0, 2 on rank 1"]);
+    }
+    let ranks = ["0", "1", "1"].map(|r| job.rank(&[("WORLD_SIZE", "3"), ("RANK", r), port]));
+    for text in job.results(ranks.into()) {
+        contains(&text, &["error", "two processes have rank 1"]);
+    }
+    let text = result(job.rank(&[("RANK", "2"), ("WORLD_SIZE", "2")]));
+    contains(&text, &["error RANK=2", "from 0 to 1"]);
+    // Two ranks 0: the second finds the first listening; the world of the first is not complete.
+    let factor = ("IRIS_DEADLINE", "0.005");
+    let ranks = ["0", "0"].map(|r| job.rank(&[("WORLD_SIZE", "2"), ("RANK", r), port, factor]));
+    let texts = job.results(ranks.into());
+    assert!(texts.iter().any(|t| t.contains("another process listens")), "{texts:?}");
+    assert!(texts.iter().any(|t| t.contains("for rank 1")), "{texts:?}");
+}
+
+#[test]
+fn a_difference_at_open_is_named() {
+    let job = Job::new("open");
+    let texts =
+        job.results(job.ranks(3, |r| vec![("SOURCES", if r == 2 { "bbb" } else { "aaa" }.into())]));
+    for text in texts {
+        contains(&text, &["error", "kernel sources is aaa on rank 0 and 1; bbb on rank 2"]);
+    }
+    let texts = job
+        .results(job.ranks(2, |r| vec![("IRIS_DEADLINE", if r == 1 { "2" } else { "3" }.into())]));
+    for text in texts {
+        contains(&text, &["error", "deadline factor is 3 on rank 0; 2 on rank 1"]);
+    }
+    let texts = job.results(job.ranks(2, |r| match r {
+        1 => vec![("IRIS_DEADLINE", "1.0".into())],
+        _ => vec![],
+    }));
+    for text in texts {
+        contains(&text, &["error", "IRIS_DEADLINE is (not set) on rank 0; 1.0 on rank 1"]);
+    }
+}
+
+#[test]
+fn different_sizes_are_named_and_change_nothing() {
+    let job = Job::new("sizes");
+    for text in job.results(job.ranks(2, no_vars)) {
+        contains(&text, &["error", "40 bytes", "44 bytes", "on rank 0", "processes.rs"]);
+    }
+}

@@ -1,0 +1,441 @@
+//! Ranks as threads: collectives, heap, streams, and how they fail.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use iris_heap::{
+    DType, Error, Group, HeapOptions, Request, Segment, Settings, SymmetricHeap, World,
+};
+
+fn options() -> HeapOptions {
+    HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(2)
+}
+
+/// Runs ranks whose deadline is 12 s, and gives every rank's result.
+fn each<T: Send>(
+    size: usize,
+    f: impl Fn(World) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    World::run_threads_each(size, &Settings::default().deadline(0.02), f).unwrap()
+}
+
+/// Waits as a kernel does. A test that fails shall end, so not for ever.
+fn wait_until(done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < until, "waited for ever");
+        std::thread::yield_now();
+    }
+}
+
+/// All ranks fail with an error for which `right` holds.
+#[track_caller]
+fn all_fail<T>(results: Vec<Result<T, Error>>, right: impl Fn(usize, &Error) -> bool) {
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Ok(_) => panic!("rank {rank} did not fail"),
+            Err(e) => assert!(right(rank, &e), "rank {rank}: {e} ({e:?})"),
+        }
+    }
+}
+
+#[test]
+fn bytes_are_gathered_by_rank() {
+    let sums = World::run_threads(4, |w| {
+        for round in 0..50u8 {
+            let all = w.allgather(&[w.rank() as u8, round])?;
+            assert_eq!(all, [[0, round], [1, round], [2, round], [3, round]]);
+            w.barrier()?;
+        }
+        Ok::<_, Error>(w.rank())
+    });
+    assert_eq!(sums.unwrap(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_world_of_one_needs_nobody() {
+    let w = World::threads(1).unwrap().remove(0);
+    assert_eq!(w.allgather(b"x").unwrap(), [b"x"]);
+    let heap = SymmetricHeap::open(&w, options()).unwrap();
+    assert_eq!(heap.read(heap.arange::<f32>(3).unwrap()).unwrap(), [0.0, 1.0, 2.0]);
+    heap.close().unwrap();
+    assert!(matches!(heap.alloc::<f32>(1), Err(Error::Closed { .. })));
+    w.clone().close().unwrap();
+    assert!(matches!(w.barrier(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn sizes_of_worlds() {
+    for size in [0, 65] {
+        let e = World::threads(size).unwrap_err().to_string();
+        assert!(e.contains(&size.to_string()) && e.contains("64"), "{e}");
+    }
+}
+
+#[test]
+fn split_by_color_and_key() {
+    let r = World::run_threads(5, |w| {
+        let color = [Some(1), Some(0), Some(1), None, Some(0)][w.rank()];
+        let part = w.split(color, -(w.rank() as i64))?;
+        let got = match part {
+            None => vec![],
+            Some(part) => {
+                let all = part.allgather(&[w.rank() as u8])?;
+                assert_eq!(part.local_rank(), part.rank());
+                assert_eq!(part.local_size(), 2);
+                let again = part.split(Some(7), 0)?.unwrap();
+                assert_eq!(again.rank(), part.rank());
+                again.close()?;
+                part.close()?;
+                all.concat()
+            }
+        };
+        w.barrier()?;
+        Ok::<_, Error>(got)
+    });
+    assert_eq!(r.unwrap(), [vec![2, 0], vec![4, 1], vec![2, 0], vec![], vec![4, 1]]);
+}
+
+#[test]
+fn a_world_with_a_heap_does_not_close() {
+    World::run_threads(2, |w| {
+        let heap = (w.rank() == 0).then(|| w.clone());
+        let part = w.split(heap.as_ref().map(|_| 0), 0)?;
+        let e = w.clone().close().unwrap_err();
+        assert!(matches!(e, Error::StillOpen { rank: 0, heaps: 0, worlds: 1 }), "{e}");
+        part.map_or(Ok(()), World::close)?;
+        w.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn every_rank_reads_what_its_peers_wrote() {
+    World::run_threads(4, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let x = heap.rand::<f32>(100, 9)?;
+        let y = heap.full(100, w.rank() as i32)?;
+        assert_eq!((x.offset(), y.offset()), (0, 1024));
+        for rank in 0..4 {
+            let want: Vec<f32> =
+                (0..100).map(|i| iris_heap::random_unit(9, rank, i) as f32).collect();
+            assert_eq!(heap.read_from(x, rank)?, want);
+            assert_eq!(heap.read_from(y.slice(5..7)?, rank)?, [rank as i32; 2]);
+        }
+        let view = heap.view();
+        for rank in 0..4 {
+            assert_eq!(heap.resolve(y, rank)? as u64, view.data[rank] + 1024);
+        }
+        assert_eq!((view.rank, view.size, view.data[4]), (w.rank() as u32, 4, 0));
+        let s = heap.alloc_signal(4)?;
+        assert_eq!(s.offset(), 4096, "behind the reserved words");
+        w.barrier()?;
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_panicking_rank_is_lost_to_the_others() {
+    let started = Instant::now();
+    let results = each(3, |w| {
+        if w.rank() == 1 {
+            panic!("by design");
+        }
+        w.barrier()
+    });
+    all_fail(results, |rank, e| match rank {
+        1 => matches!(e, Error::Panicked { message, .. } if message == "by design"),
+        _ => matches!(e, Error::PeerLost { rank: 1 }),
+    });
+    assert!(started.elapsed() < Duration::from_secs(5));
+    let e = World::run_threads(3, |w| {
+        if w.rank() == 1 {
+            panic!("by design");
+        }
+        w.barrier()
+    });
+    assert!(matches!(e, Err(Error::Panicked { .. })), "the cause, not its consequence: {e:?}");
+}
+
+#[test]
+fn a_lost_peer_sets_the_abort_word_of_waiting_kernels() {
+    let results = each(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        if w.rank() == 1 {
+            return Err(Error::other(std::io::Error::other("by design")));
+        }
+        let stream = heap.stream()?;
+        let control = heap.memory().control;
+        let kernel = move |_: Group| {
+            wait_until(|| control.host_abort() != 0);
+            Ok(())
+        };
+        stream.launch_cpu("wait", 2, Arc::new(kernel))?;
+        stream.sync()?;
+        heap.check()
+    });
+    assert!(matches!(results[0], Err(Error::PeerLost { rank: 1 })), "{:?}", results[0]);
+}
+
+#[test]
+fn streams_keep_their_order_and_launches_theirs() {
+    World::run_threads(1, |w| {
+        let heap = SymmetricHeap::open(&w, options().threads(3))?;
+        let (a, b) = (heap.stream()?, heap.stream()?);
+        let log = Arc::new(std::sync::Mutex::new(Vec::new()));
+        for i in 0..60u32 {
+            let log = log.clone();
+            let stream = if i % 3 == 0 { &a } else { &b };
+            let kernel = move |g: Group| {
+                log.lock().unwrap().push((i, g.index));
+                Ok(())
+            };
+            stream.launch_cpu("log", 1 + i % 3, Arc::new(kernel))?;
+        }
+        a.sync()?;
+        b.sync()?;
+        let mut log = log.lock().unwrap().clone();
+        assert!(log.is_sorted_by_key(|&(i, _)| i), "launches ran in the order of issue");
+        log.sort_unstable();
+        let want: Vec<_> = (0..60).flat_map(|i| (0..1 + i % 3).map(move |g| (i, g))).collect();
+        assert_eq!(log, want, "every workgroup once");
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn an_event_orders_two_streams() {
+    World::run_threads(1, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let (a, b) = (heap.stream()?, heap.stream()?);
+        for _ in 0..20 {
+            let word = Arc::new(AtomicU32::new(0));
+            let (first, second) = (word.clone(), word.clone());
+            a.call_cpu("slow", move || {
+                std::thread::sleep(Duration::from_millis(2));
+                first.store(1, Ordering::Relaxed);
+                Ok(())
+            })?;
+            let event = a.record()?;
+            b.wait(&event)?;
+            b.call_cpu("after", move || {
+                assert_eq!(second.load(Ordering::Relaxed), 1);
+                Ok(())
+            })?;
+            b.sync()?;
+            assert!(event.is_done());
+        }
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn workgroups_of_a_launch_run_at_the_same_time() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options().threads(4))?;
+        let stream = heap.stream()?;
+        let here = Arc::new(AtomicU32::new(0));
+        let kernel = move |g: Group| {
+            here.fetch_add(1, Ordering::Relaxed);
+            wait_until(|| here.load(Ordering::Relaxed) >= g.count);
+            Ok(())
+        };
+        stream.launch_cpu("meet", 4, Arc::new(kernel))?;
+        stream.sync()?;
+        let e = stream.launch_cpu("five", 5, Arc::new(|_| Ok(()))).unwrap_err();
+        assert!(matches!(e, Error::TooManyGroups { groups: 5, threads: 4, .. }), "{e}");
+        assert!(stream.launch_cpu("none", 0, Arc::new(|_| Ok(()))).is_err());
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn the_first_error_comes_from_sync_once() {
+    World::run_threads(1, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let stream = heap.stream()?;
+        for word in [3, 4] {
+            let fail = move |g: Group| match g.index {
+                1 => Err(Error::GaveUp { rank: word }),
+                _ => Ok(()),
+            };
+            stream.launch_cpu("fail", 2, Arc::new(fail))?;
+        }
+        let done = Arc::new(AtomicU32::new(0));
+        let after = done.clone();
+        stream.call_cpu("after", move || {
+            after.store(1, Ordering::Relaxed);
+            Ok(())
+        })?;
+        assert!(matches!(stream.sync(), Err(Error::GaveUp { rank: 3 })));
+        assert_eq!(done.load(Ordering::Relaxed), 1, "what follows is still done");
+        stream.sync()?;
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_panicking_workgroup_releases_those_that_wait_for_it() {
+    for threads in [1, 2] {
+        let results = each(2, |w| {
+            let heap = SymmetricHeap::open(&w, options().threads(threads))?;
+            let stream = heap.stream()?;
+            let (memory, rank) = (heap.memory(), w.rank());
+            let kernel = move |g: Group| {
+                if rank == 1 && g.index + 1 == g.count {
+                    panic!("by design");
+                }
+                wait_until(|| memory.control.host_abort() != 0 || abort_word(&memory, rank) != 0);
+                Ok(())
+            };
+            stream.launch_cpu("panic", threads as u32, Arc::new(kernel))?;
+            let outcome = stream.sync();
+            let check = heap.check();
+            let expected = match (rank, &check) {
+                (0, Err(Error::GaveUp { rank })) => *rank == 1,
+                (1, Err(Error::Aborted { .. })) => true,
+                _ => false,
+            };
+            assert!(expected, "{check:?}");
+            heap.close()?;
+            outcome
+        });
+        assert!(results[0].is_ok());
+        let e = results[1].as_ref().unwrap_err();
+        assert!(matches!(e, Error::Panicked { group, .. } if *group + 1 == threads as u32), "{e}");
+    }
+}
+
+fn abort_word(memory: &iris_heap::backend::Memory, rank: usize) -> i32 {
+    let word = memory.signal[rank].address() as *mut i32;
+    // SAFETY: the first word of a signal segment, mapped as long as `memory` is held.
+    unsafe { std::sync::atomic::AtomicI32::from_ptr(word) }.load(Ordering::Acquire)
+}
+
+#[test]
+fn copies_in_stream_order() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let stream = heap.stream()?;
+        let (x, y) = (heap.zeros::<f32>(10)?, heap.zeros::<f32>(10)?);
+        heap.write_on(&stream, x, &[w.rank() as f32 + 1.0; 10])?;
+        stream.sync()?;
+        w.barrier()?;
+        let peer = 1 - w.rank();
+        heap.copy_on(&stream, (y, w.rank()), (x, peer))?;
+        stream.sync()?;
+        assert_eq!(heap.read(y)?, [peer as f32 + 1.0; 10]);
+        assert!(heap.write_on(&stream, x, &[0.0; 9]).is_err());
+        assert!(heap.copy_on(&stream, (y, 2), (x, 0)).is_err());
+        heap.close()?;
+        assert!(matches!(stream.record(), Err(Error::Closed { .. })));
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_dropped_heap_waits_for_nobody() {
+    let w = World::threads(1).unwrap().remove(0);
+    let heap = SymmetricHeap::open(&w, options()).unwrap();
+    let stream = heap.stream().unwrap();
+    let control = heap.memory().control;
+    let (leave, seen) = std::sync::mpsc::channel();
+    let kernel = move |_: Group| {
+        leave.send("running").map_err(Error::other)?;
+        wait_until(|| control.host_abort() != 0);
+        leave.send("left").map_err(Error::other)
+    };
+    stream.launch_cpu("wait", 2, Arc::new(kernel)).unwrap();
+    let next = || seen.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!([next(), next()], ["running"; 2]);
+    drop(heap);
+    assert_eq!([next(), next()], ["left"; 2]);
+}
+
+#[test]
+fn all_or_nothing_in_one_step() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let before = heap.free_bytes(Segment::Data);
+        let request = |bytes| Request::new(Segment::Data, bytes, "inbox");
+        let signal = Request::new(Segment::Signal, 128, "flags");
+        let e = heap.alloc_many("op", &[request(1 << 19), request(1 << 20), signal.clone()]);
+        match e.unwrap_err() {
+            Error::OutOfHeap { asked, free, largest, total, what, name, .. } => {
+                assert_eq!((asked, free, largest), (1 << 20, 1 << 19, 1 << 19));
+                assert_eq!(total, (1 << 19) + (1 << 20) + 128);
+                assert_eq!((what.as_str(), name.as_ref()), ("op", "inbox"));
+            }
+            e => panic!("{e}"),
+        }
+        assert_eq!(heap.free_bytes(Segment::Data), before);
+        let got = heap.alloc_many("op", &[request(10), signal])?;
+        assert_eq!(got[0].bytes(), 10);
+        heap.free_many(&got)?;
+        assert_eq!(heap.free_bytes(Segment::Data), before);
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn imported_memory_is_a_slice() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let mut mine = vec![w.rank() as f32; 16];
+        // SAFETY: `mine` outlives the slice, and is not touched before the free below.
+        let x = unsafe { heap.import(mine.as_mut_ptr(), 16) }?;
+        assert_eq!(x.segment(), Segment::Registered(0));
+        assert_eq!(heap.read_from(x.slice(3..5)?, 1)?, [1.0; 2]);
+        w.barrier()?;
+        heap.write(x.slice(0..1)?, &[9.0])?;
+        heap.free(x)?;
+        assert_eq!(mine[..2], [9.0, w.rank() as f32]);
+        assert!(matches!(heap.read(x), Err(Error::NotAllocated { .. })));
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn device_words_are_local_and_zero() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        if w.rank() == 1 {
+            heap.alloc_device_words(5)?;
+        }
+        let d = heap.alloc_device_words(33)?;
+        assert_eq!((d.offset(), d.len()), (128 * w.rank() as u64, 33));
+        let address = heap.resolve_device_words(d)? as u64;
+        assert_eq!(address, heap.view().device_words + d.offset());
+        heap.free_device_words(d)?;
+        assert!(heap.resolve_device_words(d).is_err());
+        assert!(heap.free_device_words(d).is_err());
+        assert!(matches!(heap.alloc_device_words(1 << 20), Err(Error::OutOfHeap { .. })));
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
+fn types_of_elements() {
+    World::run_threads(1, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        assert_eq!(heap.read(heap.ones::<half::bf16>(2)?)?, [half::bf16::ONE; 2]);
+        assert_eq!(heap.read(heap.arange::<half::f16>(3)?)?[2].to_f32(), 2.0);
+        let r = heap.read(heap.rand::<i32>(4000, 1)?)?;
+        assert!((-8..=8).all(|v| r.contains(&v)) && r.iter().all(|v| v.abs() <= 8));
+        let r = heap.read(heap.rand::<u8>(4000, 1)?)?;
+        assert!((0..=8).all(|v| r.contains(&v)) && r.iter().all(|&v| v <= 8));
+        assert_eq!(DType::BF16.size(), 2);
+        heap.close()
+    })
+    .unwrap();
+}

@@ -1,0 +1,155 @@
+//! What a kernel is given by value, laid out alike in Rust and in `kernels/iris/args.h`.
+
+use bytemuck::{Pod, Zeroable};
+use iris_heap::abi::HeapView;
+use iris_sync::{Channel, Record};
+
+/// A matrix in memory that this rank's kernels can address.
+///
+/// Element (r, c) lies `r * ld + c` elements from `address`, or `c * ld + r` if `transposed` is 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct Matrix {
+    /// Address of element (0, 0); 0 for no matrix.
+    pub address: u64,
+    /// Leading dimension, in elements.
+    pub ld: u64,
+    /// Rows as the op sees them.
+    pub rows: u32,
+    /// Columns as the op sees them.
+    pub cols: u32,
+    /// Element type: [`dtype_code`].
+    pub dtype: u32,
+    /// 1 if stored column by column.
+    pub transposed: u32,
+}
+
+/// Code of an element type in kernels: 0 f32, 1 f16, 2 bf16.
+pub fn dtype_code(dtype: iris_heap::DType) -> Option<u32> {
+    match dtype {
+        iris_heap::DType::F32 => Some(0),
+        iris_heap::DType::F16 => Some(1),
+        iris_heap::DType::BF16 => Some(2),
+        _ => None,
+    }
+}
+
+/// What is done to the final value of an element, once over all ranks: bit of `epilogue`.
+pub mod epilogue {
+    /// x = x / 2 * (1 + erf(x / sqrt 2)), after the bias.
+    pub const GELU: u32 = 1;
+}
+
+/// Where the partial of a tile comes from: value of `producer`.
+pub mod producer {
+    /// The product of A and B.
+    pub const GEMM: u32 = 0;
+    /// The elements of A themselves.
+    pub const LOAD: u32 = 1;
+}
+
+/// The arguments of every op kernel.
+///
+/// Offsets are bytes from the start of a rank's data segment, the same on all ranks. The inbox is
+/// `[parity][sources][max_tiles][slot]` (of a broadcast one source, the root), where a tile's place is its number among those that go to
+/// the same rank: of two_shot and the accumulating variants `tile / size`, of a reduce-scatter its
+/// number in its owner's part. The result inbox is `[parity][tile][result_slot]`, the workspace
+/// `[parity][max_tiles][tile_m * tile_n]` of f32 with the same places; in a slot a tile lies row by row, `tile_n` elements
+/// apart, whatever its real size. The gathered A of the baseline lies in the inbox as
+/// `[parity][m][k]`; the staging buffer is `[m][k]`, or `[k][m]` if `m_contiguous` is 1.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpArgs {
+    /// The heap as this rank sees it.
+    pub heap: HeapView,
+    /// The words of the op.
+    pub channel: Channel,
+    /// What this rank says about the call.
+    pub record: Record,
+    /// What the record's length leaves over.
+    pub reserved: u32,
+    /// Left factor, or the message.
+    pub a: Matrix,
+    /// Right factor.
+    pub b: Matrix,
+    /// Result.
+    pub c: Matrix,
+    /// A row of N elements added to every row of the result; address 0 for none.
+    pub bias: Matrix,
+    /// Offset of the inbox.
+    pub inbox: u64,
+    /// Bytes of one tile in the inbox.
+    pub slot: u64,
+    /// Offset of the result inbox.
+    pub results: u64,
+    /// Bytes of one tile in the result inbox.
+    pub result_slot: u64,
+    /// Offset of the f32 workspace or of the staging buffer.
+    pub workspace: u64,
+    /// Offset of a peer's A, where kernels pull it; the same on all ranks.
+    pub pulled: u64,
+    /// Leading dimension of a peer's A, in elements, the same on all ranks; 0 if it has no gaps.
+    pub pulled_ld: u64,
+    /// Address of this rank's [`crate::trace`] buffer; 0 for no trace.
+    pub trace: u64,
+    /// Address of this rank's counters; 0 for none.
+    pub counters: u64,
+    /// Rows of the whole product or message.
+    pub m: u32,
+    /// Columns of this rank's product or message.
+    pub n: u32,
+    /// Depth: of this rank's factors, or of the gathered A.
+    pub k: u32,
+    /// Rows of a tile.
+    pub tile_m: u32,
+    /// Columns of a tile.
+    pub tile_n: u32,
+    /// Columns of A in one unit of a staged gather.
+    pub k_group: u32,
+    /// Places for tiles in the inbox, of the largest plan.
+    pub max_tiles: u32,
+    /// Places for tiles in the result inbox, of the largest plan.
+    pub max_results: u32,
+    /// Type in which partials travel: [`dtype_code`].
+    pub wire: u32,
+    /// Bits of [`epilogue`].
+    pub epilogue: u32,
+    /// One of [`producer`].
+    pub producer: u32,
+    /// The rank that broadcasts.
+    pub root: u32,
+    /// Workgroups that fetch, of a staged gather.
+    pub fetchers: u32,
+    /// 0 if A is split by rows, 1 by columns.
+    pub shard: u32,
+    /// 1 if units are fetched along M first.
+    pub m_first: u32,
+    /// 1 if the staging buffer is stored column by column.
+    pub m_contiguous: u32,
+    /// Ranks of a barrier, one bit each: low and high half.
+    pub members: [u32; 2],
+    /// Spans a workgroup has room for in the trace.
+    pub trace_spans: u32,
+    /// Sources that the inbox has places for.
+    pub sources: u32,
+}
+
+/// How many counters a rank has, and which is which.
+pub mod counter {
+    /// Bytes written to peers.
+    pub const PUSHED: usize = 0;
+    /// Bytes read from peers.
+    pub const PULLED: usize = 1;
+    /// Signals and flags raised.
+    pub const FLAGS: usize = 2;
+    /// Waits begun.
+    pub const WAITS: usize = 3;
+    /// How many there are.
+    pub const COUNT: usize = 8;
+}
+
+const _: () = {
+    assert!(size_of::<Matrix>() == 32);
+    assert!(std::mem::offset_of!(OpArgs, a) % 8 == 0);
+    assert!(size_of::<OpArgs>() <= 4096 - 256, "kernel parameters are at most 4 KiB");
+};

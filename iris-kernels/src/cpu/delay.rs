@@ -1,0 +1,30 @@
+//! Random delays before signals and before waits, for stress tests: `IRIS_DELAY` is the longest in
+//! microseconds, unset for none.
+
+use std::cell::Cell;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+static LONGEST: LazyLock<u64> =
+    LazyLock::new(|| std::env::var("IRIS_DELAY").ok().and_then(|us| us.parse().ok()).unwrap_or(0));
+
+/// Where the sequence of a workgroup begins.
+pub(crate) fn seed(rank: u32, group: u32) -> u64 {
+    0x9e37_79b9_7f4a_7c15 ^ (u64::from(rank) << 32 | u64::from(group))
+}
+
+/// Sleep for a random time, in one case of eight.
+pub(crate) fn maybe(state: &Cell<u64>) {
+    if *LONGEST == 0 {
+        return;
+    }
+    // Marsaglia's xorshift64.
+    let mut x = state.get();
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    state.set(x);
+    if x & 7 == 0 {
+        std::thread::sleep(Duration::from_micros((x >> 8) % *LONGEST));
+    }
+}

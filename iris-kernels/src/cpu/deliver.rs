@@ -1,0 +1,165 @@
+use iris_sync::flow::{DeliverTiles, Delivery};
+
+use crate::args::{Matrix, counter, producer};
+use crate::cpu::partial::{Partial, bytes, in_slot};
+use crate::cpu::view;
+use crate::cpu::words::Words;
+use crate::schedule::{Grid, SplitGrid, Tile, split};
+
+/// What goes where.
+#[derive(Clone, Copy)]
+pub(crate) enum Plan {
+    /// Every rank's rows to all: C has the rows of all ranks.
+    AllGather(SplitGrid),
+    /// Block `to` of every rank's rows to rank `to`: C has one such block a source.
+    AllToAll(SplitGrid),
+    /// The root's matrix to all.
+    Broadcast { grid: Grid, root: u32 },
+}
+
+impl Plan {
+    /// Where `tile` of what `from` sends to `to` lies in A of `from`, or in its product.
+    fn source(&self, to: u32, tile: u32) -> Tile {
+        match self {
+            // The product of a rank has its own rows only.
+            Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
+            Plan::AllToAll(grid) => {
+                let area = grid.part(to).tile(tile);
+                Tile { row: area.row + split(grid.grid.rows, grid.size, to).start, ..area }
+            }
+        }
+    }
+
+    /// The rectangle alone, counted from the first row that `from` sends to `to`.
+    fn area(&self, from: u32, to: u32, tile: u32) -> Tile {
+        match self {
+            Plan::AllGather(grid) => grid.part(from).tile(tile),
+            Plan::AllToAll(grid) => grid.part(to).tile(tile),
+            Plan::Broadcast { grid, .. } => grid.tile(tile),
+        }
+    }
+
+    /// The source's place in an inbox: a broadcast has one source.
+    fn place(&self, source: u32) -> u32 {
+        if matches!(self, Plan::Broadcast { .. }) { 0 } else { source }
+    }
+
+    /// Rows of C at `to`.
+    fn rows_at(&self, to: u32) -> u32 {
+        match self {
+            Plan::AllGather(grid) => grid.grid.rows,
+            Plan::AllToAll(grid) => grid.size * grid.part(to).rows,
+            Plan::Broadcast { grid, .. } => grid.rows,
+        }
+    }
+
+    /// Where it lies in C of `to`.
+    fn target(&self, from: u32, to: u32, tile: u32) -> Tile {
+        let area = self.area(from, to, tile);
+        let first = match self {
+            Plan::AllGather(grid) => split(grid.grid.rows, grid.size, from).start,
+            Plan::AllToAll(grid) => from * grid.part(to).rows,
+            Plan::Broadcast { .. } => 0,
+        };
+        Tile { row: area.row + first, ..area }
+    }
+}
+
+pub(crate) struct Deliver<'a> {
+    pub(crate) partial: Partial<'a>,
+    pub(crate) words: &'a Words<'a>,
+    pub(crate) plan: Plan,
+}
+
+/// How many tiles go where, for the skeleton.
+pub(crate) struct Sent(pub(crate) Plan, pub(crate) u32);
+
+impl Delivery for Sent {
+    fn produced(&self) -> u32 {
+        let Sent(plan, me) = *self;
+        match plan {
+            Plan::AllGather(grid) => grid.part(me).tiles(),
+            // The first parts are the largest.
+            Plan::AllToAll(grid) => grid.part(0).tiles(),
+            Plan::Broadcast { grid, root, .. } => {
+                if root == me {
+                    grid.tiles()
+                } else {
+                    0
+                }
+            }
+        }
+    }
+
+    fn sent(&self, from: u32, to: u32) -> u32 {
+        match self.0 {
+            Plan::AllGather(grid) => grid.part(from).tiles(),
+            Plan::AllToAll(grid) => grid.part(to).tiles(),
+            Plan::Broadcast { grid, root, .. } => {
+                if root == from {
+                    grid.tiles()
+                } else {
+                    0
+                }
+            }
+        }
+    }
+}
+
+impl Deliver<'_> {
+    fn product(&self) -> bool {
+        self.partial.args.producer == producer::GEMM
+    }
+
+    /// Put what this rank sends to `to` as `tile` into `target`.
+    fn write(&mut self, to: u32, tile: u32, target: &Matrix, place: Tile) {
+        if self.product() {
+            view::store(target, place, &self.partial.sum, self.partial.ld());
+        } else {
+            let me = self.partial.args.channel.rank;
+            let from = match self.plan {
+                Plan::AllToAll(_) => self.plan.source(to, tile),
+                _ => self.plan.area(me, to, tile),
+            };
+            let a = self.partial.args.a;
+            view::copy(&a, from, target, place, &mut self.partial.scratch);
+        }
+    }
+}
+
+impl DeliverTiles for Deliver<'_> {
+    fn produce(&mut self, tile: u32) {
+        let me = self.partial.args.channel.rank;
+        if matches!(self.plan, Plan::AllToAll(grid) if tile >= grid.part(me).tiles()) {
+            return;
+        }
+        if self.product() {
+            let area = self.plan.area(me, me, tile);
+            self.partial.produce(area);
+            self.partial.epilogue(area);
+        }
+        let (c, place) = (self.partial.args.c, self.plan.target(me, me, tile));
+        self.write(me, tile, &c, place);
+    }
+
+    fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
+        let me = self.partial.args.channel.rank;
+        let dtype = self.partial.args.c.dtype;
+        let area = self.plan.target(me, peer, tile);
+        let (target, place) = if direct {
+            (self.partial.peers_c(peer, self.plan.rows_at(peer)), area)
+        } else {
+            (self.partial.slot(peer, self.plan.place(me), tile, parity, dtype), in_slot(area))
+        };
+        self.write(peer, tile, &target, place);
+        self.words.count(counter::PUSHED, bytes(area, dtype));
+    }
+
+    fn take(&mut self, source: u32, tile: u32, parity: u32) {
+        let args = self.partial.args;
+        let me = args.channel.rank;
+        let area = self.plan.target(source, me, tile);
+        let slot = self.partial.slot(me, self.plan.place(source), tile, parity, args.c.dtype);
+        view::copy(&slot, in_slot(area), &args.c, area, &mut self.partial.scratch);
+    }
+}

@@ -1,0 +1,127 @@
+//! The kernels as Rust, for the embedded default: the skeletons of [`iris_sync::flow`] over the
+//! words of a mapped heap, with the `gemm` crate for the products. Sums are f32 whatever the
+//! element type.
+
+mod accumulate;
+mod delay;
+mod deliver;
+mod gather;
+mod partial;
+mod reduce;
+mod view;
+mod words;
+
+use iris_sync::flow::{self, Launch};
+use iris_sync::{End, Stop};
+
+use crate::args::OpArgs;
+use crate::kernel::Kernel;
+use crate::schedule::{Grid, Shard, SplitGrid, Units, owner};
+use partial::Partial;
+use words::Words;
+
+/// Nanoseconds of the clock that trace spans are given in: the same in all processes of a host.
+pub fn now() -> u64 {
+    words::now()
+}
+
+/// Run one workgroup of one launch: number `index` of `count`.
+///
+/// Fails when the call cannot be finished; the reason is then in the control block of the heap.
+///
+/// # Safety
+/// Every address in `args` must be that of live memory of the extent that `args` gives it: the
+/// segments, control block and device words of the heap, the matrices, the trace and the counters.
+/// The matrices must not overlap where one of them is written.
+pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
+    // SAFETY: the caller vouches for the addresses.
+    let words = unsafe { Words::new(args, index) };
+    let launch = Launch { m: &words, channel: &args.channel, record: &args.record, index, count };
+    let partial = Partial::new(args);
+    let size = args.channel.size;
+    let grid = Grid { rows: args.m, cols: args.n, tile_m: args.tile_m, tile_n: args.tile_n };
+    let split = SplitGrid { grid, size };
+    let reduce = |partial, plan| reduce::Reduce { partial, words: &words, plan };
+    let deliver = |partial, plan| {
+        let mut body = deliver::Deliver { partial, words: &words, plan };
+        flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), &mut body)
+    };
+    let owners = |tile| owner(tile, size);
+    let accumulate =
+        |partial, atomic| accumulate::Accumulate { partial, words: &words, grid, atomic };
+    let gather = |partial, pulls| {
+        let shard = if args.shard == 0 { Shard::Rows } else { Shard::Columns };
+        let OpArgs { m, k, tile_m, k_group, .. } = *args;
+        let units = Units { shard, size, m, k, tile_m, k_group, m_first: args.m_first == 1 };
+        gather::Gather { partial, words: &words, units, pulls, begun: false }
+    };
+    match kernel {
+        Kernel::Local => local(&launch, grid, partial),
+        Kernel::OneShot => {
+            flow::one_shot(&launch, grid.tiles(), &mut reduce(partial, reduce::Plan::OneShot(grid)))
+        }
+        Kernel::TwoShot => {
+            let plan = reduce::Plan::TwoShot(grid, size);
+            flow::two_shot(
+                &launch,
+                grid.tiles(),
+                |tile| plan.owner(tile),
+                &mut reduce(partial, plan),
+            )
+        }
+        Kernel::ReduceScatter => {
+            let plan = reduce::Plan::Scatter(split);
+            let owner = |tile| plan.owner(tile);
+            flow::reduce_scatter(&launch, plan.tiles(), owner, &mut reduce(partial, plan))
+        }
+        Kernel::Zero => flow::zero(&launch, grid.tiles(), owners, &mut accumulate(partial, false)),
+        Kernel::AddLocked => {
+            flow::add(&launch, grid.tiles(), owners, true, &mut accumulate(partial, false))
+        }
+        Kernel::AddAtomic => {
+            flow::add(&launch, grid.tiles(), owners, false, &mut accumulate(partial, true))
+        }
+        Kernel::Convert => {
+            flow::convert(&launch, grid.tiles(), owners, &mut accumulate(partial, false))
+        }
+        Kernel::Gather => {
+            let mut body = gather(partial, false);
+            let (rows, _) = body.units.blocks(args.channel.rank);
+            flow::gather(&launch, rows, &mut body)
+        }
+        Kernel::Gathered => {
+            let mut body = gather(partial, false);
+            flow::local(&launch, body.tiles(), &mut body)
+        }
+        Kernel::Pull => {
+            let mut body = gather(partial, true);
+            flow::pull(&launch, body.tiles(), &mut body)
+        }
+        Kernel::Staged => {
+            let mut body = gather(partial, true);
+            let (units, across) = (body.units, body.across());
+            let staging = gather::Staged { units, rank: args.channel.rank, across };
+            flow::staged(&launch, args.fetchers, &staging, &mut body)
+        }
+        Kernel::AllGather => deliver(partial, deliver::Plan::AllGather(split)),
+        Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),
+        Kernel::Broadcast => deliver(partial, deliver::Plan::Broadcast { grid, root: args.root }),
+        Kernel::Barrier { phase, members, last } => {
+            let end = if last { End::Advance } else { End::Keep };
+            flow::barrier(&launch, phase, members, end)
+        }
+    }
+}
+
+/// The product of this rank alone: no words, no call number.
+fn local(launch: &Launch<'_, Words<'_>>, grid: Grid, mut partial: Partial<'_>) -> Result<(), Stop> {
+    use iris_sync::{Memory, Span};
+    for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {
+        launch.m.begin(Span::Gemm, tile);
+        let area = grid.tile(tile);
+        partial.produce(area);
+        partial.finish(area);
+        launch.m.end(Span::Gemm);
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! What all bodies share: the partial of a tile, slots of inboxes, and finished values.
+
+use crate::args::{Matrix, OpArgs, epilogue, producer};
+use crate::cpu::view::{self, Scratch};
+use crate::schedule::Tile;
+
+/// The tile a workgroup is working on, in f32, and the arguments it works from.
+pub(crate) struct Partial<'a> {
+    pub(crate) args: &'a OpArgs,
+    pub(crate) scratch: Scratch,
+    pub(crate) sum: Vec<f32>,
+}
+
+impl<'a> Partial<'a> {
+    pub(crate) fn new(args: &'a OpArgs) -> Self {
+        let len = args.tile_m as usize * args.tile_n as usize;
+        Self { args, scratch: Scratch::default(), sum: vec![0.0; len] }
+    }
+
+    /// Elements between two rows of `sum`.
+    pub(crate) fn ld(&self) -> usize {
+        self.args.tile_n as usize
+    }
+
+    /// Compute this rank's partial of the rectangle `tile` of its product, or load it from A.
+    pub(crate) fn produce(&mut self, tile: Tile) {
+        let (args, ld) = (self.args, self.ld());
+        if args.producer == producer::LOAD {
+            view::load(&args.a, tile, &mut self.sum, ld, false);
+            return;
+        }
+        let left = Tile { col: 0, cols: args.k, ..tile };
+        let right = Tile { row: 0, rows: args.k, ..tile };
+        let scratch = &mut self.scratch;
+        view::multiply((&args.a, left), (&args.b, right), &mut self.sum, ld, true, scratch);
+    }
+
+    /// Add the bias, apply the epilogue and write `tile` of C.
+    pub(crate) fn finish(&mut self, tile: Tile) {
+        self.epilogue(tile);
+        view::store(&self.args.c, tile, &self.sum, self.ld());
+    }
+
+    /// Add the bias and apply the epilogue to the sum of `tile`.
+    pub(crate) fn epilogue(&mut self, tile: Tile) {
+        let (args, ld) = (self.args, self.ld());
+        let (rows, cols) = (tile.rows as usize, tile.cols as usize);
+        if args.bias.address != 0 {
+            let row = Tile { row: 0, rows: 1, ..tile };
+            let mut bias = vec![0.0; cols];
+            view::load(&args.bias, row, &mut bias, cols, false);
+            for sums in self.sum.chunks_mut(ld).take(rows) {
+                sums[..cols].iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias);
+            }
+        }
+        if args.epilogue & epilogue::GELU != 0 {
+            for sums in self.sum.chunks_mut(ld).take(rows) {
+                sums[..cols].iter_mut().for_each(|sum| *sum = gelu(*sum));
+            }
+        }
+    }
+
+    /// A place in the inbox of `at` as a matrix: what `source` sent as number `place`.
+    pub(crate) fn slot(&self, at: u32, source: u32, place: u32, parity: u32, dtype: u32) -> Matrix {
+        let OpArgs { max_tiles, inbox, slot, sources, .. } = *self.args;
+        assert!(source < sources, "source {source} of {sources} in an inbox");
+        let index = (u64::from(parity) * u64::from(sources) + u64::from(source))
+            * u64::from(max_tiles)
+            + u64::from(place);
+        assert!(place < max_tiles, "place {place} of {max_tiles} in an inbox");
+        self.tile_at(at, inbox + index * slot, dtype)
+    }
+
+    /// A place in the result inbox of `at` as a matrix.
+    pub(crate) fn result(&self, at: u32, tile: u32, parity: u32) -> Matrix {
+        let OpArgs { max_results, results, result_slot, .. } = *self.args;
+        assert!(tile < max_results, "tile {tile} of {max_results} in a result inbox");
+        let index = u64::from(parity) * u64::from(max_results) + u64::from(tile);
+        self.tile_at(at, results + index * result_slot, self.args.c.dtype)
+    }
+
+    /// C of rank `at`, which has it at the same offset with the same leading dimension, and `rows`
+    /// rows.
+    pub(crate) fn peers_c(&self, at: u32, rows: u32) -> Matrix {
+        let heap = &self.args.heap;
+        let offset = self.args.c.address - heap.data[heap.rank as usize];
+        Matrix { address: heap.data[at as usize] + offset, rows, ..self.args.c }
+    }
+
+    /// A tile at this offset of the data segment of `at`.
+    pub(crate) fn tile_at(&self, at: u32, offset: u64, dtype: u32) -> Matrix {
+        let address = self.args.heap.data[at as usize] + offset;
+        let (rows, cols) = (self.args.tile_m, self.args.tile_n);
+        Matrix { address, ld: u64::from(cols), rows, cols, dtype, transposed: 0 }
+    }
+}
+
+/// The same rectangle, counted from its own corner: its place in a slot.
+pub(crate) fn in_slot(tile: Tile) -> Tile {
+    Tile { row: 0, col: 0, ..tile }
+}
+
+/// Bytes of a rectangle of this element type.
+pub(crate) fn bytes(tile: Tile, dtype: u32) -> u64 {
+    u64::from(tile.rows) * u64::from(tile.cols) * view::element_bytes(dtype) as u64
+}
+
+fn gelu(x: f32) -> f32 {
+    x * 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+}

@@ -1,0 +1,131 @@
+use iris_sync::flow::ReduceTiles;
+
+use crate::args::counter;
+use crate::cpu::partial::{Partial, bytes, in_slot};
+use crate::cpu::view;
+use crate::cpu::words::Words;
+use crate::schedule::{Grid, SplitGrid, Tile};
+
+/// Which tiles there are, who owns them, and in which order their partials are added.
+#[derive(Clone, Copy)]
+pub(crate) enum Plan {
+    /// All ranks add up all tiles: 0, 1, 2 ...
+    OneShot(Grid),
+    /// Owners take turns; own partial first, then ascending.
+    TwoShot(Grid, u32),
+    /// Owners have blocks of rows; own partial first, then ascending.
+    Scatter(SplitGrid),
+}
+
+impl Plan {
+    pub(crate) fn tiles(&self) -> u32 {
+        match self {
+            Plan::OneShot(grid) | Plan::TwoShot(grid, _) => grid.tiles(),
+            Plan::Scatter(split) => split.tiles(),
+        }
+    }
+
+    pub(crate) fn owner(&self, tile: u32) -> u32 {
+        match self {
+            Plan::OneShot(_) => 0,
+            Plan::TwoShot(_, size) => crate::schedule::owner(tile, *size),
+            Plan::Scatter(split) => split.owner(tile),
+        }
+    }
+
+    /// Where the tile lies in the whole product.
+    fn tile(&self, tile: u32) -> Tile {
+        match self {
+            Plan::OneShot(grid) | Plan::TwoShot(grid, _) => grid.tile(tile),
+            Plan::Scatter(split) => split.tile(tile),
+        }
+    }
+
+    /// Where the tile lies in C of the rank that adds it up.
+    fn result(&self, tile: u32) -> Tile {
+        match self {
+            Plan::Scatter(split) => {
+                let owner = split.owner(tile);
+                split.part(owner).tile(tile - split.first(owner))
+            }
+            _ => self.tile(tile),
+        }
+    }
+
+    /// The tile's place in an inbox.
+    fn place(&self, tile: u32) -> u32 {
+        match self {
+            Plan::OneShot(_) => tile,
+            Plan::TwoShot(_, size) => tile / size,
+            Plan::Scatter(split) => tile - split.first(split.owner(tile)),
+        }
+    }
+}
+
+pub(crate) struct Reduce<'a> {
+    pub(crate) partial: Partial<'a>,
+    pub(crate) words: &'a Words<'a>,
+    pub(crate) plan: Plan,
+}
+
+impl Reduce<'_> {
+    fn put(&mut self, peer: u32, tile: u32, parity: u32) -> u64 {
+        let (partial, area) = (&self.partial, self.plan.tile(tile));
+        let (me, wire) = (partial.args.channel.rank, partial.args.wire);
+        let slot = partial.slot(peer, me, self.plan.place(tile), parity, wire);
+        view::store(&slot, in_slot(area), &partial.sum, partial.ld());
+        bytes(area, wire)
+    }
+}
+
+impl ReduceTiles for Reduce<'_> {
+    fn produce(&mut self, tile: u32) {
+        self.partial.produce(self.plan.tile(tile));
+    }
+
+    fn push(&mut self, peer: u32, tile: u32, parity: u32) {
+        let bytes = self.put(peer, tile, parity);
+        self.words.count(counter::PUSHED, bytes);
+    }
+
+    fn keep(&mut self, tile: u32, parity: u32) {
+        let me = self.partial.args.channel.rank;
+        self.put(me, tile, parity);
+    }
+
+    fn reduce(&mut self, tile: u32, parity: u32) {
+        let place = self.plan.place(tile);
+        let area = in_slot(self.plan.tile(tile));
+        let args = self.partial.args;
+        let (me, size) = (args.channel.rank, args.channel.size);
+        let first = match self.plan {
+            Plan::OneShot(_) => 0,
+            _ => me,
+        };
+        let order = std::iter::once(first).chain((0..size).filter(|&source| source != first));
+        for source in order {
+            let slot = self.partial.slot(me, source, place, parity, args.wire);
+            let ld = self.partial.ld();
+            view::load(&slot, area, &mut self.partial.sum, ld, source != first);
+        }
+        self.partial.finish(self.plan.result(tile));
+    }
+
+    fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
+        let (partial, area) = (&self.partial, self.plan.tile(tile));
+        let (target, place) = if direct {
+            (partial.peers_c(peer, partial.args.c.rows), area)
+        } else {
+            (partial.result(peer, tile, parity), in_slot(area))
+        };
+        view::store(&target, place, &partial.sum, partial.ld());
+        self.words.count(counter::PUSHED, bytes(area, partial.args.c.dtype));
+    }
+
+    fn take_result(&mut self, tile: u32, parity: u32) {
+        let area = self.plan.tile(tile);
+        let args = self.partial.args;
+        let slot = self.partial.result(args.channel.rank, tile, parity);
+        view::copy(&slot, in_slot(area), &args.c, area, &mut self.partial.scratch);
+    }
+}

@@ -1,0 +1,233 @@
+//! The words of a heap in memory that this process maps: [`iris_sync::Memory`] over atomics.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use iris_heap::abi::ControlBlock;
+use iris_sync::{Access, DevWord, Fault, Limit, Memory, Order, Span, SymWord};
+
+use crate::args::{OpArgs, counter};
+use crate::trace::{MAX_GROUPS, TraceSpan};
+
+/// Looks at a word without giving the processor away.
+const SPINS: u32 = 100;
+/// Looks after which a waiting thread sleeps instead of yielding.
+const YIELDS: u32 = 2_000;
+const NAP: Duration = Duration::from_micros(50);
+
+/// The words as one workgroup of one rank sees them.
+pub(crate) struct Words<'a> {
+    args: &'a OpArgs,
+    group: u32,
+    waiting_since: Cell<Instant>,
+    span_begin: [Cell<(u64, u32)>; 5],
+    delays: Cell<u64>,
+}
+
+impl<'a> Words<'a> {
+    /// # Safety
+    /// The addresses in `args` must be those of live mappings of the heap, its control block and
+    /// device words, and of the trace and counters where they are not 0.
+    pub(crate) unsafe fn new(args: &'a OpArgs, group: u32) -> Self {
+        Self {
+            args,
+            group,
+            waiting_since: Cell::new(Instant::now()),
+            span_begin: Default::default(),
+            delays: Cell::new(super::delay::seed(args.heap.rank, group)),
+        }
+    }
+
+    fn sym(&self, word: SymWord) -> &AtomicI32 {
+        assert!(word.rank < self.args.heap.size, "rank {} of {}", word.rank, self.args.heap.size);
+        let base = self.args.heap.signal[word.rank as usize] as *const AtomicI32;
+        // SAFETY: `new` was promised a live signal segment at this address, and the layout of the
+        // channel, which the heap allocated there, gave the index.
+        unsafe { &*base.add(word.index as usize) }
+    }
+
+    fn dev(&self, word: DevWord) -> &AtomicI32 {
+        let base = self.args.heap.device_words as *const AtomicI32;
+        // SAFETY: as for `sym`, of the rank's device words.
+        unsafe { &*base.add(word.index as usize) }
+    }
+
+    /// Add to one of the rank's counters, if it has any.
+    pub(crate) fn count(&self, which: usize, by: u64) {
+        if self.args.counters == 0 {
+            return;
+        }
+        let counters = self.args.counters as *const AtomicU64;
+        assert!(which < counter::COUNT, "counter {which}");
+        // SAFETY: `new` was promised `counter::COUNT` counters at this address.
+        let counter = unsafe { &*counters.add(which) };
+        counter.fetch_add(by, Ordering::Relaxed);
+    }
+
+    fn control(&self) -> *mut ControlBlock {
+        self.args.heap.control as *mut ControlBlock
+    }
+
+    fn control_word(&self, offset: usize) -> &AtomicI32 {
+        debug_assert!(offset + 4 <= size_of::<ControlBlock>());
+        // SAFETY: `new` was promised a live control block, and the offset is one of its words.
+        unsafe { &*self.control().cast::<u8>().add(offset).cast::<AtomicI32>() }
+    }
+
+    fn keep_span(&self, span: TraceSpan) {
+        let group = self.group as usize;
+        if group >= MAX_GROUPS {
+            return;
+        }
+        let base = self.args.trace as *mut u8;
+        // SAFETY: `new` was promised a trace buffer, which begins with a count a group.
+        let count = unsafe { &*base.cast::<AtomicU32>().add(group) };
+        let index = count.fetch_add(1, Ordering::Relaxed);
+        if index >= self.args.trace_spans {
+            return;
+        }
+        let place = group * self.args.trace_spans as usize + index as usize;
+        let spans = base.wrapping_add(MAX_GROUPS * 4).cast::<TraceSpan>();
+        // SAFETY: the group's part of the buffer has room for `trace_spans` spans, and only this
+        // workgroup writes there.
+        unsafe { spans.add(place).write_unaligned(span) };
+    }
+}
+
+fn load_order(access: Access) -> Ordering {
+    match access.order() {
+        Order::Relaxed | Order::Release => Ordering::Relaxed,
+        Order::Acquire | Order::AcqRel => Ordering::Acquire,
+    }
+}
+
+fn store_order(access: Access) -> Ordering {
+    match access.order() {
+        Order::Relaxed | Order::Acquire => Ordering::Relaxed,
+        Order::Release | Order::AcqRel => Ordering::Release,
+    }
+}
+
+fn update_order(access: Access) -> Ordering {
+    match access.order() {
+        Order::Relaxed => Ordering::Relaxed,
+        Order::Acquire => Ordering::Acquire,
+        Order::Release => Ordering::Release,
+        Order::AcqRel => Ordering::AcqRel,
+    }
+}
+
+/// Nanoseconds of the clock that all processes of a host share.
+pub(crate) fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl Memory for Words<'_> {
+    fn load(&self, word: SymWord, access: Access) -> i32 {
+        self.sym(word).load(load_order(access))
+    }
+
+    fn store(&self, word: SymWord, value: i32, access: Access) {
+        if access == Access::SignalStore {
+            self.count(counter::FLAGS, 1);
+            super::delay::maybe(&self.delays);
+        }
+        self.sym(word).store(value, store_order(access));
+    }
+
+    fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
+        let done = self.sym(word).compare_exchange(
+            expected,
+            value,
+            update_order(access),
+            Ordering::Relaxed,
+        );
+        match done {
+            Ok(held) | Err(held) => held,
+        }
+    }
+
+    fn get(&self, word: SymWord) -> i32 {
+        self.sym(word).load(Ordering::Relaxed)
+    }
+
+    fn put(&self, word: SymWord, value: i32) {
+        self.sym(word).store(value, Ordering::Relaxed);
+    }
+
+    fn dev_load(&self, word: DevWord, access: Access) -> i32 {
+        self.dev(word).load(load_order(access))
+    }
+
+    fn dev_store(&self, word: DevWord, value: i32, access: Access) {
+        if access == Access::FlagStore {
+            self.count(counter::FLAGS, 1);
+            super::delay::maybe(&self.delays);
+        }
+        self.dev(word).store(value, store_order(access));
+    }
+
+    fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32 {
+        self.dev(word).fetch_add(value, update_order(access))
+    }
+
+    fn pause(&self, spins: u32) {
+        if spins < SPINS {
+            std::hint::spin_loop();
+        } else if spins < YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+
+    fn expired(&self, limit: Limit, spins: u32) -> bool {
+        if spins == 0 {
+            self.waiting_since.set(Instant::now());
+            return false;
+        }
+        if spins < SPINS {
+            return false;
+        }
+        let deadline = match limit {
+            Limit::Entry => self.args.heap.entry_deadline_ns,
+            Limit::Progress => self.args.heap.progress_deadline_ns,
+        };
+        self.waiting_since.get().elapsed() >= Duration::from_nanos(deadline)
+    }
+
+    fn host_abort(&self) -> i32 {
+        self.control_word(std::mem::offset_of!(ControlBlock, host_abort)).load(Ordering::Relaxed)
+    }
+
+    fn record(&self, fault: &Fault) {
+        let claim = self.control_word(std::mem::offset_of!(ControlBlock, fault_claim));
+        if claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let first = std::mem::offset_of!(ControlBlock, fault);
+        for (index, word) in fault.to_words().into_iter().enumerate() {
+            self.control_word(first + 4 * index).store(word, Ordering::Relaxed);
+        }
+        claim.store(2, Ordering::Release);
+    }
+
+    fn begin(&self, span: Span, what: u32) {
+        if span == Span::Wait {
+            self.count(counter::WAITS, 1);
+            super::delay::maybe(&self.delays);
+        }
+        if self.args.trace != 0 {
+            self.span_begin[span as usize].set((now(), what));
+        }
+    }
+
+    fn end(&self, span: Span) {
+        if self.args.trace != 0 {
+            let (begin, what) = self.span_begin[span as usize].get();
+            self.keep_span(TraceSpan { begin, end: now(), kind: span as u32, what });
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The kernels by name, and how one is launched.
+
+use iris_sync::barrier::Members;
+
+/// Every kernel of the ops. One launch is one of these over some workgroups.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Kernel {
+    /// The product of this rank alone.
+    Local,
+    /// All-reduce: every rank adds up every tile.
+    OneShot,
+    /// All-reduce: the owner of a tile adds it up and sends the result to all.
+    TwoShot,
+    /// Reduce-scatter: the owner of a tile adds it up.
+    ReduceScatter,
+    /// Accumulating all-reduce: clear.
+    Zero,
+    /// Accumulating all-reduce: add under a lock.
+    AddLocked,
+    /// Accumulating all-reduce: add atomically.
+    AddAtomic,
+    /// Accumulating all-reduce: read the sums.
+    Convert,
+    /// All-gather in front of a product: push the shard to all.
+    Gather,
+    /// All-gather in front of a product: multiply what was pushed.
+    Gathered,
+    /// All-gather in front of a product: multiply straight from the peers.
+    Pull,
+    /// All-gather in front of a product: some workgroups fetch, the others multiply.
+    Staged,
+    /// Every rank's rows of the product, or of the message, to all.
+    AllGather,
+    /// Every rank's block for each other rank.
+    AllToAll,
+    /// The root's message to all.
+    Broadcast,
+    /// A barrier. `phase` tells two of one call apart; `last` ends the call.
+    Barrier {
+        /// 0 or 1.
+        phase: u32,
+        /// Who takes part.
+        members: Members,
+        /// Whether the call is over after it.
+        last: bool,
+    },
+}
+
+impl Kernel {
+    /// The name in traces and errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Local => "local",
+            Kernel::OneShot => "one_shot",
+            Kernel::TwoShot => "two_shot",
+            Kernel::ReduceScatter => "reduce_scatter",
+            Kernel::Zero => "zero",
+            Kernel::AddLocked => "add_locked",
+            Kernel::AddAtomic => "add_atomic",
+            Kernel::Convert => "convert",
+            Kernel::Gather => "gather",
+            Kernel::Gathered => "gathered",
+            Kernel::Pull => "pull",
+            Kernel::Staged => "staged",
+            Kernel::AllGather => "all_gather",
+            Kernel::AllToAll => "all_to_all",
+            Kernel::Broadcast => "broadcast",
+            Kernel::Barrier { .. } => "barrier",
+        }
+    }
+}

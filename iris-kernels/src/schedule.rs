@@ -1,0 +1,282 @@
+//! Who computes what, and who waits for what: pure functions of (shape, tile, world), the same in
+//! `kernels/iris/tile.h`. Nothing here depends on the size of the grid.
+
+use std::ops::Range;
+
+/// The part of `total` items that is number `part` of `parts`: even, the remainder to the first.
+///
+/// With fewer items than parts the last parts are empty.
+pub fn split(total: u32, parts: u32, part: u32) -> Range<u32> {
+    let (each, more) = (total / parts, total % parts);
+    let start = part * each + part.min(more);
+    start..start + each + u32::from(part < more)
+}
+
+/// The part of [`split`] that item `at` falls into.
+pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
+    let (each, more) = (total / parts, total % parts);
+    let long = more * (each + 1);
+    if at < long { at / (each + 1) } else { more + (at - long) / each }
+}
+
+/// A rectangle of a matrix, in elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "row, column, rows, columns")]
+pub struct Tile {
+    pub row: u32,
+    pub col: u32,
+    pub rows: u32,
+    pub cols: u32,
+}
+
+/// A matrix of `rows` x `cols` cut into tiles, numbered row by row; those at the edge are smaller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "as the type says")]
+pub struct Grid {
+    pub rows: u32,
+    pub cols: u32,
+    pub tile_m: u32,
+    pub tile_n: u32,
+}
+
+impl Grid {
+    /// Tiles in a row of tiles.
+    pub fn across(&self) -> u32 {
+        self.cols.div_ceil(self.tile_n)
+    }
+
+    /// How many tiles there are.
+    pub fn tiles(&self) -> u32 {
+        self.rows.div_ceil(self.tile_m) * self.across()
+    }
+
+    /// Where tile `tile` lies.
+    pub fn tile(&self, tile: u32) -> Tile {
+        let (row, col) = (tile / self.across() * self.tile_m, tile % self.across() * self.tile_n);
+        Tile {
+            row,
+            col,
+            rows: self.tile_m.min(self.rows - row),
+            cols: self.tile_n.min(self.cols - col),
+        }
+    }
+}
+
+/// The rank that adds up tile `tile` of a two-shot or accumulating all-reduce.
+pub fn owner(tile: u32, size: u32) -> u32 {
+    tile % size
+}
+
+/// The tiles of a matrix whose rows are split over `size` ranks: no tile crosses a boundary. Tiles
+/// are numbered rank by rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "as the type says")]
+pub struct SplitGrid {
+    pub grid: Grid,
+    pub size: u32,
+}
+
+impl SplitGrid {
+    /// The tiles of `rank`'s rows, with rows counted from the first of them.
+    pub fn part(&self, rank: u32) -> Grid {
+        let rows = split(self.grid.rows, self.size, rank);
+        Grid { rows: rows.end - rows.start, ..self.grid }
+    }
+
+    /// Tiles before those of `rank`.
+    pub fn first(&self, rank: u32) -> u32 {
+        (0..rank).map(|before| self.part(before).tiles()).sum()
+    }
+
+    /// How many tiles there are.
+    pub fn tiles(&self) -> u32 {
+        self.first(self.size)
+    }
+
+    /// The rank that tile `tile` belongs to.
+    pub fn owner(&self, tile: u32) -> u32 {
+        let mut after = 0;
+        for rank in 0..self.size {
+            after += self.part(rank).tiles();
+            if tile < after {
+                return rank;
+            }
+        }
+        self.size - 1
+    }
+
+    /// Where tile `tile` lies in the whole matrix.
+    pub fn tile(&self, tile: u32) -> Tile {
+        let owner = self.owner(tile);
+        let part = self.part(owner).tile(tile - self.first(owner));
+        Tile { row: part.row + split(self.grid.rows, self.size, owner).start, ..part }
+    }
+}
+
+/// Which dimension of A is split over the ranks of an all-gather in front of a product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shard {
+    /// Each rank has some rows of A and all of K.
+    Rows,
+    /// Each rank has all rows of A and some of K.
+    Columns,
+}
+
+/// The units of a staged gather of A (`m` x `k`), each from one rank, and the tiles that need them.
+///
+/// A unit is `tile_m` rows by one group of `k_group` columns, both cut short at the boundary of a
+/// shard. Units are numbered source by source, and in a source either along K first or along M
+/// first, as `m_first` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "as the type says")]
+pub struct Units {
+    pub shard: Shard,
+    pub size: u32,
+    pub m: u32,
+    pub k: u32,
+    pub tile_m: u32,
+    pub k_group: u32,
+    pub m_first: bool,
+}
+
+impl Units {
+    /// The rows and columns of A that `source` has.
+    pub fn shard_of(&self, source: u32) -> (Range<u32>, Range<u32>) {
+        match self.shard {
+            Shard::Rows => (split(self.m, self.size, source), 0..self.k),
+            Shard::Columns => (0..self.m, split(self.k, self.size, source)),
+        }
+    }
+
+    /// Row blocks and K groups of `source`'s shard.
+    pub fn blocks(&self, source: u32) -> (u32, u32) {
+        let (rows, cols) = self.shard_of(source);
+        let rows = (rows.end - rows.start).div_ceil(self.tile_m);
+        let cols = (cols.end - cols.start).div_ceil(self.k_group);
+        (rows, cols)
+    }
+
+    /// Units before those of `source`.
+    pub fn first(&self, source: u32) -> u32 {
+        (0..source)
+            .map(|before| {
+                let (rows, cols) = self.blocks(before);
+                rows * cols
+            })
+            .sum()
+    }
+
+    /// How many units there are, this rank's own among them.
+    pub fn units(&self) -> u32 {
+        self.first(self.size)
+    }
+
+    /// The rank that `unit` comes from.
+    pub fn source(&self, unit: u32) -> u32 {
+        (0..self.size).find(|&rank| unit < self.first(rank + 1)).unwrap_or(self.size - 1)
+    }
+
+    /// The number of the unit of `source` in row block `row` and K group `group`, both counted in
+    /// its shard.
+    pub fn unit(&self, source: u32, row: u32, group: u32) -> u32 {
+        let (rows, groups) = self.blocks(source);
+        let within = if self.m_first { group * rows + row } else { row * groups + group };
+        self.first(source) + within
+    }
+
+    /// The rows and columns of A that `unit` covers: `col`, `cols` are along K.
+    pub fn area(&self, unit: u32) -> Tile {
+        let source = self.source(unit);
+        let (rows, groups) = self.blocks(source);
+        let within = unit - self.first(source);
+        let (row, group) = if self.m_first {
+            (within % rows, within / rows)
+        } else {
+            (within / groups, within % groups)
+        };
+        let (m, k) = self.shard_of(source);
+        let (row, col) = (m.start + row * self.tile_m, k.start + group * self.k_group);
+        Tile { row, col, rows: self.tile_m.min(m.end - row), cols: self.k_group.min(k.end - col) }
+    }
+
+    /// The row blocks of C: those of the shards where rows are split, so that no tile of C needs
+    /// rows of two ranks. Returns the number of blocks over all ranks.
+    pub fn row_blocks(&self) -> u32 {
+        match self.shard {
+            Shard::Rows => (0..self.size).map(|source| self.blocks(source).0).sum(),
+            Shard::Columns => self.m.div_ceil(self.tile_m),
+        }
+    }
+
+    /// First row and number of rows of row block `block` of C, the rank that has it (of a split by
+    /// columns: 0), and its index in that rank's shard.
+    pub fn row_block(&self, block: u32) -> (u32, u32, u32, u32) {
+        let mut before = 0;
+        let mut source = 0;
+        if self.shard == Shard::Rows {
+            while block >= before + self.blocks(source).0 {
+                before += self.blocks(source).0;
+                source += 1;
+            }
+        }
+        let rows = self.shard_of(source).0;
+        let row = rows.start + (block - before) * self.tile_m;
+        (row, self.tile_m.min(rows.end - row), source, block - before)
+    }
+
+    /// The row block that `rank` works on as number `position`: its own rows first, since they need
+    /// nobody.
+    pub fn worked(&self, position: u32, rank: u32) -> u32 {
+        let before = match self.shard {
+            Shard::Rows => (0..rank).map(|source| self.blocks(source).0).sum(),
+            Shard::Columns => 0,
+        };
+        (position + before) % self.row_blocks()
+    }
+
+    /// The unit that `rank` fetches as number `position`: beginning with the rank behind it.
+    pub fn fetched(&self, position: u32, rank: u32) -> u32 {
+        (position + self.first(rank + 1)) % self.units()
+    }
+
+    /// The units that row block `block` needs, in the order in which rank `rank` takes them: its
+    /// own first, then those of the ranks behind it.
+    pub fn needs(&self, block: u32, rank: u32) -> impl Iterator<Item = u32> + use<> {
+        let units = *self;
+        let (_, _, source, row) = units.row_block(block);
+        let sources = match units.shard {
+            Shard::Rows => source..source + 1,
+            Shard::Columns => 0..units.size,
+        };
+        sources.flat_map(move |step| {
+            let source = match units.shard {
+                Shard::Rows => step,
+                Shard::Columns => (rank + step) % units.size,
+            };
+            (0..units.blocks(source).1).map(move |group| units.unit(source, row, group))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_evenly_and_finds_its_way_back() {
+        for (total, parts) in [(107, 4), (4, 2), (3, 8), (0, 3), (1, 1), (1000, 7)] {
+            let mut next = 0;
+            for part in 0..parts {
+                let range = split(total, parts, part);
+                assert_eq!(range.start, next);
+                range.clone().for_each(|at| assert_eq!(part_of(total, parts, at), part));
+                next = range.end;
+            }
+            assert_eq!(next, total);
+        }
+        assert_eq!(
+            (0..4).map(|part| split(107, 4, part).len()).collect::<Vec<_>>(),
+            [27, 27, 27, 26]
+        );
+    }
+}

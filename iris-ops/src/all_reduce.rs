@@ -1,0 +1,55 @@
+//! The sum over ranks, on all ranks.
+
+use iris_heap::Stream;
+
+use crate::check::{check_copy, input, same_output, shaped};
+use crate::config::{Options, Ranks};
+use crate::core::{Call, Core};
+pub use crate::matmul_all_reduce::Variant;
+use crate::matmul_all_reduce::{kernels, plan_variant};
+use crate::op::common_methods;
+use crate::{CopyArgs, Plan, Result};
+
+const NAME: &str = "all_reduce";
+
+/// Output (`m` x `n`, on all ranks) = sum over ranks of input (`m` x `n`). The output may be the
+/// input itself.
+pub struct AllReduce {
+    core: Core,
+}
+
+common_methods!(AllReduce);
+
+impl AllReduce {
+    /// Plan for calls of up to `options.m` rows; `options.k` is not used.
+    pub fn plan(ranks: Ranks, options: &Options, variant: Variant) -> Result<Plan> {
+        let variant = match variant {
+            Variant::Auto => crate::tune::all_reduce(NAME, ranks, options),
+            chosen => chosen,
+        };
+        let plan = plan_variant(NAME, ranks, options, variant, false)?;
+        same_output(&plan)?;
+        Ok(plan)
+    }
+
+    /// Enqueue a call on `stream`.
+    pub fn run(&mut self, args: &CopyArgs, stream: &Stream) -> Result<()> {
+        let plan = self.core.plan();
+        let input = input(NAME, args)?;
+        let (m, n) = (input.rows(), plan.options.n);
+        shaped(NAME, "input", input, (m, n), "M x N of the plan")?;
+        shaped(NAME, "output", &args.output, (m, n), "the shape of the input")?;
+        check_copy(plan, args)?;
+        let call = Call {
+            m,
+            a: Some(input),
+            b: None,
+            c: Some(&args.output),
+            bias: None,
+            in_place: true,
+            pulls: false,
+            direct: true,
+        };
+        self.core.run(stream, &kernels(self.core.plan()), &call)
+    }
+}

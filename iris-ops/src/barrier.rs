@@ -1,0 +1,69 @@
+//! A barrier on the device, stream-ordered: what any member's stream did before it is seen by what
+//! any member's stream does after it.
+
+use iris_heap::Stream;
+use iris_kernels::Kernel;
+use iris_sync::barrier::Members;
+
+use crate::config::{Options, Ranks};
+use crate::core::{Call, Core};
+use crate::error::{Error, Result};
+use crate::op::common_methods;
+use crate::plan::Plan;
+
+const NAME: &str = "barrier";
+
+/// A barrier of all ranks of the heap, or of those in [`Options::members`]. All ranks make it; only
+/// members run it.
+pub struct Barrier {
+    core: Core,
+}
+
+common_methods!(Barrier);
+
+impl Barrier {
+    /// Plan a barrier; of the options only `members`, `first_call` and `trace_spans` are used.
+    pub fn plan(ranks: Ranks, options: &Options) -> Result<Plan> {
+        let invalid = |value: String| Error::Invalid {
+            op: NAME,
+            what: "members".into(),
+            value,
+            expected: format!("ranks below {}, at least one", ranks.size),
+        };
+        if let Some(members) = &options.members
+            && (members.is_empty() || members.iter().any(|&rank| rank >= ranks.size))
+        {
+            return Err(invalid(format!("{members:?}")));
+        }
+        Plan::begin(NAME, "flat", ranks, options, ((false, false), false))
+    }
+
+    /// Enqueue the barrier on `stream`. On a rank that is no member it is an error.
+    pub fn run(&mut self, stream: &Stream) -> Result<()> {
+        let plan = self.core.plan();
+        let members = Members::from_bits(plan.members());
+        if !members.contains(plan.ranks.rank as u32) {
+            return Err(Error::Invalid {
+                op: NAME,
+                what: "rank".into(),
+                value: plan.ranks.rank.to_string(),
+                expected: format!("one of {:?}", plan.options.members),
+            });
+        }
+        let call = Call {
+            m: 0,
+            a: None,
+            b: None,
+            c: None,
+            bias: None,
+            in_place: false,
+            pulls: false,
+            direct: false,
+        };
+        self.core.run(
+            stream,
+            &[(Kernel::Barrier { phase: 0, members, last: true }, Some(1))],
+            &call,
+        )
+    }
+}

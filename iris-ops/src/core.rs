@@ -1,0 +1,421 @@
+//! What all ops have in common: the workspace, the words, the launch, and what goes wrong.
+
+use std::sync::Arc;
+
+use iris_heap::{DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
+use iris_kernels::args::{Matrix, OpArgs, counter, dtype_code, epilogue, producer};
+use iris_kernels::trace::{self, TraceSpan};
+use iris_kernels::{Kernel, Launcher};
+use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS};
+
+use crate::config::{Epilogue, Shard, StagingLayout};
+use crate::error::{Error, InOp, Result};
+use crate::matrix::MatRef;
+use crate::plan::Plan;
+
+/// Bytes moved and words used by the calls of one op on this rank, since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Bytes written to peers' memory.
+    pub pushed: u64,
+    /// Bytes read from peers' memory.
+    pub pulled: u64,
+    /// Signals and flags raised.
+    pub flags: u64,
+    /// Waits begun.
+    pub waits: u64,
+}
+
+/// An op on one rank: its share of the heap and everything needed to launch it.
+///
+/// Ops are `Send` and not `Sync`: one stream at a time. An op that is dropped without
+/// being freed keeps its block until its heap closes.
+pub(crate) struct Core {
+    heap: Arc<SymmetricHeap>,
+    plan: Plan,
+    args: OpArgs,
+    signal: Option<RawSlice>,
+    data: Vec<(&'static str, RawSlice)>,
+    words: DevWords,
+    /// Words of the channel, before the counters.
+    channel_words: usize,
+    launcher: Launcher,
+    groups: u32,
+}
+
+/// What a rank has for an op by itself.
+struct Own {
+    launcher: Launcher,
+    groups: u32,
+    sequence: DevWords,
+    device: DevWords,
+    channel_words: usize,
+}
+
+impl Own {
+    fn prepare(op: &'static str, heap: &SymmetricHeap, plan: &Plan) -> Result<Self> {
+        let invalid = |what: &str, value: String, expected: String| {
+            Err(Error::Invalid { op, what: what.into(), value, expected })
+        };
+        if plan.op != op {
+            return invalid("plan", format!("one of {}", plan.op), format!("one of {op}"));
+        }
+        if (plan.ranks.rank, plan.ranks.size) != (heap.rank(), heap.size()) {
+            return Err(Error::OtherWorld {
+                op,
+                planned_rank: plan.ranks.rank,
+                planned_size: plan.ranks.size,
+                rank: heap.rank(),
+                size: heap.size(),
+            });
+        }
+        let launcher = Launcher::new(heap).in_op(op)?;
+        let resident = launcher.resident();
+        let groups = plan.options.workgroups.unwrap_or(resident as usize);
+        if groups > resident as usize {
+            let expected = format!("at most {resident}, which can be resident");
+            return invalid("workgroups", groups.to_string(), expected);
+        }
+        let sequence = heap.sequence_word().in_op(op)?;
+        let (_, words) = Channel::lay_out(plan.channel_shape(0, 0), 0, 0, 0);
+        let channel_words = words.device as usize;
+        let device = heap.alloc_device_words(channel_words + COUNTER_WORDS).in_op(op)?;
+        Ok(Self { launcher, groups: groups as u32, sequence, device, channel_words })
+    }
+}
+
+/// One call, checked and ready to launch.
+pub(crate) struct Call<'a> {
+    pub(crate) m: usize,
+    pub(crate) a: Option<&'a MatRef>,
+    pub(crate) b: Option<&'a MatRef>,
+    pub(crate) c: Option<&'a MatRef>,
+    pub(crate) bias: Option<&'a MatRef>,
+    /// Whether C may be A itself.
+    pub(crate) in_place: bool,
+    /// Whether peers read A where it lies.
+    pub(crate) pulls: bool,
+    /// Whether C holds the same on all ranks, so that peers may write it directly.
+    pub(crate) direct: bool,
+}
+
+/// Words of the device that hold the counters, behind those of the channel.
+const COUNTER_WORDS: usize = counter::COUNT * 2;
+
+impl Core {
+    /// The one collective step: agree on the plan, take the workspace, prepare the words.
+    #[track_caller]
+    pub(crate) fn new(op: &'static str, heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
+        let world = heap.world();
+        world.agree(op, &plan.fingerprint()).in_op(op)?;
+        // What can fail on one rank alone is done before memory is taken together, and the others
+        // learn of it.
+        let own = Own::prepare(op, heap, plan);
+        let outcome = own.as_ref().map(drop).map_err(|e| iris_heap::Error::other(e.clone()));
+        let all = world.all_ok(op, outcome).in_op(op);
+        let Own { launcher, groups, sequence, device, channel_words } = own?;
+        let id = heap.control().name_op(op);
+        let shape = plan.channel_shape(id, 0);
+        let (_, words) = Channel::lay_out(shape, 0, 0, 0);
+        let mut requests =
+            vec![Request::new(Segment::Signal, u64::from(words.signal) * 4, "signals")];
+        for (name, bytes) in plan.requests() {
+            requests.push(Request::new(Segment::Data, bytes, name));
+        }
+        let slices = all.and_then(|()| heap.alloc_many(op, &requests).in_op(op));
+        if slices.is_err() {
+            heap.free_device_words(device).in_op(op)?;
+        }
+        let mut slices = slices?.into_iter();
+        let signal = slices.next();
+        let first = signal.map_or(0, |slice| (slice.offset() / 4) as u32);
+        debug_assert!(first >= RESERVED_WORDS && first % LINE_WORDS == 0);
+        let names = plan.requests().into_iter().map(|(name, _)| name);
+        let data: Vec<_> = names.zip(slices).collect();
+
+        // A barrier of some ranks is no call that all ranks count.
+        let index = |words: &DevWords| (words.offset() / 4) as u32;
+        let counted = if plan.options.members.is_some() {
+            index(&device) + iris_sync::PRIVATE_SEQUENCE
+        } else {
+            index(&sequence)
+        };
+        let shape = plan.channel_shape(id, counted);
+        let rank = world.rank() as u32;
+        let (channel, _) = Channel::lay_out(shape, rank, first, index(&device));
+        let mut core = Self {
+            heap: Arc::clone(heap),
+            plan: plan.clone(),
+            args: bytemuck::Zeroable::zeroed(),
+            signal,
+            data,
+            words: device,
+            channel_words,
+            launcher,
+            groups,
+        };
+        core.prepare_words(channel)?;
+        core.args = core.template(channel);
+        world.barrier().in_op(op)?;
+        Ok(core)
+    }
+
+    /// Every word says "the call before the first"; locks are free. Nobody has a call under way,
+    /// and the barrier that follows lets nobody begin before all are done.
+    fn prepare_words(&self, channel: Channel) -> Result<()> {
+        let (op, heap) = (self.plan.op, &self.heap);
+        let first_call = iris_sync::Call::new(self.plan.options.first_call);
+        let before = first_call.previous().number();
+        if let Some(slice) = self.signal {
+            let mut words = vec![before; (slice.bytes() / 4) as usize];
+            let start = (slice.offset() / 4) as u32;
+            if self.plan.needs.locks {
+                words[(channel.locks - start) as usize..][..channel.tiles as usize]
+                    .fill(iris_sync::lock::FREE);
+            }
+            heap.write(slice.cast::<i32>().in_op(op)?, &words).in_op(op)?;
+        }
+        if let Some(trace) = self.trace_slice() {
+            let counts = trace.slice(..trace::MAX_GROUPS * 4).in_op(op)?;
+            heap.write(counts, &[0; trace::MAX_GROUPS * 4]).in_op(op)?;
+        }
+        let first = (self.words.offset() / 4) as u32;
+        let mut words = vec![before; self.words.len()];
+        words[(channel.call - first) as usize] = first_call.number();
+        words[(channel.finished - first) as usize] = 0;
+        words[self.channel_words..].fill(0);
+        heap.write_device_words(self.words, &words).in_op(op)
+    }
+
+    fn template(&self, channel: Channel) -> OpArgs {
+        let Plan { options, needs, tile, .. } = &self.plan;
+        let place = |name| {
+            let found = self.data.iter().find(|(known, _)| *known == name);
+            found.map_or(0, |(_, slice)| slice.offset())
+        };
+        let code = |dtype| dtype_code(dtype).unwrap_or_default();
+        let view = self.heap.view();
+        let members = self.plan.members();
+        OpArgs {
+            heap: view,
+            channel,
+            inbox: place("inbox"),
+            slot: needs.slot,
+            results: place("results"),
+            result_slot: needs.result_slot,
+            workspace: place("workspace"),
+            trace: match place("trace") {
+                0 if options.trace_spans == 0 => 0,
+                offset => view.data[view.rank as usize] + offset,
+            },
+            counters: view.device_words + self.words.offset() + self.channel_words as u64 * 4,
+            n: options.n as u32,
+            k: options.k as u32,
+            tile_m: tile.m as u32,
+            tile_n: tile.n as u32,
+            k_group: needs.k_group,
+            max_tiles: needs.places,
+            max_results: needs.results,
+            wire: code(options.wire_dtype()),
+            epilogue: match options.epilogue {
+                Epilogue::None => 0,
+                Epilogue::Gelu => epilogue::GELU,
+            },
+            producer: if self.plan.product { producer::GEMM } else { producer::LOAD },
+            root: options.root as u32,
+            fetchers: self.fetchers(),
+            shard: u32::from(options.shard == Shard::Columns),
+            m_first: u32::from(options.staging == StagingLayout::MContiguous),
+            m_contiguous: u32::from(options.staging == StagingLayout::MContiguous),
+            members: [members as u32, (members >> 32) as u32],
+            trace_spans: options.trace_spans,
+            sources: needs.sources,
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+
+    fn fetchers(&self) -> u32 {
+        match self.plan.options.fetchers {
+            Some(fetchers) => fetchers as u32,
+            None => (self.groups / 4).max(1),
+        }
+    }
+
+    /// Check the matrices of a call and launch `kernels`, in this order, with this many workgroups
+    /// each (none: as many as are resident).
+    pub(crate) fn run(
+        &mut self,
+        stream: &Stream,
+        kernels: &[(Kernel, Option<u32>)],
+        call: &Call<'_>,
+    ) -> Result<()> {
+        let op = self.plan.op;
+        self.heap
+            .control()
+            .check()
+            .map_err(|cause| Error::Poisoned { op, cause: Box::new(cause) })?;
+        if call.m > self.plan.options.m {
+            return Err(Error::TooManyRows { op, rows: call.m, planned: self.plan.options.m });
+        }
+        let args = self.fill(call)?;
+        // All launches of a call follow each other, whoever else issues ops of this heap.
+        let _issuing = self.heap.issue();
+        for &(kernel, groups) in kernels {
+            let groups = groups.unwrap_or(self.groups);
+            // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
+            // the workspace is this op's own.
+            #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
+            unsafe { self.launcher.launch(&self.heap, stream, (op, kernel), args, groups) }
+                .in_op(op)?;
+        }
+        Ok(())
+    }
+
+    fn fill(&self, call: &Call<'_>) -> Result<OpArgs> {
+        let op = self.plan.op;
+        let resolve = |name, matrix: Option<&MatRef>| match matrix {
+            Some(matrix) => matrix.resolve(op, name, &self.heap),
+            None => Ok(Matrix::default()),
+        };
+        let [a, b] = [resolve("A", call.a)?, resolve("B", call.b)?];
+        let [c, bias] = [resolve("C", call.c)?, resolve("bias", call.bias)?];
+        if let Some(written) = call.c {
+            for (name, other, theirs) in
+                [("A", call.a, &a), ("B", call.b, &b), ("bias", call.bias, &bias)]
+            {
+                let Some(other) = other else { continue };
+                let same = name == "A" && call.in_place && c == *theirs;
+                if !same && written.overlaps(&c, other, theirs) {
+                    return Err(Error::Overlap { op, first: "C", second: name });
+                }
+            }
+        }
+        let mut args = self.args;
+        args.m = call.m as u32;
+        (args.a, args.b, args.c, args.bias) = (a, b, c, bias);
+        if call.pulls {
+            let a = call.a.filter(|a| !a.is_transposed()).and_then(MatRef::sym_offset);
+            args.pulled = a.ok_or_else(|| Error::Invalid {
+                op,
+                what: format!("A of variant {}", self.plan.variant),
+                value: "external or transposed".into(),
+                expected: "rows in the symmetric heap, since peers read it where it lies".into(),
+            })?;
+            args.pulled_ld = self.pulled_ld(&args.a)?;
+        }
+        let fields = &mut args.record.fields;
+        fields[Field::M as usize] = call.m as i32;
+        let Plan { options, common, .. } = &self.plan;
+        fields[Field::N as usize] = if common.0 { options.n as i32 } else { 0 };
+        fields[Field::K as usize] = if common.1 { options.k as i32 } else { 0 };
+        // Those of the plan: a rank that only receives has no A.
+        let types = [options.dtype, options.dtype, options.output_dtype(), options.wire_dtype()];
+        let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
+        fields[Field::Dtypes as usize] = codes.iter().fold(0, |all, code| all << 8 | code);
+        fields[Field::Variant as usize] = hash(&[("variant", self.plan.variant.into())]);
+        let mut items = self.plan.fingerprint();
+        if call.pulls {
+            // Peers read A at this rank's own offset and leading dimension.
+            items.push(("pulled", format!("{} {}", args.pulled, args.pulled_ld)));
+        }
+        fields[Field::Config as usize] = hash(&items);
+        if call.direct
+            && !self.plan.alone()
+            && let Some(c) = call.c.filter(|c| {
+                !c.is_transposed()
+                    && call.a.is_none_or(|a| {
+                        a.sym_offset() != c.sym_offset() || a.sym_offset().is_none()
+                    })
+            })
+            && let (Some(offset), Ok(ld)) = (c.sym_offset(), i32::try_from(c.ld()))
+            && ld > 0
+        {
+            args.record.direct = ld;
+            args.record.c_offset = [offset as i32, (offset >> 32) as i32];
+        }
+        Ok(args)
+    }
+
+    /// The leading dimension of A that peers read where it lies: the same on all ranks, or 0 for
+    /// lines without gaps, whose lengths differ where the columns of A are split unevenly.
+    fn pulled_ld(&self, a: &Matrix) -> Result<u64> {
+        let Plan { op, options, .. } = &self.plan;
+        let longest = match options.shard {
+            Shard::Rows => options.k,
+            Shard::Columns => options.k.div_ceil(self.plan.ranks.size),
+        } as u64;
+        let len = u64::from(a.cols);
+        if a.ld == len {
+            return Ok(0);
+        }
+        if a.ld > longest {
+            return Ok(a.ld);
+        }
+        Err(Error::Invalid {
+            op,
+            what: "leading dimension of A".into(),
+            value: a.ld.to_string(),
+            expected: format!("{len}, or the same above {longest} on all ranks: peers read A"),
+        })
+    }
+
+    /// Whether a fault of this heap is known; what enqueued work left behind.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.heap.check().in_op(self.plan.op)
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub(crate) fn counters(&self) -> Result<Counters> {
+        let op = self.plan.op;
+        let words = self.heap.read_device_words(self.words).in_op(op)?;
+        let words = &words[self.channel_words..];
+        let value = |which: usize| {
+            let half = |index: usize| u64::from(words[index] as u32);
+            half(2 * which) | half(2 * which + 1) << 32
+        };
+        Ok(Counters {
+            pushed: value(counter::PUSHED),
+            pulled: value(counter::PULLED),
+            flags: value(counter::FLAGS),
+            waits: value(counter::WAITS),
+        })
+    }
+
+    pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
+        let op = self.plan.op;
+        let Some(slice) = self.trace_slice() else { return Ok(Vec::new()) };
+        let bytes = self.heap.read(slice).in_op(op)?;
+        let spans = self.plan.options.trace_spans;
+        let (groups, dropped) = trace::read_buffer(&bytes[..trace::buffer_bytes(spans)], spans);
+        if dropped > 0 {
+            tracing::warn!(op, rank = self.heap.rank(), dropped, "spans did not fit the trace");
+        }
+        Ok(groups)
+    }
+
+    fn trace_slice(&self) -> Option<RawSlice> {
+        self.data.iter().find(|(name, _)| *name == "trace").map(|&(_, slice)| slice)
+    }
+
+    /// Give the workspace back. Collective.
+    #[track_caller]
+    pub(crate) fn free(self) -> Result<()> {
+        let op = self.plan.op;
+        let slices = self.signal.into_iter().chain(self.data.iter().map(|&(_, slice)| slice));
+        self.heap.free_many(&slices.collect::<Vec<_>>()).in_op(op)?;
+        self.heap.free_device_words(self.words).in_op(op)
+    }
+}
+
+/// FNV-1a, 32 bits, of names and values.
+fn hash(items: &[(&str, String)]) -> i32 {
+    let bytes = items
+        .iter()
+        .flat_map(|(name, value)| name.bytes().chain([b'=']).chain(value.bytes()).chain([b'\n']));
+    bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+        as i32
+}

@@ -1,0 +1,122 @@
+use iris_heap::{DType, ErrorKind};
+
+/// Short for a result with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong with plans and ops. Nothing is launched when one of these comes from `run`.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument has a value that the op cannot take.
+    #[error("{op}: {what} is {value}, expected {expected}")]
+    Invalid {
+        /// The op.
+        op: &'static str,
+        /// The argument.
+        what: String,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A matrix has another shape than the op's plan and the other matrices ask for.
+    #[error("{op}: {matrix} is {rows} x {cols}, expected {expected}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// Which matrix.
+        matrix: &'static str,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        cols: usize,
+        /// What would be right, and why.
+        expected: String,
+    },
+    /// A matrix has another element type than the plan.
+    #[error("{op}: {matrix} is of {dtype}, the plan says {expected}")]
+    Dtype {
+        /// The op.
+        op: &'static str,
+        /// Which matrix.
+        matrix: &'static str,
+        /// Its element type.
+        dtype: DType,
+        /// That of the plan.
+        expected: DType,
+    },
+    /// Two matrices share memory that the op writes.
+    #[error("{op}: {first} and {second} overlap")]
+    Overlap {
+        /// The op.
+        op: &'static str,
+        /// The one that is written.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// The call has more rows than the plan has room for.
+    #[error("{op}: {rows} rows, but the plan was made for at most {planned}")]
+    TooManyRows {
+        /// The op.
+        op: &'static str,
+        /// Rows of the call.
+        rows: usize,
+        /// Rows of the plan.
+        planned: usize,
+    },
+    /// A plan was made for another rank or world than that of the heap.
+    #[error(
+        "{op}: planned for rank {planned_rank} of {planned_size}, the heap is of rank {rank} of {size}"
+    )]
+    OtherWorld {
+        /// The op.
+        op: &'static str,
+        /// The plan's rank.
+        planned_rank: usize,
+        /// The plan's world.
+        planned_size: usize,
+        /// The heap's rank.
+        rank: usize,
+        /// The heap's world.
+        size: usize,
+    },
+    /// An earlier call of the heap failed; it must be closed and opened anew.
+    #[error("{op}: the heap is poisoned by an earlier fault: {cause}")]
+    Poisoned {
+        /// The op that was asked.
+        op: &'static str,
+        /// What went wrong before.
+        cause: Box<iris_heap::Error>,
+    },
+    /// The heap or its world failed.
+    #[error("{op}: {source}")]
+    Heap {
+        /// The op.
+        op: &'static str,
+        /// The heap's error.
+        source: Box<iris_heap::Error>,
+    },
+}
+
+impl Error {
+    /// What a caller can do about it: the same kinds as those of the heap's errors.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Error::Poisoned { cause, .. } => cause.kind(),
+            Error::Heap { source, .. } => source.kind(),
+            _ => ErrorKind::Usage,
+        }
+    }
+}
+
+/// Adds the name of the op to an error of the heap.
+pub(crate) trait InOp<T> {
+    fn in_op(self, op: &'static str) -> Result<T>;
+}
+
+impl<T> InOp<T> for iris_heap::Result<T> {
+    fn in_op(self, op: &'static str) -> Result<T> {
+        self.map_err(|source| Error::Heap { op, source: Box::new(source) })
+    }
+}

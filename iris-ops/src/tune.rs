@@ -1,0 +1,128 @@
+//! Which variant and which tile: a table first, then a rule. Both depend only on values that all
+//! ranks have in common.
+
+use crate::config::{Options, Ranks, TileShape};
+use crate::{all_gather_matmul, matmul_all_reduce};
+
+/// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it
+/// the second hop costs more than the extra bytes.
+const ONE_SHOT_BYTES: usize = 64 << 10;
+
+/// The variant of an all-reduce.
+pub(crate) fn all_reduce(
+    op: &'static str,
+    ranks: Ranks,
+    options: &Options,
+) -> matmul_all_reduce::Variant {
+    use matmul_all_reduce::Variant;
+    if let Some(variant) = table::variant(op, ranks, options).and_then(|name| name.parse().ok()) {
+        return variant;
+    }
+    let bytes = options.m * options.n * options.wire_dtype().size();
+    if ranks.size <= 2 || bytes <= ONE_SHOT_BYTES { Variant::OneShot } else { Variant::TwoShot }
+}
+
+/// The variant of an all-gather in front of a product.
+pub(crate) fn all_gather_matmul(ranks: Ranks, options: &Options) -> all_gather_matmul::Variant {
+    use all_gather_matmul::Variant;
+    table::variant("all_gather_matmul", ranks, options)
+        .and_then(|name| name.parse().ok())
+        .unwrap_or(Variant::Pull)
+}
+
+/// The shape of a tile. A product wants large tiles, so that packing its factors is paid back; a
+/// message wants as many tiles as there are workgroups anywhere.
+pub(crate) fn tile(op: &'static str, ranks: Ranks, options: &Options) -> TileShape {
+    if let Some(tile) = table::tile(op, ranks, options) {
+        return tile;
+    }
+    let product = op.contains("matmul");
+    if !product {
+        let n = options.n.clamp(1, 4096);
+        return TileShape { m: (16384 / n).clamp(1, options.m.max(1)), n };
+    }
+    let clamp = |wanted: usize, have: usize| wanted.min(have.max(1).next_multiple_of(8));
+    // N of an all-gather in front of a product is a rank's own and must not count.
+    let n = if op == "all_gather_matmul" { 256 } else { clamp(256, options.n) };
+    TileShape { m: clamp(256, options.m.div_ceil(ranks.size)).max(8), n }
+}
+
+/// The table: `tuning/cpu.toml`, read once.
+mod table {
+    use std::sync::LazyLock;
+
+    use serde::Deserialize;
+
+    use crate::config::{Options, Ranks, TileShape};
+
+    /// A row: the first that fits is taken.
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(super) struct Row {
+        op: String,
+        world: usize,
+        dtype: String,
+        m: [usize; 2],
+        n: usize,
+        k: Option<usize>,
+        variant: Option<String>,
+        tile: Option<[usize; 2]>,
+        /// Where the row was measured: device, commit, date.
+        #[allow(dead_code, reason = "kept with the data, for the reader")]
+        provenance: String,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Table {
+        #[serde(default)]
+        row: Vec<Row>,
+    }
+
+    static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
+        let text = include_str!("../tuning/cpu.toml");
+        toml::from_str::<Table>(text).map(|table| table.row).unwrap_or_default()
+    });
+
+    /// Where K is a rank's own, it may not decide: the ranks would choose differently.
+    fn k_in_common(op: &str) -> bool {
+        matches!(op, "all_gather_matmul" | "matmul_all_gather")
+    }
+
+    fn find(op: &str, ranks: Ranks, options: &Options) -> Option<&'static Row> {
+        ROWS.iter().find(|row| {
+            row.op == op
+                && row.world == ranks.size
+                && row.dtype == options.dtype.name()
+                && (row.m[0]..=row.m[1]).contains(&options.m)
+                && (op == "all_gather_matmul" || row.n == options.n)
+                && row.k.is_none_or(|k| k == options.k || !k_in_common(op))
+        })
+    }
+
+    pub(super) fn variant(op: &str, ranks: Ranks, options: &Options) -> Option<&'static str> {
+        find(op, ranks, options)?.variant.as_deref()
+    }
+
+    pub(super) fn tile(op: &str, ranks: Ranks, options: &Options) -> Option<TileShape> {
+        find(op, ranks, options)?.tile.map(|[m, n]| TileShape { m, n })
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn every_row_of_the_table_is_read_and_names_a_variant() {
+            let text = include_str!("../tuning/cpu.toml");
+            let table: Table = toml::from_str(text).expect("the table parses");
+            assert_eq!(table.row.len(), ROWS.len());
+            for row in &table.row {
+                let Some(name) = &row.variant else { continue };
+                let known = name.parse::<crate::matmul_all_reduce::Variant>().is_ok()
+                    || name.parse::<crate::all_gather_matmul::Variant>().is_ok();
+                assert!(known, "{row:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Starts the ranks of one job as processes of this host, and ends them whatever happens.
+//!
+//! [`launch`] starts the same program once a rank, with the variables that `World::from_env` reads:
+//! `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, and in `IRIS_RENDEZVOUS` a private folder
+//! of this job. What rank 0 prints is passed on as it comes; what the others print, and every rank's
+//! stderr, is kept for the report of a failure.
+//!
+//! When a rank fails, the others have a while to notice and to report it themselves; then they are
+//! ended. When the launcher itself ends, by Ctrl-C or SIGKILL, its ranks end and the folder goes:
+//! all ranks are in the process group of a small shell, the keeper, that reads from a pipe which
+//! only the launcher holds open. The kernel closes the pipe with the launcher, however it ends.
+//!
+//! ```no_run
+//! # use iris_testkit::launch::{Options, launch};
+//! # use std::time::Duration;
+//! # fn main() -> anyhow::Result<()> {
+//! let program = std::env::current_exe()?;
+//! let options = Options::default().deadline(Duration::from_secs(60));
+//! let outcome = launch(&program, &["rank"], 4, options)?;
+//! if !outcome.ok() {
+//!     eprint!("{}", outcome.report());
+//! }
+//! std::process::exit(outcome.exit_code());
+//! # }
+//! ```
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::{self, Write as _};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tempfile::TempDir;
+
+/// How much of each stream of a rank is kept, in bytes: its end.
+const KEPT: usize = 64 << 10;
+
+/// How a job is launched.
+#[non_exhaustive]
+pub struct Options {
+    deadline: Duration,
+    grace: Duration,
+    environment: Vec<(OsString, OsString)>,
+    stdout: Box<dyn Write + Send>,
+    progress: bool,
+}
+
+impl Default for Options {
+    /// An hour for the job, 10 s to report another rank's failure, rank 0's output to stdout.
+    fn default() -> Self {
+        Options {
+            deadline: Duration::from_secs(3600),
+            grace: Duration::from_secs(10),
+            environment: Vec::new(),
+            stdout: Box::new(io::stdout()),
+            progress: false,
+        }
+    }
+}
+
+impl Options {
+    /// How long the whole job may take.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// How long the other ranks have, after the first failure, to end by themselves.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Sets a variable for every rank.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Where rank 0's stdout is passed on to.
+    pub fn stdout(mut self, stdout: impl Write + Send + 'static) -> Self {
+        self.stdout = Box::new(stdout);
+        self
+    }
+
+    /// Whether rank 0 has the launcher's own stderr, so that it can draw a progress bar there.
+    pub fn progress(mut self, progress: bool) -> Self {
+        self.progress = progress;
+        self
+    }
+}
+
+/// How a rank's process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum End {
+    /// By itself, with this exit code.
+    Exited(i32),
+    /// By this signal, which the launcher did not send.
+    Signalled(i32),
+    /// By the launcher: another rank had failed, and this one did not end within the grace period.
+    Stopped,
+    /// By the launcher: the job's deadline was over.
+    Late,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Exited(0) => write!(out, "ok"),
+            End::Exited(code) => write!(out, "exit code {code}"),
+            End::Signalled(signal) => write!(out, "ended by signal {signal}"),
+            End::Stopped => write!(out, "stopped after another rank's failure"),
+            End::Late => write!(out, "stopped at the job's deadline"),
+        }
+    }
+}
+
+/// What became of one rank.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RankOutcome {
+    /// How its process ended.
+    pub end: End,
+    /// When, from the start of the job.
+    pub after: Duration,
+    /// The last 64 KiB of what it printed.
+    pub stdout: String,
+    /// The last 64 KiB of what it printed to stderr; empty for rank 0 with [`Options::progress`].
+    pub stderr: String,
+}
+
+/// What became of a job: one entry a rank.
+#[derive(Clone, Debug)]
+#[must_use]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The ranks in their order.
+    pub ranks: Vec<RankOutcome>,
+}
+
+impl Outcome {
+    /// Whether every rank exited with code 0.
+    pub fn ok(&self) -> bool {
+        self.first_failure().is_none()
+    }
+
+    /// The rank that failed first.
+    pub fn first_failure(&self) -> Option<usize> {
+        let failed = self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
+        failed.min_by_key(|(_, it)| it.after).map(|(rank, _)| rank)
+    }
+
+    /// An exit code for the whole job, as a shell would have it: that of the rank that failed first,
+    /// 128 + the signal that ended it, 124 for the deadline; 0 where all went well.
+    pub fn exit_code(&self) -> i32 {
+        match self.first_failure().map(|rank| self.ranks[rank].end) {
+            None => 0,
+            Some(End::Exited(code)) => code,
+            Some(End::Signalled(signal)) => 128 + signal,
+            Some(End::Stopped | End::Late) => 124,
+        }
+    }
+
+    /// What a person needs after a failure: each rank's output that was not passed on, every line
+    /// with its rank before it, then a line a rank that says how it ended.
+    pub fn report(&self) -> String {
+        let mut text = String::new();
+        for (rank, it) in self.ranks.iter().enumerate() {
+            let printed = if rank == 0 { "" } else { &it.stdout };
+            for line in printed.lines().chain(it.stderr.lines()) {
+                // Writing to a String can not fail.
+                let _ = writeln!(text, "[rank {rank}] {line}");
+            }
+        }
+        let first = self.first_failure();
+        for (rank, RankOutcome { end, after, .. }) in self.ranks.iter().enumerate() {
+            let note = if first == Some(rank) { " (the first to fail)" } else { "" };
+            let _ = writeln!(text, "rank {rank}: {end} after {:.2} s{note}", after.as_secs_f64());
+        }
+        text
+    }
+}
+
+/// Runs `program` with `arguments` as `ranks` processes, and waits until all have ended.
+///
+/// The ranks have no standard input. A failing rank is no error here: see [`Outcome`].
+///
+/// # Errors
+/// No rank asked for; the private folder or a process can not be made. What was started is ended.
+pub fn launch(
+    program: &Path,
+    arguments: &[impl AsRef<OsStr>],
+    ranks: usize,
+    options: Options,
+) -> Result<Outcome> {
+    ensure!(ranks > 0, "a job of 0 ranks was asked for, expected at least 1");
+    let start = Instant::now();
+    let mut job = Job::open()?;
+    let mut passed = Some(options.stdout);
+    let mut streams = Vec::new();
+    for rank in 0..ranks {
+        let own_stderr = rank == 0 && options.progress;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("LOCAL_WORLD_SIZE", ranks.to_string())
+            .env("IRIS_RENDEZVOUS", job.folder.path())
+            .envs(options.environment.iter().map(|(name, value)| (name, value)))
+            .stdout(Stdio::piped())
+            .stderr(if own_stderr { Stdio::inherit() } else { Stdio::piped() });
+        let child = job.spawn(command).with_context(|| format!("rank {rank} did not start"))?;
+        let stdout = collect(child.stdout.take(), passed.take());
+        streams.push((stdout, collect(child.stderr.take(), None)));
+    }
+    let ends = job.wait(start, &options.deadline, &options.grace)?;
+    // Ends what the ranks left behind, so that nobody holds their pipes open.
+    drop(job);
+    let kept = |stream: JoinHandle<String>| stream.join().unwrap_or_default();
+    let ranks = ends.into_iter().zip(streams).map(|((end, after), (stdout, stderr))| RankOutcome {
+        end,
+        after,
+        stdout: kept(stdout),
+        stderr: kept(stderr),
+    });
+    Ok(Outcome { ranks: ranks.collect() })
+}
+
+/// A private folder, the ranks' processes, and the keeper that ends both with the launcher.
+struct Job {
+    folder: TempDir,
+    /// Leads the process group. It is reaped last, so that the group's number stays ours.
+    keeper: Child,
+    ranks: Vec<Child>,
+}
+
+impl Job {
+    /// Waits for the launcher's end, which closes its stdin, then ends the group, itself included.
+    /// On a terminal the signals of a key go to the launcher's group, not to this one.
+    const KEEPER: &str = "trap '' HUP INT TERM; read -r _; \
+        kill -TERM 0; sleep 0.2; rm -rf -- \"$1\"; kill -KILL 0";
+
+    fn open() -> Result<Job> {
+        let private = PermissionsExt::from_mode(0o700);
+        let folder = tempfile::Builder::new().prefix("iris-").permissions(private).tempdir();
+        let folder = folder.context("the job's private folder can not be made")?;
+        let keeper = Command::new("/bin/sh")
+            .args(["-c", Job::KEEPER, "iris-keeper"])
+            .arg(folder.path())
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn();
+        let keeper = keeper.context("/bin/sh did not start")?;
+        Ok(Job { folder, keeper, ranks: Vec::new() })
+    }
+
+    /// The number of the keeper's process, which is the group's.
+    fn group(&self) -> Pid {
+        Pid::from_child(&self.keeper)
+    }
+
+    fn spawn(&mut self, mut command: Command) -> Result<&mut Child> {
+        command.stdin(Stdio::null()).process_group(self.group().as_raw_nonzero().get());
+        let child = command.spawn();
+        self.ranks.push(child.with_context(|| format!("{:?}", command.get_program()))?);
+        self.ranks.last_mut().context("no rank was started")
+    }
+
+    /// Waits for every rank; ends those that outlast the deadline, or the first failure by `grace`.
+    fn wait(
+        &mut self,
+        start: Instant,
+        deadline: &Duration,
+        grace: &Duration,
+    ) -> Result<Vec<(End, Duration)>> {
+        let mut ends = vec![None; self.ranks.len()];
+        let mut first_failure = None;
+        loop {
+            let now = start.elapsed();
+            let given_up = if now >= *deadline {
+                Some(End::Late)
+            } else {
+                first_failure.filter(|failure| now >= *failure + *grace).map(|_| End::Stopped)
+            };
+            for (child, end) in self.ranks.iter_mut().zip(&mut ends).filter(|it| it.1.is_none()) {
+                let lost = "a rank can not be waited for";
+                let status = match given_up {
+                    None => child.try_wait().context(lost)?,
+                    Some(_) => {
+                        child.kill().context("a rank can not be ended")?;
+                        Some(child.wait().context(lost)?)
+                    }
+                };
+                let Some(status) = status else { continue };
+                if !status.success() {
+                    first_failure.get_or_insert(now);
+                }
+                *end = Some((ended(status, given_up), now));
+            }
+            if let Some(ends) = ends.iter().copied().collect() {
+                return Ok(ends);
+            }
+            // Polling: quick at first, and never noticeable beside the time the job has taken.
+            thread::sleep((now / 50).clamp(Duration::from_millis(1), Duration::from_millis(20)));
+        }
+    }
+}
+
+impl Drop for Job {
+    /// Ends what is left, at once; what can not be ended or removed is not this program's any more.
+    fn drop(&mut self) {
+        let _ = kill_process_group(self.group(), Signal::KILL);
+        for child in self.ranks.iter_mut().chain([&mut self.keeper]) {
+            let _ = child.wait();
+        }
+    }
+}
+
+fn ended(status: ExitStatus, given_up: Option<End>) -> End {
+    match (status.code(), status.signal(), given_up) {
+        (Some(code), _, _) => End::Exited(code),
+        (None, Some(signal), Some(by_us)) if signal == Signal::KILL.as_raw() => by_us,
+        (None, signal, _) => End::Signalled(signal.unwrap_or_default()),
+    }
+}
+
+/// Reads a stream to its end in a thread, keeps its last bytes, and passes all on as they come.
+fn collect(
+    stream: Option<impl Read + Send + 'static>,
+    mut passed: Option<Box<dyn Write + Send>>,
+) -> JoinHandle<String> {
+    thread::spawn(move || {
+        let mut kept = Vec::new();
+        let mut chunk = [0; 8 << 10];
+        let Some(mut stream) = stream else { return String::new() };
+        loop {
+            let read = match stream.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(read) => &chunk[..read],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
+            // Nobody may be listening any more (`| head`); the rank is not held up for that.
+            let gone = |to: &mut Box<dyn Write + Send>| {
+                to.write_all(read).and_then(|()| to.flush()).is_err()
+            };
+            if passed.as_mut().is_some_and(gone) {
+                passed = None;
+            }
+            kept.extend_from_slice(read);
+            if kept.len() > 2 * KEPT {
+                kept.drain(..kept.len() - KEPT);
+            }
+        }
+        kept.drain(..kept.len().saturating_sub(KEPT));
+        String::from_utf8_lossy(&kept).into_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+use super::*;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+/// Runs a shell program as `ranks` ranks; what rank 0 printed is not passed on.
+fn shell(text: &str, ranks: usize, options: Options) -> Outcome {
+    launch(Path::new("/bin/sh"), &["-c", text], ranks, options).expect("the job did not start")
+}
+
+fn quiet() -> Options {
+    Options::default().stdout(io::sink()).deadline(Duration::from_secs(60))
+}
+
+/// Hands on what is written to it, so that a test sees it while the job runs.
+struct Channel(mpsc::Sender<Vec<u8>>);
+
+impl Write for Channel {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.send(bytes.to_vec()).map_err(io::Error::other)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn ends(outcome: &Outcome) -> Vec<End> {
+    outcome.ranks.iter().map(|it| it.end).collect()
+}
+
+#[test]
+fn every_rank_knows_its_place() {
+    let text = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE; echo $MORE >&2";
+    let outcome = shell(text, 3, quiet().env("MORE", "more"));
+    assert!(outcome.ok(), "{}", outcome.report());
+    assert_eq!(outcome.exit_code(), 0);
+    for (rank, it) in outcome.ranks.iter().enumerate() {
+        assert_eq!(it.stdout, format!("{rank} of 3, {rank} of 3\n"));
+        assert_eq!(it.stderr, "more\n");
+    }
+}
+
+#[test]
+fn the_folder_is_one_and_private_and_goes() {
+    let folders = |outcome: Outcome| {
+        let lines = outcome.ranks.into_iter().map(|it| it.stdout);
+        lines.collect::<BTreeSet<_>>()
+    };
+    let text = "echo $(stat -c %a $IRIS_RENDEZVOUS) $IRIS_RENDEZVOUS; touch $IRIS_RENDEZVOUS/$RANK";
+    let (first, second) = (folders(shell(text, 3, quiet())), folders(shell(text, 3, quiet())));
+    assert_eq!((first.len(), second.len()), (1, 1), "{first:?} {second:?}");
+    assert_ne!(first, second, "two jobs met");
+    for line in first.iter().chain(&second) {
+        let (mode, folder) = line.trim().split_once(' ').expect("two words");
+        assert_eq!(mode, "700");
+        assert!(!Path::new(folder).exists(), "{folder} is left");
+    }
+}
+
+#[test]
+fn output_of_rank_0_is_passed_on_as_it_comes() {
+    let (sender, receiver) = mpsc::channel();
+    let folder = tempfile::tempdir().expect("no temporary folder");
+    let gate = folder.path().join("gate");
+    // Rank 0 ends only once its first line has been seen here.
+    let text = "echo first $RANK; while [ $RANK = 0 ] && ! [ -e $GATE ]; do sleep 0.01; done";
+    let options = quiet().env("GATE", &gate).stdout(Channel(sender));
+    let job = thread::spawn(move || shell(text, 2, options));
+    assert_eq!(receiver.recv_timeout(Duration::from_secs(30)).expect("nothing came"), b"first 0\n");
+    fs::write(gate, "").expect("write");
+    assert!(job.join().expect("no panic").ok());
+    assert!(receiver.recv().is_err(), "another rank's output was passed on");
+}
+
+#[test]
+fn a_listener_that_leaves_holds_nobody_up() {
+    let (sender, _) = mpsc::channel();
+    let text = "i=0; while [ $i -lt 5000 ]; do echo 0123456789012345678901234567890123456789; i=$((i+1)); done";
+    let outcome = shell(text, 1, quiet().stdout(Channel(sender)));
+    assert!(outcome.ok());
+    assert_eq!(outcome.ranks[0].stdout.len(), KEPT, "the end of the output is kept");
+}
+
+#[test]
+fn the_others_report_before_they_are_stopped() {
+    let text = "case $RANK in
+        0) exec sleep 60;;
+        1) echo broken >&2; exit 3;;
+        2) sleep 0.3; echo lost rank 1; exit 4;;
+        3) kill -SEGV $$;;
+    esac";
+    let outcome = shell(text, 4, quiet().grace(Duration::from_secs(3)));
+    let expected = [End::Stopped, End::Exited(3), End::Exited(4), End::Signalled(11)];
+    assert_eq!(ends(&outcome), expected);
+    let after: Vec<_> = outcome.ranks.iter().map(|it| it.after).collect();
+    assert!(after[0] >= Duration::from_secs(3) && after[0] < Duration::from_secs(30), "{after:?}");
+    let report = outcome.report();
+    for line in ["[rank 1] broken", "[rank 2] lost rank 1", "rank 2: exit code 4 after"] {
+        assert!(report.contains(line), "no {line:?} in\n{report}");
+    }
+    assert_eq!(report.matches("the first to fail").count(), 1, "{report}");
+}
+
+#[test]
+fn the_first_failure_gives_the_exit_code() {
+    assert_eq!(shell("sleep 0.$RANK; exit $((7 - RANK))", 4, quiet()).exit_code(), 7);
+    assert_eq!(shell("kill -TERM $$", 1, quiet()).exit_code(), 128 + 15);
+}
+
+#[test]
+fn a_job_ends_at_its_deadline() {
+    let start = Instant::now();
+    // The shell's child would outlive it, and hold the pipes open.
+    let outcome = shell("sleep 50; true", 2, quiet().deadline(Duration::from_millis(300)));
+    assert_eq!(ends(&outcome), [End::Late; 2]);
+    assert_eq!(outcome.exit_code(), 124);
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn what_can_not_start_is_an_error_that_names_it() {
+    let error =
+        launch(Path::new("/no/such/program"), &[""; 0], 2, quiet()).expect_err("it started");
+    let text = format!("{error:#}");
+    assert!(text.contains("rank 0") && text.contains("/no/such/program"), "{text}");
+    launch(Path::new("/bin/sh"), &[""; 0], 0, quiet()).expect_err("a job of no rank");
+}
+
+/// Whether the process is there, and no mere entry that its new parent has yet to reap.
+fn alive(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+fn within_30_s(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(30), "not within 30 s: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_launcher_that_is_killed_takes_its_ranks_along() {
+    const NOTES: &str = "IRIS_LAUNCH_TEST_NOTES";
+    if let Some(notes) = std::env::var_os(NOTES) {
+        // The launcher that the test below kills. Rank 1 does not heed a polite signal.
+        let text = "[ $RANK = 1 ] && trap '' TERM; echo $$ > $NOTES/$RANK.part; \
+            mv $NOTES/$RANK.part $NOTES/$RANK; while :; do sleep 1; done";
+        let _ = shell(text, 2, quiet().env("NOTES", notes));
+        return;
+    }
+    for signal in [Signal::INT, Signal::KILL] {
+        let folder = tempfile::tempdir().expect("no temporary folder");
+        let (notes, temporary) = (folder.path().join("notes"), folder.path().join("tmp"));
+        fs::create_dir(&notes).and_then(|()| fs::create_dir(&temporary)).expect("mkdir");
+        let mut launcher = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "launch::tests::a_launcher_that_is_killed_takes_its_ranks_along"])
+            .env(NOTES, &notes)
+            .env("TMPDIR", &temporary)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the launcher did not start");
+        let files: [PathBuf; 2] = [notes.join("0"), notes.join("1")];
+        within_30_s("both ranks run", || files.iter().all(|it| it.exists()));
+        let ranks = files.map(|it| fs::read_to_string(it).expect("a rank's number"));
+        assert!(ranks.iter().all(|it| alive(it)), "{ranks:?}");
+        assert_eq!(fs::read_dir(&temporary).expect("readable").count(), 1);
+        rustix::process::kill_process(Pid::from_child(&launcher), signal).expect("kill");
+        launcher.wait().expect("wait");
+        within_30_s("the ranks end", || !ranks.iter().any(|it| alive(it)));
+        within_30_s("the folder goes", || {
+            fs::read_dir(&temporary).expect("readable").next().is_none()
+        });
+    }
+}

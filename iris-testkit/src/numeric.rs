@@ -1,0 +1,231 @@
+//! The one error measure: every element against its own bound, and the whole in the Frobenius norm.
+//!
+//! A NaN never passes, whatever the bound: outputs are poisoned with NaN before each call, so that
+//! an element that nobody wrote shows.
+
+use half::{bf16, f16};
+use iris_heap::{DType, Element};
+
+/// How far a result may be from what was expected.
+#[derive(Clone, Copy, Debug)]
+pub enum Allowed<'a> {
+    /// Equal in value (the two zeros are).
+    Exact,
+    /// Each element by its own bound, which no run may exceed, and the Frobenius norm of the errors
+    /// by that of `typical`, since rounding errors do not all point the same way.
+    Within {
+        /// Largest error of each element.
+        bound: &'a [f64],
+        /// Error of each element as rounding at random gives it.
+        typical: &'a [f64],
+    },
+}
+
+/// How far a result was from what was expected.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Measured {
+    /// Frobenius norm of the errors over that of the expected matrix; 0 if both are 0.
+    pub relative: f64,
+    /// Largest error over its bound; 0 where equality was asked and found.
+    pub worst: f64,
+}
+
+/// Why a result is refused.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// Some elements are too far off: the first of them.
+    #[error(
+        "{what}: element ({row}, {col}) of {rows} x {cols} is {seen}, expected {wanted} within \
+         {allowed:e}; {count} elements are wrong"
+    )]
+    Element {
+        /// What was compared.
+        what: String,
+        /// Row of the first bad element.
+        row: usize,
+        /// Its column.
+        col: usize,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        cols: usize,
+        /// The element.
+        seen: f64,
+        /// What it should be.
+        wanted: f64,
+        /// How far it may be off.
+        allowed: f64,
+        /// How many elements are bad.
+        count: usize,
+    },
+    /// Every element is within its bound, but too many are far off.
+    #[error("{what}: Frobenius norm of the errors is {norm:e}, allowed {allowed:e}")]
+    Norm {
+        /// What was compared.
+        what: String,
+        /// Norm of the errors.
+        norm: f64,
+        /// Norm of what is typical.
+        allowed: f64,
+    },
+    /// The numbers of elements differ.
+    #[error("{what}: {seen} elements, expected {rows} x {cols}")]
+    Length {
+        /// What was compared.
+        what: String,
+        /// Elements there are.
+        seen: usize,
+        /// Rows expected.
+        rows: usize,
+        /// Columns expected.
+        cols: usize,
+    },
+}
+
+/// Compare `seen` with `wanted`, both `rows` x `cols`, row by row.
+///
+/// # Errors
+/// What is too far off; the first bad element by its coordinates.
+pub fn compare(
+    what: &str,
+    (rows, cols): (usize, usize),
+    seen: &[f64],
+    wanted: &[f64],
+    allowed: Allowed<'_>,
+) -> Result<Measured, Refused> {
+    if seen.len() != rows * cols || wanted.len() != rows * cols {
+        let seen = if seen.len() == rows * cols { wanted.len() } else { seen.len() };
+        return Err(Refused::Length { what: what.into(), seen, rows, cols });
+    }
+    let limit = |at: usize| match allowed {
+        Allowed::Exact => 0.0,
+        Allowed::Within { bound, .. } => bound[at],
+    };
+    // Infinities are equal to themselves, but their difference is no number.
+    let error =
+        |at: usize| if seen[at] == wanted[at] { 0.0 } else { (seen[at] - wanted[at]).abs() };
+    let right = |at: usize| error(at) <= limit(at);
+    if let Some(first) = (0..seen.len()).find(|&at| !right(at)) {
+        return Err(Refused::Element {
+            what: what.into(),
+            row: first / cols,
+            col: first % cols,
+            rows,
+            cols,
+            seen: seen[first],
+            wanted: wanted[first],
+            allowed: limit(first),
+            count: (first..seen.len()).filter(|&at| !right(at)).count(),
+        });
+    }
+    let norm = frobenius((0..seen.len()).map(error));
+    if let Allowed::Within { typical, .. } = allowed {
+        let allowed = frobenius(typical.iter().copied());
+        if norm > allowed {
+            return Err(Refused::Norm { what: what.into(), norm, allowed });
+        }
+    }
+    let ratio = |at: usize| if error(at) == 0.0 { 0.0 } else { error(at) / limit(at) };
+    let relative = if norm == 0.0 { 0.0 } else { norm / frobenius(wanted.iter().copied()) };
+    Ok(Measured { relative, worst: (0..seen.len()).map(ratio).fold(0.0, f64::max) })
+}
+
+/// The root of the sum of squares.
+pub fn frobenius(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|value| value * value).sum::<f64>().sqrt()
+}
+
+/// The largest relative error of one rounding to this type: half of what 1 and the next value differ.
+///
+/// # Panics
+/// If `dtype` is no floating-point type.
+pub fn unit_roundoff(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON / 2.0,
+        DType::F32 => f64::from(f32::EPSILON) / 2.0,
+        DType::F16 => f16::EPSILON.to_f64() / 2.0,
+        DType::BF16 => bf16::EPSILON.to_f64() / 2.0,
+        other => panic!("{other} has no unit roundoff"),
+    }
+}
+
+/// The largest absolute error of one rounding of a value next to zero: half of the smallest value.
+pub fn underflow(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => f16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0,
+        DType::BF16 => bf16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0,
+        _ => f64::from(f32::from_bits(1)) / 2.0,
+    }
+}
+
+/// The nearest value of this type, ties to even.
+///
+/// # Panics
+/// If `dtype` is no floating-point type.
+pub fn rounded(dtype: DType, value: f64) -> f64 {
+    match dtype {
+        DType::F64 => value,
+        DType::F32 => f32::from_f64(value).to_f64(),
+        DType::F16 => f16::from_f64(value).to_f64(),
+        DType::BF16 => bf16::from_f64(value).to_f64(),
+        other => panic!("{other} is no floating-point type"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: [f64; 2] = [1e-3; 2];
+
+    fn within(seen: &[f64], wanted: &[f64]) -> Result<Measured, Refused> {
+        compare("c", (1, 2), seen, wanted, Allowed::Within { bound: &TWO, typical: &TWO })
+    }
+
+    #[test]
+    fn names_the_first_bad_element() {
+        let wanted = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let mut seen = wanted;
+        (seen[4], seen[5]) = (5.5, 7.0);
+        let e = compare("c", (2, 3), &seen, &wanted, Allowed::Exact).unwrap_err();
+        let Refused::Element { row: 1, col: 1, count: 2, .. } = e else { panic!("{e}") };
+        assert!(e.to_string().contains("(1, 1) of 2 x 3 is 5.5, expected 5"), "{e}");
+    }
+
+    #[test]
+    fn not_a_number_never_passes() {
+        assert!(within(&[1.0, f64::NAN], &[1.0, 1.0]).is_err());
+        assert!(within(&[1.0, f64::NAN], &[1.0, f64::NAN]).is_err());
+        assert!(compare("c", (1, 1), &[f64::NAN], &[f64::NAN], Allowed::Exact).is_err());
+        let bound = [f64::INFINITY];
+        let allowed = Allowed::Within { bound: &bound, typical: &bound };
+        assert!(compare("c", (1, 1), &[f64::NAN], &[1.0], allowed).is_err());
+    }
+
+    #[test]
+    fn each_element_has_its_own_bound() {
+        let measured = within(&[1.0005, 1.0], &[1.0, 1.0]).unwrap();
+        assert!((measured.worst - 0.5).abs() < 1e-6, "{measured:?}");
+        assert!(within(&[1.0, 1.0011], &[1.0, 1.0]).is_err());
+        assert!(within(&[1.0], &[1.0, 1.0]).is_err());
+    }
+
+    #[test]
+    fn errors_that_all_point_one_way_are_refused_by_the_norm() {
+        let (bound, typical) = ([1e-2; 4], [1e-3; 4]);
+        let allowed = Allowed::Within { bound: &bound, typical: &typical };
+        let e = compare("c", (2, 2), &[1.005; 4], &[1.0; 4], allowed).unwrap_err();
+        assert!(matches!(e, Refused::Norm { .. }), "{e}");
+    }
+
+    #[test]
+    fn roundoffs_are_those_of_the_types() {
+        for (dtype, bits) in [(DType::F32, 24), (DType::F16, 11), (DType::BF16, 8)] {
+            let unit = unit_roundoff(dtype);
+            assert_eq!(unit, 0.5f64.powi(bits));
+            assert_eq!(rounded(dtype, 1.0 + unit), 1.0, "ties go to even");
+            assert_eq!(rounded(dtype, 1.0 + 1.01 * unit), 1.0 + 2.0 * unit);
+        }
+    }
+}

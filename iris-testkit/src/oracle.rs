@@ -1,0 +1,338 @@
+//! What every op should give: one naive reference in f64, and how far from it rounding may lead.
+//!
+//! It shares nothing with the ops but the names: splits, products and sums are written down anew,
+//! as simply as possible.
+
+use std::ops::Range;
+
+use iris_heap::DType;
+use iris_ops::{Epilogue, Options, Shard};
+
+use crate::numeric::{Allowed, rounded, underflow, unit_roundoff};
+use crate::suite::OpName;
+
+/// A matrix of doubles, row by row.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Dense {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// `rows * cols` elements.
+    pub data: Vec<f64>,
+}
+
+impl Dense {
+    /// The matrix whose element (r, c) is `f(r, c)`.
+    pub fn from_fn(rows: usize, cols: usize, f: impl Fn(usize, usize) -> f64) -> Self {
+        let data = (0..rows * cols).map(|at| f(at / cols, at % cols)).collect();
+        Self { rows, cols, data }
+    }
+
+    /// Element (r, c).
+    pub fn at(&self, row: usize, col: usize) -> f64 {
+        self.data[row * self.cols + col]
+    }
+
+    /// Some of the rows.
+    pub fn some_rows(&self, rows: Range<usize>) -> Self {
+        let data = self.data[rows.start * self.cols..rows.end * self.cols].to_vec();
+        Self { rows: rows.len(), cols: self.cols, data }
+    }
+
+    /// The matrices on top of each other.
+    pub fn stacked<'a>(parts: impl Iterator<Item = &'a Dense>) -> Self {
+        let mut all = Self::default();
+        for part in parts {
+            all.rows += part.rows;
+            all.cols = all.cols.max(part.cols);
+            all.data.extend_from_slice(&part.data);
+        }
+        all
+    }
+
+    /// The matrices side by side.
+    pub fn side_by_side(parts: &[&Dense]) -> Self {
+        let rows = parts.first().map_or(0, |part| part.rows);
+        let cols = parts.iter().map(|part| part.cols).sum();
+        let mut data = Vec::with_capacity(rows * cols);
+        for row in 0..rows {
+            for part in parts {
+                data.extend_from_slice(&part.data[row * part.cols..][..part.cols]);
+            }
+        }
+        Self { rows, cols, data }
+    }
+
+    fn map(&self, f: impl Fn(f64) -> f64) -> Self {
+        Self { data: self.data.iter().map(|&x| f(x)).collect(), ..*self }
+    }
+}
+
+/// The part of `total` items that falls to `rank` of `size`: the first ones get one more.
+pub fn split(total: usize, size: usize, rank: usize) -> Range<usize> {
+    let len = |rank: usize| total / size + usize::from(rank < total % size);
+    let start = (0..rank).map(len).sum();
+    start..start + len(rank)
+}
+
+/// What a rank contributes to an op: its product, or what it sends.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Part {
+    /// The values.
+    pub value: Dense,
+    /// The same computed with absolute values throughout: |A| |B|.
+    pub magnitude: Dense,
+}
+
+/// One op, as far as its result depends on it.
+#[derive(Clone, Debug)]
+pub struct Task {
+    /// Which op.
+    pub op: OpName,
+    /// How many ranks.
+    pub size: usize,
+    /// Rows of this call.
+    pub m: usize,
+    /// The plan's options; `k` of the rank with the largest.
+    pub options: Options,
+}
+
+/// What a rank should have after a call.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// The result without any rounding.
+    pub value: Vec<f64>,
+    /// The result with partials rounded to the wire's type and the sum to the output's: what must
+    /// come out where all sums of f32 are exact.
+    pub exact: Option<Vec<f64>>,
+    /// Largest error of each element, by any order of its sums.
+    pub bound: Vec<f64>,
+    /// Error of each element as rounding at random gives it.
+    pub typical: Vec<f64>,
+}
+
+/// A B, and |A| |B|.
+pub fn product(a: &Dense, b: &Dense) -> Part {
+    let multiply = |a: &Dense, b: &Dense| {
+        let mut c = Dense { rows: a.rows, cols: b.cols, data: vec![0.0; a.rows * b.cols] };
+        for row in 0..a.rows {
+            for depth in 0..a.cols {
+                let left = a.at(row, depth);
+                let right = &b.data[depth * b.cols..][..b.cols];
+                let sums = &mut c.data[row * b.cols..][..b.cols];
+                sums.iter_mut().zip(right).for_each(|(sum, right)| *sum += left * right);
+            }
+        }
+        c
+    };
+    Part { value: multiply(a, b), magnitude: multiply(&a.map(f64::abs), &b.map(f64::abs)) }
+}
+
+/// x / 2 * (1 + erf(x / sqrt 2)).
+pub fn gelu(x: f64) -> f64 {
+    x * 0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
+}
+
+impl Task {
+    /// What a rank with these factors contributes. `b` is used where the product comes first.
+    pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
+        use OpName::{MatmulAllGather, MatmulAllReduce, MatmulReduceScatter};
+        match (self.op, b) {
+            (MatmulAllReduce | MatmulReduceScatter | MatmulAllGather | OpName::Matmul, Some(b)) => {
+                product(a, b)
+            }
+            _ => Part { value: a.clone(), magnitude: a.map(f64::abs) },
+        }
+    }
+
+    /// What `rank` should have, from everybody's contributions, its own right factor (where the
+    /// product comes last) and the bias.
+    pub fn expected(
+        &self,
+        rank: usize,
+        parts: &[Part],
+        b: Option<&Dense>,
+        bias: Option<&Dense>,
+    ) -> Expected {
+        let Self { size, m, .. } = *self;
+        let all = 0..m;
+        let stacked = |f: fn(&Part) -> &Dense| Dense::stacked(parts.iter().map(f));
+        let moved = |value: Dense| Expected {
+            rows: value.rows,
+            cols: value.cols,
+            bound: vec![0.0; value.data.len()],
+            typical: vec![0.0; value.data.len()],
+            exact: Some(value.data.clone()),
+            value: value.data,
+        };
+        match self.op {
+            OpName::MatmulAllReduce | OpName::AllReduce => self.summed(parts, all, bias),
+            OpName::MatmulReduceScatter | OpName::ReduceScatter => {
+                self.summed(parts, split(m, size, rank), bias)
+            }
+            OpName::Matmul => self.summed(&parts[rank..=rank], all, bias),
+            OpName::MatmulAllGather => {
+                let part = Part {
+                    value: stacked(|part| &part.value),
+                    magnitude: stacked(|part| &part.magnitude),
+                };
+                self.summed(&[part], all, bias)
+            }
+            OpName::AllGatherMatmul => {
+                let a = match self.options.shard {
+                    Shard::Columns => Dense::side_by_side(
+                        &parts.iter().map(|part| &part.value).collect::<Vec<_>>(),
+                    ),
+                    _ => stacked(|part| &part.value),
+                };
+                let none = Dense::default();
+                self.summed(&[product(&a, b.unwrap_or(&none))], all, bias)
+            }
+            OpName::AllGather => moved(stacked(|part| &part.value)),
+            OpName::AllToAll => {
+                let blocks: Vec<_> =
+                    parts.iter().map(|part| part.value.some_rows(split(m, size, rank))).collect();
+                moved(Dense::stacked(blocks.iter()))
+            }
+            OpName::Broadcast => moved(parts[self.options.root].value.clone()),
+            OpName::Barrier => moved(Dense::default()),
+        }
+    }
+
+    /// The sum of `rows` of all parts, plus bias, through the epilogue.
+    fn summed(&self, parts: &[Part], rows: Range<usize>, bias: Option<&Dense>) -> Expected {
+        let Options { epilogue, .. } = self.options;
+        let (output, wire) = (self.options.output_dtype(), self.options.wire_dtype());
+        let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
+        let len = rows.len() * cols;
+        let depth = if matches!(self.op, OpName::AllReduce | OpName::ReduceScatter) {
+            0
+        } else {
+            self.options.k
+        };
+        // Roundings of f32 on the way to an element: products and sums, the bias, the last one.
+        let steps = (depth + parts.len() + 3) as f64;
+        let travels = parts.len() > 1;
+        let single = unit_roundoff(DType::F32);
+        let mut all = Expected {
+            rows: rows.len(),
+            cols,
+            value: Vec::with_capacity(len),
+            exact: (epilogue == Epilogue::None).then(|| Vec::with_capacity(len)),
+            bound: Vec::with_capacity(len),
+            typical: Vec::with_capacity(len),
+        };
+        for (row, col) in rows.flat_map(|row| (0..cols).map(move |col| (row, col))) {
+            let bias = bias.map_or(0.0, |bias| bias.at(0, col));
+            let values = parts.iter().map(|part| part.value.at(row, col));
+            let sum = values.clone().sum::<f64>() + bias;
+            let magnitude =
+                parts.iter().map(|part| part.magnitude.at(row, col)).sum::<f64>() + bias.abs();
+            let onto_wire = if travels {
+                let sizes: f64 = values.clone().map(f64::abs).sum();
+                unit_roundoff(wire) * sizes + parts.len() as f64 * underflow(wire)
+            } else {
+                0.0
+            };
+            let value = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
+            let error = |steps: f64| {
+                // 1.01 covers the products of roundings.
+                let mut error = 1.01 * (steps * single * magnitude + onto_wire);
+                if epilogue == Epilogue::Gelu {
+                    // The slope is below 1.13; 1 + erf cancels for negative arguments.
+                    error = 1.13 * error + 4.0 * single * sum.abs();
+                }
+                1.01 * (error + unit_roundoff(output) * (value.abs() + error)) + underflow(output)
+            };
+            all.value.push(value);
+            all.bound.push(error(steps));
+            all.typical.push(error(2.0 * steps.sqrt()).min(error(steps)));
+            if let Some(exact) = &mut all.exact {
+                let onto_wire = |value| if travels { rounded(wire, value) } else { value };
+                exact.push(rounded(output, values.map(onto_wire).sum::<f64>() + bias));
+            }
+        }
+        all
+    }
+}
+
+impl Expected {
+    /// What to compare with, and how: exactly, where the sums of f32 are exact and nothing but
+    /// rounding follows them; else by the bounds.
+    pub fn allowed(&self, exact_sums: bool) -> (&[f64], Allowed<'_>) {
+        match &self.exact {
+            Some(exact) if exact_sums => (exact, Allowed::Exact),
+            _ => (&self.value, Allowed::Within { bound: &self.bound, typical: &self.typical }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numeric::compare;
+
+    fn random(rows: usize, cols: usize, seed: u64) -> Dense {
+        Dense::from_fn(rows, cols, |r, c| iris_heap::random_unit(seed, 0, r * cols + c))
+    }
+
+    fn task(op: OpName, size: usize, m: usize, options: Options) -> Task {
+        Task { op, size, m, options }
+    }
+
+    #[test]
+    fn a_product_by_hand() {
+        let a = Dense { rows: 2, cols: 2, data: vec![1.0, -2.0, 3.0, 4.0] };
+        let b = Dense { rows: 2, cols: 1, data: vec![5.0, 6.0] };
+        let c = product(&a, &b);
+        assert_eq!((c.value.data, c.magnitude.data), (vec![-7.0, 39.0], vec![17.0, 39.0]));
+        assert!((gelu(1.0) - 0.841_344_746_068_542_9).abs() < 1e-15);
+    }
+
+    #[test]
+    fn parts_go_where_the_op_says() {
+        let parts: Vec<_> = (0..2)
+            .map(|rank| {
+                let value = Dense::from_fn(3, 1, |r, _| (10 * rank + r) as f64);
+                Part { magnitude: value.clone(), value }
+            })
+            .collect();
+        let at = |op, rank| {
+            let options = Options::new(3, 1, 0).root(1);
+            task(op, 2, 3, options).expected(rank, &parts, None, None).exact.unwrap()
+        };
+        assert_eq!(at(OpName::AllReduce, 0), [10.0, 12.0, 14.0]);
+        assert_eq!(at(OpName::ReduceScatter, 0), [10.0, 12.0]);
+        assert_eq!(at(OpName::ReduceScatter, 1), [14.0]);
+        assert_eq!(at(OpName::AllToAll, 0), [0.0, 1.0, 10.0, 11.0]);
+        assert_eq!(at(OpName::AllToAll, 1), [2.0, 12.0]);
+        assert_eq!(at(OpName::Broadcast, 0), [10.0, 11.0, 12.0]);
+    }
+
+    /// Sums kept in the output's type are refused, those kept in f32 are not.
+    #[test]
+    fn the_bounds_tell_accumulating_in_bf16_from_accumulating_in_f32() {
+        let (m, n, k) = (16, 16, 256);
+        let low = |x: f64| rounded(DType::BF16, x);
+        let (a, b) = (random(m, k, 1).map(low), random(k, n, 2).map(low));
+        let options = Options::new(m, n, k).dtype(DType::BF16);
+        let task = task(OpName::Matmul, 1, m, options);
+        let expected = task.expected(0, &[task.contribution(&a, Some(&b))], None, None);
+        let by = |step: fn(f64) -> f64| {
+            Dense::from_fn(m, n, |r, c| {
+                let sum = (0..k).fold(0.0, |sum, d| step(sum + a.at(r, d) * b.at(d, c)));
+                low(sum)
+            })
+        };
+        let (wanted, allowed) = expected.allowed(false);
+        let verdict = |c: Dense| compare("c", (m, n), &c.data, wanted, allowed);
+        let good = verdict(by(|sum| rounded(DType::F32, sum))).unwrap();
+        assert!(good.relative < 4e-3, "{good:?}");
+        verdict(by(|sum| rounded(DType::BF16, sum))).unwrap_err();
+    }
+}

@@ -1,0 +1,236 @@
+//! One runner for every op, whatever the backend: a [`Case`] says what to run, [`run_case`] runs it
+//! on a heap and checks everything that is promised.
+//!
+//! All ranks of the heap's world run the same case. Each rank makes its own inputs, poisons its
+//! outputs with NaN, and runs some calls with changing inputs and changing numbers of rows, without
+//! meeting the others in between. Afterwards the ranks exchange what they contributed, and each
+//! compares every element that it has, the gaps between lines too, with [`crate::oracle`].
+
+mod any_op;
+mod buffer;
+mod run;
+mod traffic;
+
+use iris_ops::{Options, Ranks};
+
+pub use any_op::{AnyOp, Operands, plan};
+pub use buffer::Layout;
+pub use run::{Report, heap_bytes, run_case};
+pub use traffic::{Traffic, expected as expected_traffic};
+
+/// The ops by name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs, reason = "as in iris_ops")]
+pub enum OpName {
+    MatmulAllReduce,
+    MatmulReduceScatter,
+    AllGatherMatmul,
+    MatmulAllGather,
+    Matmul,
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Broadcast,
+    Barrier,
+}
+
+impl OpName {
+    /// All of them.
+    pub const ALL: [OpName; 11] = [
+        OpName::MatmulAllReduce,
+        OpName::MatmulReduceScatter,
+        OpName::AllGatherMatmul,
+        OpName::MatmulAllGather,
+        OpName::Matmul,
+        OpName::AllReduce,
+        OpName::AllGather,
+        OpName::ReduceScatter,
+        OpName::AllToAll,
+        OpName::Broadcast,
+        OpName::Barrier,
+    ];
+
+    /// The name as the library gives it, such as `matmul_all_reduce`.
+    pub fn name(self) -> &'static str {
+        match self {
+            OpName::MatmulAllReduce => "matmul_all_reduce",
+            OpName::MatmulReduceScatter => "matmul_reduce_scatter",
+            OpName::AllGatherMatmul => "all_gather_matmul",
+            OpName::MatmulAllGather => "matmul_all_gather",
+            OpName::Matmul => "matmul",
+            OpName::AllReduce => "all_reduce",
+            OpName::AllGather => "all_gather",
+            OpName::ReduceScatter => "reduce_scatter",
+            OpName::AllToAll => "all_to_all",
+            OpName::Broadcast => "broadcast",
+            OpName::Barrier => "barrier",
+        }
+    }
+
+    /// The names of its variants, without `auto`.
+    pub fn variants(self) -> Vec<&'static str> {
+        fn names<V: Copy>(all: &[V], name: impl Fn(V) -> &'static str) -> Vec<&'static str> {
+            all.iter().map(|&variant| name(variant)).collect()
+        }
+        use iris_ops::{all_gather_matmul, matmul_all_reduce};
+        match self {
+            OpName::MatmulAllReduce | OpName::AllReduce => {
+                names(matmul_all_reduce::Variant::ALL, matmul_all_reduce::Variant::name)
+            }
+            OpName::AllGatherMatmul => {
+                names(all_gather_matmul::Variant::ALL, all_gather_matmul::Variant::name)
+            }
+            OpName::Matmul => vec!["local"],
+            OpName::Barrier => vec!["flat"],
+            _ => vec!["push"],
+        }
+    }
+
+    /// Whether there is a product in it.
+    pub fn multiplies(self) -> bool {
+        self.name().contains("matmul")
+    }
+}
+
+impl std::fmt::Display for OpName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for OpName {
+    type Err = anyhow::Error;
+
+    /// Hyphens are as good as underscores.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wanted = text.replace('-', "_");
+        OpName::ALL.into_iter().find(|op| op.name() == wanted).ok_or_else(|| {
+            let all = OpName::ALL.map(OpName::name).join(", ");
+            anyhow::anyhow!("op {text}: expected one of {all}")
+        })
+    }
+}
+
+/// What the inputs are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Input {
+    /// Integers in [-8, 8]: sums of f32 are exact, so results are compared for equality.
+    Integers,
+    /// Reals in [-1, 1).
+    Reals,
+}
+
+/// What to run and how.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Which op.
+    pub op: OpName,
+    /// Which variant; `auto` leaves it to the plan.
+    pub variant: String,
+    /// Shape, types and choices.
+    pub options: Options,
+    /// Rows of each call, none above `options.m`.
+    pub rows: Vec<usize>,
+    /// What the inputs are.
+    pub input: Input,
+    /// Whether a bias is added.
+    pub bias: bool,
+    /// How A lies, or the message.
+    pub a: Layout,
+    /// How B lies.
+    pub b: Layout,
+    /// How C lies.
+    pub c: Layout,
+    /// Whether rank r has r more of K than rank 0, or of N where A is gathered. Only ops that allow
+    /// it take notice.
+    pub uneven: bool,
+    /// Whether the output is the input itself, of an all-reduce or at the root of a broadcast.
+    pub in_place: bool,
+    /// Whether all calls are enqueued before any is waited for, with buffers of their own.
+    pub burst: bool,
+    /// Whether the ranks meet before each call, so that its time is that of the call alone.
+    pub paced: bool,
+    /// Begins the inputs.
+    pub seed: u64,
+}
+
+impl Case {
+    /// The op with these options: integers, three calls, the second with about half of the rows.
+    pub fn new(op: OpName, variant: &str, options: Options) -> Self {
+        let m = options.m;
+        Self {
+            op,
+            variant: variant.into(),
+            rows: vec![m, m.div_ceil(2), m],
+            options,
+            input: Input::Integers,
+            bias: false,
+            a: Layout::default(),
+            b: Layout::default(),
+            c: Layout::default(),
+            uneven: false,
+            in_place: false,
+            burst: false,
+            paced: false,
+            seed: 1,
+        }
+    }
+
+    /// The options of `rank`: they differ between ranks only if the case is uneven.
+    pub fn options_of(&self, rank: usize) -> Options {
+        let mut options = self.options.clone();
+        if self.uneven {
+            match self.op {
+                OpName::MatmulAllReduce | OpName::MatmulReduceScatter | OpName::Matmul => {
+                    options.k += rank;
+                }
+                OpName::AllGatherMatmul => options.n += rank,
+                _ => {}
+            }
+        }
+        options
+    }
+
+    /// The shapes of A (or the message), B and C of a rank in a call of `m` rows.
+    pub fn shapes(&self, ranks: Ranks, m: usize) -> [(usize, usize); 3] {
+        let options = self.options_of(ranks.rank);
+        let (n, k) = (options.n, options.k);
+        let part = |total| crate::oracle::split(total, ranks.size, ranks.rank).len();
+        match self.op {
+            OpName::MatmulAllReduce | OpName::Matmul => [(m, k), (k, n), (m, n)],
+            OpName::MatmulReduceScatter => [(m, k), (k, n), (part(m), n)],
+            OpName::MatmulAllGather => [(part(m), k), (k, n), (m, n)],
+            OpName::AllGatherMatmul => match options.shard {
+                iris_ops::Shard::Columns => [(m, part(k)), (k, n), (m, n)],
+                _ => [(part(m), k), (k, n), (m, n)],
+            },
+            OpName::AllReduce => [(m, n), (0, 0), (m, n)],
+            OpName::AllGather => [(part(m), n), (0, 0), (m, n)],
+            OpName::ReduceScatter => [(m, n), (0, 0), (part(m), n)],
+            OpName::AllToAll => [(m, n), (0, 0), (ranks.size * part(m), n)],
+            OpName::Broadcast if ranks.rank == options.root => [(m, n), (0, 0), (m, n)],
+            OpName::Broadcast => [(0, n), (0, 0), (m, n)],
+            OpName::Barrier => [(0, 0); 3],
+        }
+    }
+
+    /// Whether all ranks get the same bits.
+    pub fn same_on_all_ranks(&self, variant: &str) -> bool {
+        match self.op {
+            OpName::MatmulAllReduce | OpName::AllReduce => !accumulates(variant),
+            OpName::MatmulAllGather | OpName::AllGather | OpName::Broadcast => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the same input gives the same bits in every call.
+    pub fn same_in_all_runs(&self, variant: &str) -> bool {
+        !accumulates(variant)
+    }
+}
+
+/// Whether a variant adds in the order in which the ranks come.
+fn accumulates(variant: &str) -> bool {
+    matches!(variant, "spinlock" | "atomic")
+}

@@ -1,0 +1,179 @@
+//! Matrices in the heap, with gaps that nobody may touch.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use iris_heap::{DType, Element, SymSlice, SymmetricHeap};
+use iris_ops::MatRef;
+
+use crate::oracle::Dense;
+
+/// Every byte of what was not written: all element types read it as NaN.
+pub(super) const POISON: u8 = 0xff;
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// Stored column by column.
+    pub transposed: bool,
+    /// Elements between the end of a line and the next.
+    pub pad: usize,
+    /// Elements of a line that is shorter than this, with the gap after it counted from there.
+    pub line: usize,
+    /// Elements between the start of the block and the first element.
+    pub before: usize,
+    /// Whether rank r has r more elements before the first: its offset differs between ranks.
+    pub skewed: bool,
+    /// Whether the op is given the address instead of the symmetric slice.
+    pub external: bool,
+}
+
+/// Room for a matrix in the heap, at the same place on all ranks.
+pub(super) struct Buffer {
+    slice: SymSlice<u8>,
+    dtype: DType,
+    layout: Layout,
+}
+
+impl Layout {
+    /// Elements that a matrix of `rows` x `cols` needs on any of `size` ranks.
+    pub(super) fn room(&self, (rows, cols): (usize, usize), size: usize) -> usize {
+        let (lines, len) = if self.transposed { (cols, rows) } else { (rows, cols) };
+        let gaps = 2 * self.before + self.pad + if self.skewed { size } else { 0 };
+        (lines * (len.max(self.line) + self.pad) + gaps).max(1)
+    }
+
+    fn first(&self, rank: usize) -> usize {
+        self.before + if self.skewed { rank } else { 0 }
+    }
+
+    fn ld(&self, (rows, cols): (usize, usize)) -> usize {
+        let len = if self.transposed { rows } else { cols };
+        len.max(self.line) + self.pad
+    }
+
+    /// Where element (r, c) of a matrix of this shape lies.
+    fn place(&self, rank: usize, shape: (usize, usize), row: usize, col: usize) -> usize {
+        let (line, at) = if self.transposed { (col, row) } else { (row, col) };
+        self.first(rank) + line * self.ld(shape) + at
+    }
+}
+
+/// `$call` with `$type` being the type of `$dtype`.
+macro_rules! with_type {
+    ($dtype:expr, $type:ident => $call:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $type = f32;
+                $call
+            }
+            DType::F16 => {
+                type $type = f16;
+                $call
+            }
+            DType::BF16 => {
+                type $type = bf16;
+                $call
+            }
+            other => anyhow::bail!("no matrices of {other}"),
+        }
+    };
+}
+
+impl Buffer {
+    /// Collective.
+    pub(super) fn new(
+        heap: &SymmetricHeap,
+        elements: usize,
+        dtype: DType,
+        layout: Layout,
+    ) -> anyhow::Result<Self> {
+        Ok(Self { slice: heap.alloc::<u8>(elements * dtype.size())?, dtype, layout })
+    }
+
+    /// Fill it with poison, and with `values` where the matrix lies.
+    pub(super) fn fill(&self, heap: &SymmetricHeap, values: Option<&Dense>) -> anyhow::Result<()> {
+        let mut bytes = vec![POISON; self.slice.len()];
+        if let Some(values) = values {
+            let shape = (values.rows, values.cols);
+            let size = self.dtype.size();
+            for row in 0..values.rows {
+                for col in 0..values.cols {
+                    let at = self.layout.place(heap.rank(), shape, row, col) * size;
+                    let value = values.at(row, col);
+                    with_type!(self.dtype, T => {
+                        let value = T::from_f64(value);
+                        bytes[at..at + size].copy_from_slice(bytemuck::bytes_of(&value));
+                    });
+                }
+            }
+        }
+        Ok(heap.write(self.slice, &bytes)?)
+    }
+
+    /// The matrix of this shape, and the bytes it was read from.
+    ///
+    /// # Errors
+    /// If a byte outside the matrix is no longer poison.
+    pub(super) fn read(
+        &self,
+        heap: &SymmetricHeap,
+        shape: (usize, usize),
+    ) -> anyhow::Result<(Dense, Vec<u8>)> {
+        let bytes = heap.read(self.slice)?;
+        let size = self.dtype.size();
+        let mut own = vec![false; bytes.len() / size];
+        let mut values = Dense { rows: shape.0, cols: shape.1, data: Vec::new() };
+        let mut bits = Vec::new();
+        for row in 0..shape.0 {
+            for col in 0..shape.1 {
+                let at = self.layout.place(heap.rank(), shape, row, col);
+                own[at] = true;
+                let element = &bytes[at * size..][..size];
+                bits.extend_from_slice(element);
+                with_type!(self.dtype, T => {
+                    values.data.push(bytemuck::pod_read_unaligned::<T>(element).to_f64());
+                });
+            }
+        }
+        for (at, element) in bytes.chunks_exact(size).enumerate() {
+            anyhow::ensure!(
+                own[at] || element.iter().all(|&byte| byte == POISON),
+                "element {at} of {} was written, which lies outside the {} x {} of {:?}",
+                own.len(),
+                shape.0,
+                shape.1,
+                self.layout
+            );
+        }
+        Ok((values, bits))
+    }
+
+    /// The matrix of this shape, as ops take it.
+    pub(super) fn matrix(
+        &self,
+        heap: &Arc<SymmetricHeap>,
+        shape: (usize, usize),
+    ) -> anyhow::Result<MatRef> {
+        let layout = self.layout;
+        let (rows, cols) = if layout.transposed { (shape.1, shape.0) } else { shape };
+        let matrix = with_type!(self.dtype, T => {
+            let whole = self.slice.cast::<T>()?;
+            let slice = whole.slice(layout.first(heap.rank())..)?;
+            if layout.external {
+                let address = heap.resolve(slice, heap.rank())?;
+                // SAFETY: the memory is the heap's own and is given back after the calls.
+                unsafe { MatRef::external(address, slice.len(), rows, cols) }
+            } else {
+                MatRef::sym(slice, rows, cols)
+            }
+        });
+        let matrix = matrix.with_ld(layout.ld(shape));
+        Ok(if layout.transposed { matrix.transposed() } else { matrix })
+    }
+
+    /// Collective.
+    pub(super) fn free(self, heap: &SymmetricHeap) -> anyhow::Result<()> {
+        Ok(heap.free(self.slice)?)
+    }
+}

@@ -1,0 +1,329 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use iris_heap::{DType, Stream, SymmetricHeap, random_unit};
+use iris_ops::{Counters, Ranks, Shard};
+
+use super::any_op::{AnyOp, Operands, plan};
+use super::buffer::Buffer;
+use super::traffic::{self, Traffic};
+use super::{Case, Input, Layout, OpName};
+use crate::numeric::{Measured, compare, rounded};
+use crate::oracle::{Dense, Part, Task};
+
+/// What came of a case on one rank.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Report {
+    /// The variant, chosen if that was left to the plan.
+    pub variant: &'static str,
+    /// The worst of the calls.
+    pub measured: Measured,
+    /// Largest difference between two ranks' results, where all have the same matrix; else 0.
+    pub max_rank_difference: f64,
+    /// What the calls moved on this rank.
+    pub counters: Counters,
+    /// From `run` to the end of `sync`, for each call; of a burst, for all of them as one.
+    pub times: Vec<Duration>,
+}
+
+/// What rounds to what, and where the matrices are, for one call that may still be under way.
+struct Set {
+    a: Buffer,
+    b: Buffer,
+    c: Buffer,
+    bias: Buffer,
+}
+
+/// One call with its inputs, and its output once it is known.
+struct Called {
+    m: usize,
+    a: Dense,
+    b: Dense,
+    bias: Option<Dense>,
+    output: Option<(Dense, Vec<u8>)>,
+}
+
+/// Bytes of the data and the signal segment that the case needs on a world of this size.
+///
+/// # Errors
+/// Those of the plan.
+pub fn heap_bytes(case: &Case, size: usize) -> anyhow::Result<(u64, u64)> {
+    let (mut data, mut signal) = (0, 0);
+    for rank in 0..size {
+        let plan = plan(case.op, &case.variant, Ranks::new(rank, size), &case.options_of(rank))?;
+        (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
+    }
+    let sets = if case.burst { case.rows.len() } else { 1 };
+    let set: usize =
+        rooms(case, size).map(|(elements, dtype, _)| elements * dtype.size() + 1024).iter().sum();
+    Ok((data + (sets * set) as u64 + 4096, signal + 8192))
+}
+
+/// Elements, type and layout of A, B, C and the bias: the same on all ranks.
+fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 4] {
+    let options = &case.options;
+    let room = |which: usize, layout: Layout| {
+        let ranks = (0..size).map(|rank| Ranks::new(rank, size));
+        let calls = |ranks| case.rows.iter().map(move |&m| case.shapes(ranks, m)[which]);
+        ranks.flat_map(calls).map(|shape| layout.room(shape, size)).max().unwrap_or(1)
+    };
+    let (input, output) = (options.dtype, options.output_dtype());
+    let bias = options.n + size;
+    let mut a = case.a;
+    if case.op == OpName::AllGatherMatmul && options.shard == Shard::Columns && a.pad > 0 {
+        // Lines of A with gaps are equally far apart on all ranks.
+        a.line = options.k.div_ceil(size);
+    }
+    [
+        (room(0, a), input, a),
+        (room(1, case.b), input, case.b),
+        (room(2, case.c), output, case.c),
+        // The bias has a type of its own.
+        (bias, DType::F32, Layout::default()),
+    ]
+}
+
+/// Run a case on the heap of this rank and check all of it. Collective: every rank of the heap's
+/// world runs the same case.
+///
+/// # Errors
+/// What the op reported, or what is wrong with its results: which call, which element.
+pub fn run_case(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
+    let what = || format!("rank {} of {}: {case:?}", heap.rank(), heap.size());
+    run(heap, case).with_context(what)
+}
+
+fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
+    let ranks = Ranks::from(heap.world());
+    let plan = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))?;
+    let mut op = AnyOp::new(case.op, heap, &plan)?;
+    let stream = heap.stream()?;
+    let (calls, times) = if case.op == OpName::Barrier {
+        (Vec::new(), barriers(heap, case, &mut op, &stream)?)
+    } else {
+        calls(heap, case, &mut op, &stream)?
+    };
+    op.check()?;
+    let counters = op.counters()?;
+    let mut promised = Traffic::default();
+    case.rows.iter().for_each(|&m| promised += traffic::expected(case, &plan, m));
+    let Counters { pushed, pulled, flags, .. } = counters;
+    let moved = Traffic { pushed, pulled, flags };
+    ensure!(moved == promised, "moved {moved:?}, but {} promises {promised:?}", plan.variant());
+    op.free()?;
+    let (measured, max_rank_difference) = verify(heap, case, plan.variant(), &calls)?;
+    Ok(Report { variant: plan.variant(), measured, max_rank_difference, counters, times })
+}
+
+/// Random inputs of one kind, the same for the same seed.
+fn random(
+    input: Input,
+    dtype: DType,
+    seed: u64,
+    rank: usize,
+    (rows, cols): (usize, usize),
+) -> Dense {
+    Dense::from_fn(rows, cols, |row, col| {
+        let unit = random_unit(seed, rank, row * cols + col);
+        match input {
+            Input::Integers => (unit * 8.5).round(),
+            Input::Reals => rounded(dtype, unit),
+        }
+    })
+}
+
+/// Run all calls and read their outputs; the first call's input comes once more at the end.
+fn calls(
+    heap: &Arc<SymmetricHeap>,
+    case: &Case,
+    op: &mut AnyOp,
+    stream: &Stream,
+) -> anyhow::Result<(Vec<Called>, Vec<Duration>)> {
+    let ranks = Ranks::from(heap.world());
+    let dtype = case.options.dtype;
+    let count = if case.burst { case.rows.len() } else { 1 };
+    let mut sets = Vec::new();
+    for _ in 0..count {
+        let rooms = rooms(case, ranks.size);
+        let buffer = |which: usize| {
+            let (elements, dtype, layout) = rooms[which];
+            Buffer::new(heap, elements, dtype, layout)
+        };
+        sets.push(Set { a: buffer(0)?, b: buffer(1)?, c: buffer(2)?, bias: buffer(3)? });
+    }
+    let root = ranks.rank == case.options.root;
+    let in_place = match case.op {
+        OpName::AllReduce => case.in_place,
+        OpName::Broadcast => case.in_place && root,
+        _ => false,
+    };
+    let (mut called, mut times, mut begun) = (Vec::new(), Vec::new(), Instant::now());
+    for (index, &m) in case.rows.iter().enumerate() {
+        let set = &sets[index % count];
+        let [a, b, c] = case.shapes(ranks, m);
+        // Calls with as many rows as the first one get its input: the bits must be the same.
+        let seed = case.seed * 1000 + if m == case.rows[0] { 0 } else { 10 * index as u64 };
+        let input =
+            |add: u64, dtype, rank, shape| random(case.input, dtype, seed + add, rank, shape);
+        let call = Called {
+            m,
+            a: input(1, dtype, ranks.rank, a),
+            b: input(2, dtype, ranks.rank, b),
+            // The same on all ranks, but for those with more columns.
+            bias: (case.bias && case.op.multiplies()).then(|| input(3, DType::F32, 0, (1, c.1))),
+            output: None,
+        };
+        set.b.fill(heap, Some(&call.b))?;
+        set.c.fill(heap, if in_place { Some(&call.a) } else { None })?;
+        set.bias.fill(heap, call.bias.as_ref())?;
+        set.a.fill(heap, Some(&call.a))?;
+        let c_matrix = set.c.matrix(heap, c)?;
+        let operands = Operands {
+            a: if in_place { c_matrix } else { set.a.matrix(heap, a)? },
+            b: set.b.matrix(heap, b)?,
+            c: c_matrix,
+            bias: if call.bias.is_some() { Some(set.bias.matrix(heap, (1, c.1))?) } else { None },
+        };
+        called.push(call);
+        if case.paced {
+            heap.world().barrier()?;
+        }
+        if !case.burst || index == 0 {
+            begun = Instant::now();
+        }
+        op.run(&operands, stream)?;
+        if !case.burst {
+            stream.sync()?;
+            times.push(begun.elapsed());
+            called[index].output = Some(set.c.read(heap, c)?);
+        }
+    }
+    if case.burst {
+        stream.sync()?;
+        times.push(begun.elapsed());
+        for (call, set) in called.iter_mut().zip(&sets) {
+            call.output = Some(set.c.read(heap, case.shapes(ranks, call.m)[2])?);
+        }
+    }
+    for Set { a, b, c, bias } in sets {
+        a.free(heap)?;
+        b.free(heap)?;
+        c.free(heap)?;
+        bias.free(heap)?;
+    }
+    Ok((called, times))
+}
+
+/// What is stored before a barrier is there after it, at every member.
+fn barriers(
+    heap: &Arc<SymmetricHeap>,
+    case: &Case,
+    op: &mut AnyOp,
+    stream: &Stream,
+) -> anyhow::Result<Vec<Duration>> {
+    let members = case.options.members.clone().unwrap_or((0..heap.size()).collect());
+    let word = heap.zeros::<i32>(1)?;
+    let mut times = Vec::new();
+    for call in 1..=case.rows.len() as i32 {
+        if !members.contains(&heap.rank()) {
+            break;
+        }
+        heap.write_on(stream, word, &[call])?;
+        let AnyOp::Barrier(op) = &mut *op else { unreachable!("the case is of a barrier") };
+        let begun = Instant::now();
+        op.run(stream)?;
+        stream.sync()?;
+        times.push(begun.elapsed());
+        for &member in &members {
+            let seen = heap.read_from(word, member)?[0];
+            // A member may be in its next call, but not behind it.
+            ensure!((call..=call + 1).contains(&seen), "after barrier {call}: {member} at {seen}");
+        }
+    }
+    heap.free(word)?;
+    Ok(times)
+}
+
+/// Compare all outputs with the oracle, with other ranks' and with each other.
+fn verify(
+    heap: &SymmetricHeap,
+    case: &Case,
+    variant: &str,
+    calls: &[Called],
+) -> anyhow::Result<(Measured, f64)> {
+    let (rank, size) = (heap.rank(), heap.size());
+    let mut options = case.options_of(rank);
+    options.k = case.options_of(size - 1).k;
+    let (mut worst, mut difference) = (Measured::default(), 0.0f64);
+    for (index, call) in calls.iter().enumerate() {
+        let task = Task { op: case.op, size, m: call.m, options: options.clone() };
+        let parts = exchange(heap, &task.contribution(&call.a, Some(&call.b)))?;
+        let expected = task.expected(rank, &parts, Some(&call.b), call.bias.as_ref());
+        let (seen, bits) = call.output.as_ref().context("no output")?;
+        let (wanted, allowed) = expected.allowed(case.input == Input::Integers);
+        let what = format!("call {index} of {}", case.op);
+        let shape = (expected.rows, expected.cols);
+        let shape = if shape.0 * shape.1 == 0 { (seen.rows, seen.cols) } else { shape };
+        let measured = compare(&what, shape, &seen.data, wanted, allowed)?;
+        worst.relative = worst.relative.max(measured.relative);
+        worst.worst = worst.worst.max(measured.worst);
+        if matches!(
+            case.op,
+            OpName::MatmulAllReduce
+                | OpName::AllReduce
+                | OpName::MatmulAllGather
+                | OpName::AllGather
+                | OpName::Broadcast
+        ) {
+            for (peer, theirs) in heap.world().allgather(bits)?.iter().enumerate() {
+                difference = difference.max(differing(case.options.output_dtype(), bits, theirs));
+                let same = bits == theirs || !case.same_on_all_ranks(variant);
+                ensure!(same, "{what}: ranks {rank} and {peer} have different bits");
+            }
+        }
+        let (first, first_bits) = (&calls[0], calls[0].output.as_ref().map(|(_, bits)| bits));
+        if call.m == first.m && case.same_in_all_runs(variant) {
+            ensure!(Some(bits) == first_bits, "{what}: other bits than call 0 with the same input");
+        }
+    }
+    Ok((worst, difference))
+}
+
+/// Largest difference between two results of one type.
+fn differing(dtype: DType, ours: &[u8], theirs: &[u8]) -> f64 {
+    use half::{bf16, f16};
+    use iris_heap::Element;
+    let value = |bytes: &[u8]| match dtype {
+        DType::F16 => bytemuck::pod_read_unaligned::<f16>(bytes).to_f64(),
+        DType::BF16 => bytemuck::pod_read_unaligned::<bf16>(bytes).to_f64(),
+        _ => bytemuck::pod_read_unaligned::<f32>(bytes).to_f64(),
+    };
+    let pairs = ours.chunks_exact(dtype.size()).zip(theirs.chunks_exact(dtype.size()));
+    pairs.map(|(a, b)| (value(a) - value(b)).abs()).fold(0.0, f64::max)
+}
+
+/// Everybody's contribution, by rank: a collective step of the host.
+fn exchange(heap: &SymmetricHeap, part: &Part) -> anyhow::Result<Vec<Part>> {
+    let mut numbers = Vec::with_capacity(4 + 2 * part.value.data.len());
+    for matrix in [&part.value, &part.magnitude] {
+        numbers.extend([matrix.rows as f64, matrix.cols as f64]);
+        numbers.extend_from_slice(&matrix.data);
+    }
+    let all = heap.world().allgather(bytemuck::cast_slice(&numbers))?;
+    all.iter()
+        .map(|bytes| {
+            let numbers: Vec<f64> =
+                bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned::<f64>).collect();
+            let mut rest = &numbers[..];
+            let mut matrix = || -> anyhow::Result<Dense> {
+                let [rows, cols, after @ ..] = rest else { anyhow::bail!("a broken message") };
+                let (rows, cols) = (*rows as usize, *cols as usize);
+                let (data, after) = after.split_at(rows * cols);
+                rest = after;
+                Ok(Dense { rows, cols, data: data.to_vec() })
+            };
+            Ok(Part { value: matrix()?, magnitude: matrix()? })
+        })
+        .collect()
+}

@@ -1,0 +1,111 @@
+//! What each variant moves, by its name alone.
+
+use iris_ops::{Plan, Shard};
+
+use super::{Case, OpName};
+use crate::oracle::split;
+
+/// Bytes and flags of one rank in one call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Traffic {
+    /// Bytes written to peers.
+    pub pushed: u64,
+    /// Bytes read from peers.
+    pub pulled: u64,
+    /// Signals and flags raised.
+    pub flags: u64,
+}
+
+impl std::ops::AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.pushed += other.pushed;
+        self.pulled += other.pulled;
+        self.flags += other.flags;
+    }
+}
+
+/// Tiles that rows and columns are cut into.
+fn tiles((rows, cols): (usize, usize), plan: &Plan) -> usize {
+    rows.div_ceil(plan.tile().m) * cols.div_ceil(plan.tile().n)
+}
+
+/// What `rank` moves in a call of `m` rows. None for a barrier.
+pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
+    let (rank, size) = (plan.ranks().rank, plan.ranks().size);
+    let options = plan.options();
+    let (n, k) = (options.n, options.k);
+    let peers = size - 1;
+    if peers == 0 {
+        return Traffic::default();
+    }
+    let wire = options.wire_dtype().size();
+    let output = options.output_dtype().size();
+    let part = |rank| split(m, size, rank).len();
+    let traffic = |pushed: usize, pulled: usize, flags: usize| Traffic {
+        pushed: pushed as u64,
+        pulled: pulled as u64,
+        flags: flags as u64,
+    };
+    match (case.op, plan.variant()) {
+        (OpName::MatmulAllReduce | OpName::AllReduce, "one_shot") => {
+            traffic(m * n * wire * peers, 0, tiles((m, n), plan) * peers)
+        }
+        (OpName::MatmulAllReduce | OpName::AllReduce, variant) => {
+            // Tiles take turns: those of this rank, and their elements.
+            let (mut own, mut elements) = (0, 0);
+            let across = n.div_ceil(plan.tile().n).max(1);
+            for tile in (rank..tiles((m, n), plan)).step_by(size) {
+                let rows = (m - tile / across * plan.tile().m).min(plan.tile().m);
+                let cols = (n - tile % across * plan.tile().n).min(plan.tile().n);
+                own += 1;
+                elements += rows * cols;
+            }
+            let others = m * n - elements;
+            if variant == "two_shot" {
+                let flags = tiles((m, n), plan) - own + own * peers;
+                traffic(others * wire + elements * output * peers, 0, flags)
+            } else {
+                traffic(others * 4, others * 4, 0)
+            }
+        }
+        (OpName::MatmulReduceScatter | OpName::ReduceScatter, _) => {
+            let others = (0..size).filter(|&other| other != rank);
+            let flags = others.map(|other| tiles((part(other), n), plan)).sum();
+            traffic((m - part(rank)) * n * wire, 0, flags)
+        }
+        (OpName::MatmulAllGather | OpName::AllGather, _) => {
+            let flags = tiles((part(rank), n), plan) * peers;
+            traffic(part(rank) * n * output * peers, 0, flags)
+        }
+        (OpName::AllToAll, _) => {
+            let others = (0..size).filter(|&other| other != rank);
+            let flags = others.map(|other| tiles((part(other), n), plan)).sum();
+            traffic((m - part(rank)) * n * output, 0, flags)
+        }
+        (OpName::Broadcast, _) if rank == options.root => {
+            traffic(m * n * output * peers, 0, tiles((m, n), plan) * peers)
+        }
+        (OpName::AllGatherMatmul, variant) => {
+            let bytes = options.dtype.size();
+            let shard = |rank: usize| match options.shard {
+                Shard::Columns => (m, split(k, size, rank).len()),
+                _ => (part(rank), k),
+            };
+            let area = |(rows, cols): (usize, usize)| rows * cols;
+            let remote = m * k - area(shard(rank));
+            match variant {
+                "baseline" => traffic(area(shard(rank)) * bytes * peers, 0, 0),
+                "pull" => traffic(0, remote * bytes * n.div_ceil(plan.tile().n), 0),
+                _ => {
+                    let group = options.k_per_flag.saturating_mul(options.k_block).min(k.max(1));
+                    let units = |(rows, cols): (usize, usize)| {
+                        rows.div_ceil(plan.tile().m) * cols.div_ceil(group)
+                    };
+                    let others = (0..size).filter(|&other| other != rank);
+                    traffic(0, remote * bytes, others.map(|other| units(shard(other))).sum())
+                }
+            }
+        }
+        _ => Traffic::default(),
+    }
+}

@@ -1,0 +1,83 @@
+//! What the tests of the ops have in common.
+
+#![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
+
+pub mod ready;
+
+use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_ops::{Epilogue, Options, Shard};
+use iris_testkit::suite::{Case, OpName, heap_bytes, run_case};
+
+/// How much to test: `IRIS_TEST_LEVEL`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+pub enum Level {
+    Quick,
+    Normal,
+    Full,
+}
+
+pub fn level() -> Level {
+    match std::env::var("IRIS_TEST_LEVEL").as_deref() {
+        Ok("quick") => Level::Quick,
+        Ok("full") => Level::Full,
+        Ok(other) if !other.is_empty() && other != "normal" => {
+            panic!("IRIS_TEST_LEVEL={other}: expected quick, normal or full")
+        }
+        _ => Level::Normal,
+    }
+}
+
+/// Every op and variant with these options; `k` only where there is a product.
+pub fn base_cases(options: &Options) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for op in OpName::ALL {
+        let mut options = options.clone();
+        if !op.multiplies() {
+            options.k = 0;
+        }
+        let shards = match op {
+            OpName::AllGatherMatmul => vec![Shard::Rows, Shard::Columns],
+            _ => vec![Shard::Rows],
+        };
+        for shard in shards {
+            for variant in op.variants() {
+                cases.push(Case::new(op, variant, options.clone().shard(shard)));
+            }
+        }
+    }
+    cases
+}
+
+/// Whether the op takes such matrices; what it refuses is tested elsewhere.
+pub fn taken(case: &Case, size: usize) -> bool {
+    let pulls = case.op == OpName::AllGatherMatmul && case.variant != "baseline" && size > 1;
+    let moves = matches!(case.op, OpName::AllGather | OpName::AllToAll | OpName::Broadcast);
+    // Peers read A where it lies.
+    !(moves && case.options.epilogue != Epilogue::None)
+        && !(pulls && (case.a.external || case.a.transposed || case.a.skewed))
+}
+
+/// Run all cases on one world of `size` ranks with heaps of `threads` threads.
+pub fn run_all(size: usize, threads: usize, cases: &[Case]) -> anyhow::Result<()> {
+    let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
+    assert!(!cases.is_empty());
+    let needs = cases.iter().map(|case| heap_bytes(case, size));
+    let (mut data, mut signal) = (0, 0);
+    for need in needs {
+        let need = need?;
+        (data, signal) = (need.0.max(data), need.1.max(signal));
+    }
+    let begun = std::time::Instant::now();
+    World::run_threads(size, |world| -> anyhow::Result<()> {
+        let options = HeapOptions::new().data_bytes(data).signal_bytes(signal).threads(threads);
+        let heap = SymmetricHeap::open(&world, options)?;
+        for case in &cases {
+            run_case(&heap, case)?;
+        }
+        heap.close()?;
+        world.close()?;
+        Ok(())
+    })?;
+    println!("{} cases, {size} ranks of {threads} threads: {:.1?}", cases.len(), begun.elapsed());
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! Call counters at the ends of their range, many calls, and what variants move, by their counters
+//! and traces.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Level, base_cases, level, run_all};
+use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_ops::{
+    AllGatherMatmul, CopyArgs, MatRef, MatmulArgs, Options, Shard, TileShape, TraceSpan,
+};
+use iris_sync::Span;
+use iris_testkit::suite::{AnyOp, Case, OpName, Operands, Report, plan, run_case};
+
+/// Calls around the numbers at which the counter changes sign or all words are refreshed; most
+/// calls use some of the tiles only.
+#[test]
+fn counters_at_the_ends_of_their_range() {
+    let mut firsts = vec![i32::MAX - 3, i32::MIN, -2];
+    firsts.extend((-3..=3).map(|multiple: i32| (multiple << 29) - 3));
+    for (at, first_call) in firsts.into_iter().enumerate() {
+        if level() == Level::Quick && at > 3 {
+            break;
+        }
+        let options = Options::new(30, 20, 12).tile(TileShape { m: 4, n: 8 }).k_block(3);
+        let cases = base_cases(&options.first_call(first_call));
+        let with = |rows: &[usize], burst| {
+            let change = move |case: &Case| {
+                let mut case = case.clone();
+                (case.rows, case.burst) = (rows.to_vec(), burst);
+                case
+            };
+            cases.iter().map(change).collect::<Vec<_>>()
+        };
+        let few = with(&[30, 1, 5, 0, 2, 30, 7], false);
+        let burst = with(&[3, 30, 1, 1, 4, 1, 30], true);
+        run_all(3, 2, &[few, burst].concat()).unwrap();
+        run_all(2, 1, &with(&[1, 1, 1, 1, 1, 1, 30], true)).unwrap();
+    }
+}
+
+/// 10,000 calls with changing shapes and inputs, without the ranks meeting in between: each rank
+/// runs as far ahead as the protocol lets it.
+fn many_calls(op: OpName, variant: &str, calls: usize) {
+    const BATCH: usize = 100;
+    const MOST: usize = 12;
+    const N: usize = 8;
+    World::run_threads(4, |world| -> anyhow::Result<()> {
+        let (rank, size) = (world.rank(), world.size());
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let options = Options::new(MOST, N, 0).tile(TileShape { m: 2, n: 4 });
+        let options = options.first_call(i32::MAX - calls as i32 / 2);
+        let plan = plan(op, variant, (&world).into(), &options)?;
+        let mut op = AnyOp::new(op, &heap, &plan)?;
+        let stream = heap.stream()?;
+        let buffers: Vec<_> = (0..BATCH)
+            .map(|_| Ok((heap.alloc::<f32>(MOST * N)?, heap.alloc::<f32>(MOST * N)?)))
+            .collect::<Result<_, iris_heap::Error>>()?;
+        let value = |call: usize, rank: usize, at: usize| {
+            ((call * 31 + rank * 17 + at * 7) % 1001) as f32 - 500.0
+        };
+        for batch in 0..calls / BATCH {
+            let shape = |index: usize| {
+                let call = batch * BATCH + index;
+                (call, (call * 5 + call / 7) % (MOST + 1))
+            };
+            for (index, &(input, output)) in buffers.iter().enumerate() {
+                let (call, m) = shape(index);
+                let values: Vec<_> = (0..MOST * N).map(|at| value(call, rank, at)).collect();
+                heap.write(input, &values)?;
+                heap.write(output, &[f32::NAN; MOST * N])?;
+                let (a, c) = (MatRef::sym(input, m, N), MatRef::sym(output, m, N));
+                op.run(&Operands { a, b: a, c, bias: None }, &stream)?;
+            }
+            stream.sync()?;
+            for (index, &(_, output)) in buffers.iter().enumerate() {
+                let (call, m) = shape(index);
+                for (at, seen) in heap.read(output)?.into_iter().take(m * N).enumerate() {
+                    let wanted = match &op {
+                        AnyOp::AllReduce(_) => (0..size).map(|rank| value(call, rank, at)).sum(),
+                        _ => value(call, 0, at),
+                    };
+                    anyhow::ensure!(seen == wanted, "call {call}, {at}: {seen}, not {wanted}");
+                }
+            }
+        }
+        heap.close()?;
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn calls() -> usize {
+    if level() == Level::Quick { 1000 } else { 10_000 }
+}
+
+#[test]
+fn ten_thousand_calls_one_shot() {
+    many_calls(OpName::AllReduce, "one_shot", calls());
+}
+
+#[test]
+fn ten_thousand_calls_two_shot() {
+    many_calls(OpName::AllReduce, "two_shot", calls());
+}
+
+/// The root receives nothing, so it is the rank that runs ahead.
+#[test]
+fn ten_thousand_calls_broadcast() {
+    many_calls(OpName::Broadcast, "push", calls());
+}
+
+#[test]
+fn a_thousand_calls_spinlock_and_atomic() {
+    many_calls(OpName::AllReduce, "spinlock", calls() / 10);
+    many_calls(OpName::AllReduce, "atomic", calls() / 10);
+}
+
+/// The reports of all ranks of one case.
+fn reports(size: usize, case: &Case) -> Vec<Report> {
+    World::run_threads(size, |world| -> anyhow::Result<Report> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let report = run_case(&heap, case)?;
+        heap.close()?;
+        Ok(report)
+    })
+    .unwrap()
+}
+
+/// The bytes are in the ratio that the names of the variants stand for. (That each rank moves what
+/// is expected of it is checked with every case.)
+#[test]
+fn variants_move_what_their_names_say() {
+    const SIZE: usize = 4;
+    let options = Options::new(32, 64, 16).tile(TileShape { m: 8, n: 16 });
+    let message = (32 * 64 * 4) as f64;
+    let report = |op, variant| {
+        let mut case = Case::new(op, variant, options.clone());
+        case.rows = vec![32];
+        reports(SIZE, &case)
+    };
+    let mean = |reports: &[Report], f: fn(&Report) -> u64| {
+        reports.iter().map(|report| f(report) as f64).sum::<f64>() / SIZE as f64
+    };
+    let peers = (SIZE - 1) as f64;
+    for (variant, factor) in [("one_shot", peers), ("two_shot", 2.0 * peers / SIZE as f64)] {
+        let reports = report(OpName::MatmulAllReduce, variant);
+        let pushed = mean(&reports, |report| report.counters.pushed);
+        assert_eq!(pushed, message * factor, "{variant}");
+        assert!(reports.iter().all(|report| report.counters.pulled == 0), "{reports:?}");
+    }
+    let reports = report(OpName::MatmulReduceScatter, "push");
+    assert_eq!(mean(&reports, |r| r.counters.pushed), message * peers / SIZE as f64);
+    let a = (32 * 16 * 4) as f64;
+    for variant in ["baseline", "pull", "staged"] {
+        let reports = report(OpName::AllGatherMatmul, variant);
+        let [pushed, pulled, flags] = [
+            mean(&reports, |r| r.counters.pushed),
+            mean(&reports, |r| r.counters.pulled),
+            mean(&reports, |r| r.counters.flags),
+        ];
+        let remote = a * peers / SIZE as f64;
+        match variant {
+            // A tile of 256 columns: each remote row is read once.
+            "pull" => assert_eq!((pushed, pulled, flags), (0.0, 4.0 * remote, 0.0)),
+            "staged" => assert_eq!((pushed, pulled, flags), (0.0, remote, peers)),
+            _ => assert_eq!((pushed, pulled, flags), (remote, 0.0, 0.0)),
+        }
+    }
+}
+
+/// Spans of all workgroups of one kind, of one call.
+fn of_kind(trace: &[Vec<TraceSpan>], kind: Span) -> Vec<TraceSpan> {
+    trace.iter().flatten().filter(|span| span.kind == kind as u32).copied().collect()
+}
+
+/// The traces of `calls` ops of one call each.
+fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
+    let results = World::run_threads(2, |world| -> anyhow::Result<_> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
+        let (m, n, k) = (256, 64, 256);
+        // A block that was used before: what it holds is no trace.
+        let used = heap.full::<f32>(1 << 20, f32::NAN)?;
+        heap.free(used)?;
+        let options = Options::new(m, n, k).tile(TileShape { m: 16, n: 64 }).trace_spans(4096);
+        let options = options.k_block(16).k_per_flag(2).shard(Shard::Rows);
+        let plan = AllGatherMatmul::plan((&world).into(), &options, variant.parse()?)?;
+        let a = heap.rand::<f32>(m * k, 1)?;
+        let b = heap.rand::<f32>(k * n, 2)?;
+        let c = heap.zeros::<f32>(m * n)?;
+        let stream = heap.stream()?;
+        let args =
+            MatmulArgs::new(MatRef::sym(a, m / 2, k), MatRef::sym(b, k, n), MatRef::sym(c, m, n));
+        let mut traces = Vec::new();
+        for _ in 0..calls {
+            let mut op = AllGatherMatmul::new(&heap, &plan)?;
+            op.run(&args, &stream)?;
+            stream.sync()?;
+            traces.push(op.trace()?);
+            op.free()?;
+        }
+        heap.close()?;
+        Ok(traces)
+    });
+    results.unwrap().concat()
+}
+
+/// The staged variant multiplies while it fetches. Which workgroup the system lets run is not in
+/// its hands, so one of ten calls must show it; in the baseline none may.
+#[test]
+fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
+    let overlaps = |trace: &Vec<Vec<TraceSpan>>| {
+        let (fetches, products) = (of_kind(trace, Span::Fetch), of_kind(trace, Span::Gemm));
+        assert!(!fetches.is_empty() && !products.is_empty(), "{} spans", trace.concat().len());
+        let last = fetches.iter().map(|span| span.end).max();
+        let first = products.iter().map(|span| span.begin).min();
+        first < last
+    };
+    let staged = traces("staged", 10);
+    for trace in &staged {
+        let mut units: Vec<_> = of_kind(trace, Span::Fetch).iter().map(|span| span.what).collect();
+        units.sort_unstable();
+        let before = units.len();
+        units.dedup();
+        assert_eq!((before, units.len()), (64, 64), "each remote unit is fetched once");
+    }
+    assert!(staged.iter().any(overlaps));
+    assert!(!traces("baseline", 10).iter().any(overlaps));
+}
+
+/// Without room for spans there is no trace, and with too little room it is cut short.
+#[test]
+fn traces_take_the_room_they_are_given() {
+    let trace_of = |spans: u32| {
+        let result = World::run_threads(2, |world| -> anyhow::Result<_> {
+            let heap: Arc<_> = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+            let options = Options::new(16, 16, 0).tile(TileShape { m: 4, n: 4 }).trace_spans(spans);
+            let plan = plan(OpName::AllReduce, "one_shot", (&world).into(), &options)?;
+            let AnyOp::AllReduce(mut op) = AnyOp::new(OpName::AllReduce, &heap, &plan)? else {
+                anyhow::bail!("another op")
+            };
+            let a = heap.ones::<f32>(256)?;
+            let stream = heap.stream()?;
+            op.run(&CopyArgs::new(MatRef::sym(a, 16, 16), MatRef::sym(a, 16, 16)), &stream)?;
+            stream.sync()?;
+            let trace = op.trace()?;
+            heap.close()?;
+            Ok(trace)
+        });
+        result.unwrap()
+    };
+    assert!(trace_of(0).iter().all(Vec::is_empty));
+    assert!(trace_of(3).iter().all(|groups| groups.concat().len() == 3));
+    for groups in trace_of(1000) {
+        let spans = groups.concat();
+        for (kind, least) in [(Span::Gemm, 16), (Span::Signal, 16), (Span::Reduce, 16)] {
+            assert_eq!(of_kind(&groups, kind).len(), least, "{kind:?}");
+        }
+        assert!(spans.iter().all(|span| span.begin <= span.end && span.begin > 0));
+    }
+}

@@ -1,0 +1,306 @@
+//! Every op, variant, element type and world against the oracle, over ragged shapes.
+//!
+//! One world is launched for many cases. `IRIS_TEST_LEVEL` is `quick`, `full`, or unset for what CI
+//! runs.
+
+mod common;
+
+use common::{Level, base_cases, level, run_all};
+use half::bf16;
+use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
+use iris_ops::{
+    AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Options, Shard, StagingLayout, TileShape,
+};
+use iris_testkit::suite::{Case, Input, Layout, OpName};
+
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// M, N, K: ragged ones, single rows and columns, no depth, fewer rows than ranks, and none.
+const SHAPES: [(usize, usize, usize); 12] = [
+    (33, 65, 17),
+    (1, 64, 32),
+    (64, 1, 5),
+    (5, 7, 1),
+    (7, 3, 0),
+    (3, 5, 4),
+    (4, 4, 4),
+    (0, 6, 3),
+    (107, 96, 48),
+    (130, 200, 70),
+    (200, 33, 130),
+    (9, 0, 5),
+];
+
+/// Small tiles, so that ragged shapes have several in each direction.
+const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
+
+fn shapes_of(size: usize, threads: usize) {
+    let mut cases = Vec::new();
+    for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
+        for (turn, dtype) in TYPES.into_iter().enumerate() {
+            for input in [Input::Integers, Input::Reals] {
+                let at = index + turn + usize::from(input == Input::Reals);
+                if level() == Level::Quick && at % 4 != 0 {
+                    continue;
+                }
+                let tiles = if level() == Level::Full { 0..3 } else { at % 3..at % 3 + 1 };
+                for tile in tiles.map(|tile| TILES[tile]) {
+                    let mut options = Options::new(m, n, k).dtype(dtype).k_block(4).k_per_flag(2);
+                    if let Some((m, n)) = tile {
+                        options = options.tile(TileShape { m, n });
+                    }
+                    for mut case in base_cases(&options) {
+                        case.input = input;
+                        case.seed = 1 + at as u64;
+                        cases.push(case);
+                    }
+                }
+            }
+        }
+    }
+    run_all(size, threads, &cases).unwrap();
+}
+
+#[test]
+fn shapes_and_types_1_rank() {
+    shapes_of(1, 2);
+}
+
+#[test]
+fn shapes_and_types_2_ranks() {
+    shapes_of(2, 1);
+}
+
+#[test]
+fn shapes_and_types_3_ranks_of_several_workgroups() {
+    shapes_of(3, 3);
+}
+
+#[test]
+fn shapes_and_types_4_ranks() {
+    shapes_of(4, 1);
+}
+
+#[test]
+fn shapes_and_types_8_ranks() {
+    shapes_of(8, 1);
+}
+
+#[test]
+fn shapes_and_types_2_ranks_of_several_workgroups() {
+    if level() == Level::Full {
+        shapes_of(2, 3);
+        shapes_of(4, 3);
+    }
+}
+
+/// Every feature of a case, each alone and on every op and variant.
+#[test]
+fn features_of_matrices_and_options() {
+    type Change = fn(Case) -> Case;
+    let pad = |pad, before| Layout { pad, before, ..Layout::default() };
+    let gaps = move |mut case: Case| {
+        (case.a, case.b, case.c) = (pad(3, 5), pad(1, 0), pad(7, 11));
+        case
+    };
+    let changes: &[(&str, Change)] = &[
+        ("transposed A", |mut case| {
+            case.a = Layout { transposed: true, pad: 2, before: 1, ..Layout::default() };
+            case
+        }),
+        ("transposed B", |mut case| {
+            case.b = Layout { transposed: true, pad: 2, before: 3, ..Layout::default() };
+            case
+        }),
+        ("transposed C", |mut case| {
+            case.c = Layout { transposed: true, pad: 4, ..Layout::default() };
+            case
+        }),
+        ("external A", |mut case| {
+            case.a.external = true;
+            case
+        }),
+        ("external B", |mut case| {
+            case.b.external = true;
+            case
+        }),
+        ("external C", |mut case| {
+            (case.c.external, case.c.pad) = (true, 2);
+            case
+        }),
+        ("C elsewhere on each rank", |mut case| {
+            case.c.skewed = true;
+            case
+        }),
+        ("bias", |mut case| {
+            case.bias = true;
+            case
+        }),
+        ("bias and gelu", |mut case| {
+            (case.bias, case.input) = (true, Input::Reals);
+            case.options = case.options.epilogue(Epilogue::Gelu);
+            case
+        }),
+        ("uneven", |mut case| {
+            case.uneven = true;
+            case
+        }),
+        ("in place", |mut case| {
+            case.in_place = true;
+            case
+        }),
+        ("in place, elsewhere on each rank", |mut case| {
+            (case.in_place, case.c.skewed, case.a.skewed) = (true, true, true);
+            case
+        }),
+        ("a burst of calls", |mut case| {
+            let m = case.options.m;
+            (case.burst, case.rows) = (true, vec![m, 1, m, m / 2, m, 0, m, m]);
+            case
+        }),
+        ("tiles of one element", |mut case| {
+            case.rows = vec![5];
+            case.options = case.options.tile(TileShape { m: 1, n: 1 });
+            (case.options.m, case.options.n) = (5, 4);
+            case
+        }),
+        ("one tile", |mut case| {
+            case.options = case.options.tile(TileShape { m: 512, n: 512 });
+            case
+        }),
+    ];
+    for (size, threads) in [(1, 2), (2, 2), (3, 1), (4, 2)] {
+        if level() == Level::Quick && size != 3 {
+            continue;
+        }
+        let mut cases = Vec::new();
+        for (turn, dtype) in TYPES.into_iter().enumerate() {
+            let options = Options::new(29, 21, 13).dtype(dtype).k_block(2).k_per_flag(2);
+            let options = options.tile(TileShape { m: 4 + turn, n: 8 });
+            for case in base_cases(&options) {
+                cases.push(gaps(case.clone()));
+                cases.extend(changes.iter().map(|(_, change)| change(case.clone())));
+                // And everything with gaps.
+                cases.extend(changes.iter().map(|(_, change)| {
+                    let mut case = change(case.clone());
+                    case.c.pad += 2;
+                    case.c.before += 1;
+                    (case.a.pad, case.a.before) = (case.c.pad, case.c.before);
+                    case
+                }));
+            }
+        }
+        run_all(size, threads, &cases).unwrap();
+    }
+}
+
+/// Output and wire types other than the input's.
+#[test]
+fn types_of_output_and_wire() {
+    let mut cases = Vec::new();
+    for dtype in TYPES {
+        for output in TYPES {
+            for wire in TYPES {
+                for input in [Input::Integers, Input::Reals] {
+                    let options = Options::new(19, 23, 31).dtype(dtype).output(output).wire(wire);
+                    let options = options.tile(TileShape { m: 7, n: 9 }).k_block(5).k_per_flag(1);
+                    for mut case in base_cases(&options) {
+                        if !case.op.multiplies() && dtype != output {
+                            continue;
+                        }
+                        case.input = input;
+                        cases.push(case);
+                    }
+                }
+            }
+        }
+    }
+    run_all(3, 1, &cases).unwrap();
+    if level() != Level::Quick {
+        run_all(1, 1, &cases).unwrap();
+        run_all(4, 1, &cases).unwrap();
+    }
+}
+
+/// Roots, fetchers, workgroups, depths of a flag, and both layouts of the staging buffer.
+#[test]
+fn choices_of_the_plan() {
+    let mut cases = Vec::new();
+    let options = Options::new(37, 26, 43).tile(TileShape { m: 6, n: 11 });
+    for root in 0..3 {
+        cases.push(Case::new(OpName::Broadcast, "push", options.clone().root(root)));
+    }
+    for shard in [Shard::Rows, Shard::Columns] {
+        for staging in [StagingLayout::KContiguous, StagingLayout::MContiguous] {
+            for (k_block, k_per_flag) in [(1, 1), (3, 2), (64, 4), (5, 100), (43, 1), (7, 1)] {
+                for fetchers in [0, 1, 2, 3, 100] {
+                    for workgroups in [1, 2, 3] {
+                        let options = options.clone().shard(shard).staging(staging);
+                        let options = options.k_block(k_block).k_per_flag(k_per_flag);
+                        let options = options.fetchers(fetchers).workgroups(workgroups);
+                        cases.push(Case::new(OpName::AllGatherMatmul, "staged", options));
+                    }
+                }
+            }
+        }
+    }
+    for workgroups in [1, 2] {
+        for case in base_cases(&options.clone().workgroups(workgroups)) {
+            cases.push(case);
+        }
+    }
+    run_all(3, 3, &cases).unwrap();
+}
+
+/// The automatic choice is one that works, for small and for large results.
+#[test]
+fn the_automatic_choice_works() {
+    for size in [1, 2, 4] {
+        let mut cases = Vec::new();
+        for (m, n, k) in [(8, 16, 16), (256, 300, 20)] {
+            for op in OpName::ALL {
+                let k = if op.multiplies() { k } else { 0 };
+                cases.push(Case::new(op, "auto", Options::new(m, n, k)));
+            }
+        }
+        run_all(size, 1, &cases).unwrap();
+    }
+}
+
+/// Columns of A are concatenated along K: the smallest case in which the other orders give
+/// something else.
+#[test]
+fn columns_m4_k_local2_w2() {
+    let results = World::run_threads(2, |world| -> anyhow::Result<Vec<Vec<f32>>> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+        let rank = world.rank();
+        let (a, b) = (heap.alloc::<bf16>(8)?, heap.alloc::<bf16>(8)?);
+        let c = heap.alloc::<f32>(8)?;
+        // A is 0..16 row by row, of which rank r has the columns 2r and 2r + 1.
+        let shard = |at: usize| (at / 2 * 4 + 2 * rank + at % 2) as f32;
+        heap.write(a, &(0..8).map(|at| bf16::from_f32(shard(at))).collect::<Vec<_>>())?;
+        let right = [1.0, 0.0, 10.0, 1.0, 100.0, 2.0, -7.0, 3.0].map(bf16::from_f32);
+        heap.write(b, &right)?;
+        let mut results = Vec::new();
+        for variant in ["baseline", "pull", "staged"] {
+            let options = Options::new(4, 2, 4).dtype(DType::BF16).output(DType::F32);
+            let options = options.shard(Shard::Columns).tile(TileShape { m: 2, n: 2 });
+            let plan = AllGatherMatmul::plan((&world).into(), &options, variant.parse()?)?;
+            let mut op = AllGatherMatmul::new(&heap, &plan)?;
+            let stream = heap.stream()?;
+            heap.write(c, &[f32::NAN; 8])?;
+            let (a, b) = (MatRef::sym(a, 4, 2), MatRef::sym(b, 4, 2));
+            op.run(&MatmulArgs::new(a, b, MatRef::sym(c, 4, 2)), &stream)?;
+            stream.sync()?;
+            results.push(heap.read(c)?);
+            op.free()?;
+        }
+        heap.close()?;
+        Ok(results)
+    })
+    .unwrap();
+    let rows = [[189.0, 14.0], [605.0, 38.0], [1021.0, 62.0], [1437.0, 86.0]];
+    for result in results.into_iter().flatten() {
+        assert_eq!(result, rows.concat());
+    }
+}

@@ -1,0 +1,127 @@
+//! Random shapes, tiles, layouts and choices of every op against the oracle.
+
+mod common;
+
+use common::{Level, level, run_all, taken};
+use iris_heap::DType;
+use iris_ops::{Epilogue, Options, Shard, StagingLayout, TileShape};
+use iris_testkit::suite::{Case, Input, Layout, OpName};
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, TestRunner};
+
+fn dtype() -> impl Strategy<Value = DType> {
+    select(vec![DType::F32, DType::F16, DType::BF16])
+}
+
+fn layout() -> impl Strategy<Value = Layout> {
+    let flag = || prop::bool::weighted(0.2);
+    (flag(), 0..5usize, 0..9usize, flag(), flag()).prop_map(
+        |(transposed, pad, before, skewed, external)| Layout {
+            transposed,
+            pad,
+            before,
+            skewed,
+            external,
+            ..Layout::default()
+        },
+    )
+}
+
+fn options() -> impl Strategy<Value = Options> {
+    let shape = (1..90usize, 0..90usize, 0..90usize);
+    let types = (dtype(), prop::option::of(dtype()), prop::option::of(dtype()));
+    let tile = prop::option::of((1..40usize, 1..40usize));
+    let staged = (1..20usize, 1..6usize, prop::option::of(0..4usize), any::<bool>());
+    let rest = (any::<bool>(), prop::bool::weighted(0.2), any::<i32>());
+    (shape, types, tile, staged, rest).prop_map(
+        |((m, n, k), (dtype, output, wire), tile, staged, (columns, gelu, first_call))| {
+            let (k_block, k_per_flag, fetchers, m_contiguous) = staged;
+            let mut options = Options::new(m, n, k).dtype(dtype).first_call(first_call);
+            (options.output, options.wire, options.fetchers) = (output, wire, fetchers);
+            options.tile = tile.map(|(m, n)| TileShape { m, n });
+            options = options.k_block(k_block).k_per_flag(k_per_flag);
+            if m_contiguous {
+                options = options.staging(StagingLayout::MContiguous);
+            }
+            if columns {
+                options = options.shard(Shard::Columns);
+            }
+            if gelu {
+                options = options.epilogue(Epilogue::Gelu);
+            }
+            options
+        },
+    )
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let op = select(OpName::ALL.to_vec()).prop_flat_map(|op| (Just(op), select(op.variants())));
+    let rows = prop::collection::vec(0..1000usize, 1..6);
+    let flags = [any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()];
+    let layouts = [layout().boxed(), layout().boxed(), layout().boxed()];
+    (op, options(), rows, flags, layouts, 0..1000u64).prop_map(
+        |(
+            (op, variant),
+            mut options,
+            rows,
+            [bias, uneven, in_place, burst, reals],
+            layouts,
+            seed,
+        )| {
+            if !op.multiplies() {
+                (options.k, options.output) = (0, None);
+            }
+            let most = options.m + 1;
+            let mut case = Case::new(op, variant, options);
+            case.rows = rows.into_iter().map(|m| m % most).collect();
+            (case.bias, case.uneven, case.in_place, case.burst) = (bias, uneven, in_place, burst);
+            [case.a, case.b, case.c] = layouts;
+            case.seed = seed;
+            if reals {
+                case.input = Input::Reals;
+            }
+            case
+        },
+    )
+}
+
+/// A failure prints the smallest list of cases that fails.
+fn random_cases(size: usize, threads: usize, worlds: u32) {
+    let cases = prop::collection::vec(case(), 40);
+    let mut runner =
+        TestRunner::new(Config { cases: worlds, failure_persistence: None, ..Config::default() });
+    let verdict = runner.run(&cases, |cases| {
+        let cases: Vec<_> = cases.into_iter().filter(|case| taken(case, size)).collect();
+        run_all(size, threads, &cases).map_err(|e| TestCaseError::fail(format!("{e:?}")))
+    });
+    verdict.unwrap_or_else(|e| panic!("{e}"));
+}
+
+fn worlds() -> u32 {
+    match level() {
+        Level::Quick => 2,
+        Level::Normal => 25,
+        Level::Full => 200,
+    }
+}
+
+#[test]
+fn random_cases_1_rank_2_threads() {
+    random_cases(1, 2, worlds());
+}
+
+#[test]
+fn random_cases_2_ranks_3_threads() {
+    random_cases(2, 3, worlds());
+}
+
+#[test]
+fn random_cases_3_ranks_1_thread() {
+    random_cases(3, 1, worlds());
+}
+
+#[test]
+fn random_cases_5_ranks_2_threads() {
+    random_cases(5, 2, worlds());
+}

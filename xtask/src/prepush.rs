@@ -1,0 +1,15 @@
+//! `cargo xtask prepush`: what is worth the wait before every push.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::steps;
+use crate::test::{self, Level};
+
+/// Runs tidy, fmt, clippy and the quick tests.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let mut steps = test::lint_steps(root);
+    steps.push(test::test_step(root, Level::Quick));
+    steps::run(steps)
+}

@@ -1,0 +1,42 @@
+//! Starting cargo, and the workspace's program `iris`.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// A cargo command, with the cargo that started xtask.
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root);
+    command
+}
+
+/// Builds the program `iris`, with cargo's progress on stderr, and says where it is.
+pub(crate) fn build_iris(root: &Path) -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--package", "iris-testkit", "--bin", "iris"];
+    let status =
+        cargo(root, &arguments).stdin(Stdio::null()).status().context("cargo did not start")?;
+    if !status.success() {
+        bail!("cargo {} ended with {status}", arguments.join(" "));
+    }
+    // Cargo puts the programs of one profile into one folder, wherever the target folder is.
+    let own = std::env::current_exe().context("where xtask lies is not known")?;
+    let iris = own.with_file_name("iris");
+    if !iris.is_file() {
+        bail!("cargo built no {}: is CARGO_BUILD_TARGET set?", iris.display());
+    }
+    Ok(iris)
+}
+
+/// Builds `iris` and becomes it: its output, its signals and its exit code are the task's.
+///
+/// The program keeps the caller's working folder, so that the paths in its arguments mean what the
+/// caller meant.
+pub(crate) fn become_iris(root: &Path, task: &str, arguments: &[impl AsRef<OsStr>]) -> Result<()> {
+    let iris = build_iris(root)?;
+    let error = Command::new(&iris).arg(task).args(arguments).exec();
+    Err(error).with_context(|| format!("{} did not start", iris.display()))
+}

@@ -1,0 +1,171 @@
+//! A row of steps: each prints its wall time, the first failure ends the row, a table closes it.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// One thing to do.
+pub(crate) struct Step {
+    name: &'static str,
+    /// What a person types to run this step alone.
+    rerun: String,
+    /// A program that may be missing, and a command that fails where it is.
+    needs: Option<(&'static str, Command)>,
+    action: Box<dyn FnOnce() -> Result<()>>,
+}
+
+impl Step {
+    /// A step of xtask's own.
+    pub(crate) fn function(
+        name: &'static str,
+        rerun: &str,
+        action: impl FnOnce() -> Result<()> + 'static,
+    ) -> Step {
+        Step { name, rerun: rerun.to_owned(), needs: None, action: Box::new(action) }
+    }
+
+    /// A step that is a program; it has no standard input.
+    pub(crate) fn command(name: &'static str, mut command: Command) -> Step {
+        let rerun = shown(&command);
+        let action = move || {
+            let status = command.stdin(Stdio::null()).status();
+            let status = status.with_context(|| format!("{} did not start", shown(&command)))?;
+            if !status.success() {
+                bail!("ended with {status}");
+            }
+            Ok(())
+        };
+        Step { name, rerun, needs: None, action: Box::new(action) }
+    }
+
+    /// Skips the step, and says so, where `program` is not installed: where `probe` fails.
+    ///
+    /// Finding it on PATH is not enough: rustup puts stand-ins there for what is not installed.
+    pub(crate) fn needs(mut self, program: &'static str, probe: Command) -> Step {
+        self.needs = Some((program, probe));
+        self
+    }
+
+    /// Does the step; what it returns is its result, for the table.
+    fn run(self) -> Result<String> {
+        if let Some((program, mut probe)) = self.needs {
+            let quiet = probe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            if !quiet.status().is_ok_and(|status| status.success()) {
+                return Ok(format!("skipped: {program} not installed"));
+            }
+        }
+        (self.action)().map(|()| "ok".to_owned())
+    }
+}
+
+/// Does the steps in order, up to the first that fails.
+///
+/// # Errors
+///
+/// Names the step that failed and the command that runs it alone.
+pub(crate) fn run(steps: Vec<Step>) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut failure = None;
+    for step in steps {
+        let (name, rerun) = (step.name, step.rerun.clone());
+        if failure.is_some() {
+            rows.push((name, "not run".to_owned(), Duration::ZERO));
+            continue;
+        }
+        println!("==> {name}: {rerun}");
+        // What the step's program writes follows this line also where stdout is a pipe.
+        std::io::stdout().flush().context("stdout is closed")?;
+        let start = Instant::now();
+        let result = step.run().unwrap_or_else(|error| {
+            failure = Some(format!("{name}: {error:#}\nto run it alone: {rerun}"));
+            "FAILED".to_owned()
+        });
+        let took = start.elapsed();
+        println!("<== {name}: {result} in {:.1} s", took.as_secs_f64());
+        rows.push((name, result, took));
+    }
+    print!("\n{}", table(&rows));
+    failure.map_or(Ok(()), |failure| bail!(failure))
+}
+
+fn table(rows: &[(&str, String, Duration)]) -> String {
+    let total = ("total", String::new(), rows.iter().map(|row| row.2).sum());
+    let width = rows.iter().map(|row| row.1.len()).chain([6]).max().unwrap_or(0);
+    let mut text = format!("{:<8}  {:<width$}  {:>8}\n", "step", "result", "seconds");
+    for (name, result, took) in rows.iter().chain([&total]) {
+        // Writing to a String can not fail.
+        let _ = writeln!(text, "{name:<8}  {result:<width$}  {:>8.1}", took.as_secs_f64());
+    }
+    text
+}
+
+/// The command as a shell would take it, the variables set for it first.
+fn shown(command: &Command) -> String {
+    let set = command.get_envs().filter_map(|(name, value)| {
+        value.map(|value| format!("{}={}", name.to_string_lossy(), quoted(value)))
+    });
+    // The cargo in use is known by its whole path; a person types its name.
+    let program = Path::new(command.get_program()).file_name();
+    let words = program.into_iter().chain(command.get_args()).map(quoted);
+    set.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    if word.contains(char::is_whitespace) { format!("'{word}'") } else { word.into_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    fn shell(text: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", text]);
+        command
+    }
+
+    #[test]
+    fn the_first_failure_ends_the_row_and_says_how_to_run_it_alone() {
+        let ran = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&ran);
+        let after = move || {
+            seen.set(true);
+            Ok(())
+        };
+        let steps = vec![
+            Step::command("good", shell("true")),
+            Step::command("bad", shell("exit 3")),
+            Step::function("after", "after", after),
+        ];
+        let error = run(steps).expect_err("a failing step passed").to_string();
+        assert!(error.contains("bad: ended with exit status: 3"), "{error}");
+        assert!(error.contains("sh -c 'exit 3'"), "{error}");
+        assert!(!ran.get(), "a step ran after the failure");
+    }
+
+    #[test]
+    fn a_missing_program_skips_its_step_only() {
+        let absent =
+            Step::command("a", shell("exit 1")).needs("it", Command::new("no-such-program"));
+        assert_eq!(absent.run().expect("it ran"), "skipped: it not installed");
+        let stand_in = Step::command("a", shell("exit 1")).needs("it", shell("exit 1"));
+        assert_eq!(stand_in.run().expect("it ran"), "skipped: it not installed");
+        let present = Step::command("a", shell("exit 1")).needs("it", shell("true"));
+        present.run().expect_err("a step with its program was skipped");
+    }
+
+    #[test]
+    fn the_shown_command_carries_its_variables() {
+        let mut command = shell("true");
+        command.env("RUSTDOCFLAGS", "-D warnings").env_remove("IRIS_TEST_LEVEL");
+        assert_eq!(shown(&command), "RUSTDOCFLAGS='-D warnings' sh -c true");
+    }
+}

@@ -1,0 +1,101 @@
+//! `cargo xtask test`: what CI runs.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::program::{become_iris, cargo};
+use crate::steps::{self, Step};
+use crate::tidy;
+
+/// The variable that tells the tests how much to do.
+const LEVEL: &str = "IRIS_TEST_LEVEL";
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// A sample of the long suites: under 4 minutes on two cores after the build.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// Everything, the ignored tests and the long searches included.
+    #[arg(long)]
+    full: bool,
+    /// Instead of all that, the operators' suite on this backend: `iris test --backend BACKEND`.
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+}
+
+/// How much the tests do; they read it from `IRIS_TEST_LEVEL`, which is unset for `Normal`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    Quick,
+    Normal,
+    Full,
+}
+
+impl Level {
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Level::Quick => Some("quick"),
+            Level::Normal => None,
+            Level::Full => Some("full"),
+        }
+    }
+}
+
+/// Runs the steps that `options` ask for.
+pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
+    let level = match (options.quick, options.full) {
+        (true, _) => Level::Quick,
+        (_, true) => Level::Full,
+        _ => Level::Normal,
+    };
+    if let Some(backend) = &options.backend {
+        let mut arguments = vec!["--backend".to_owned(), backend.clone()];
+        arguments.extend(level.name().map(|name| format!("--{name}")));
+        return become_iris(root, "test", &arguments);
+    }
+    let mut steps = lint_steps(root);
+    steps.push(test_step(root, level));
+    steps.push(doc_step(root));
+    steps.push(deny_step(root));
+    steps::run(steps)
+}
+
+/// The checks that run nothing: tidy, fmt, clippy.
+pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
+    let tree = root.to_owned();
+    let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    vec![
+        Step::function("tidy", "cargo xtask tidy", move || tidy::run(&tree)),
+        Step::command("fmt", cargo(root, &["fmt", "--all", "--check"]))
+            .needs("cargo-fmt", cargo(root, &["fmt", "--version"])),
+        Step::command("clippy", cargo(root, &clippy))
+            .needs("cargo-clippy", cargo(root, &["clippy", "--version"])),
+    ]
+}
+
+/// The workspace's tests at one level.
+pub(crate) fn test_step(root: &Path, level: Level) -> Step {
+    let mut command = cargo(root, &["test", "--release", "--workspace"]);
+    match level.name() {
+        Some(name) => command.env(LEVEL, name),
+        // Whatever the caller's environment says, this is what CI runs.
+        None => command.env_remove(LEVEL),
+    };
+    if level == Level::Full {
+        command.args(["--", "--include-ignored"]);
+    }
+    Step::command("test", command)
+}
+
+fn doc_step(root: &Path) -> Step {
+    let mut command = cargo(root, &["doc", "--release", "--workspace", "--no-deps"]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    Step::command("doc", command)
+}
+
+/// Licences, bans and sources. The advisories are left out: they need a database from the network.
+fn deny_step(root: &Path) -> Step {
+    Step::command("deny", cargo(root, &["deny", "check", "licenses", "bans", "sources"]))
+        .needs("cargo-deny", cargo(root, &["deny", "--version"]))
+}

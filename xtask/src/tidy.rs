@@ -1,0 +1,101 @@
+//! `cargo xtask tidy`: the rules of the house as code.
+//!
+//! A rule is a function from the source tree to what it finds. Each has a test that plants the
+//! fault and sees it found.
+
+mod kernels;
+mod layers;
+mod links;
+mod sizes;
+mod tree;
+mod unsafe_code;
+mod words;
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use tree::Tree;
+
+/// A rule broken, at one place.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding {
+    path: String,
+    /// From 1; 0 where the fault is the whole file's.
+    line: usize,
+    message: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, message: impl Into<String>) -> Finding {
+        Finding { path: path.to_owned(), line, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(out, "{}: {}", self.path, self.message),
+            line => write!(out, "{}:{line}: {}", self.path, self.message),
+        }
+    }
+}
+
+type Rule = fn(&Tree) -> Vec<Finding>;
+
+/// Every rule, by name.
+const RULES: &[(&str, Rule)] = &[
+    ("layers", layers::check),
+    ("unsafe", unsafe_code::check),
+    ("kernels", kernels::check),
+    ("words", words::check),
+    ("python", words::check_python),
+    ("sizes", sizes::check),
+    ("links", links::check),
+];
+
+/// Checks the tree at `root`; prints the long files and what each rule finds.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let tree = Tree::read(root)?;
+    for (lines, path) in sizes::long(&tree) {
+        println!("{lines:>6} lines  {path}");
+    }
+    let mut broken = 0;
+    for (name, rule) in RULES {
+        for finding in rule(&tree) {
+            eprintln!("{name}: {finding}");
+            broken += 1;
+        }
+    }
+    if broken > 0 {
+        bail!("tidy found {broken} fault(s) in {} files", tree.files().len());
+    }
+    println!("tidy: {} files, {} rules, nothing found", tree.files().len(), RULES.len());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `rule` finds in a tree of these files, as `path:line`.
+    pub(super) fn found(rule: Rule, files: &[(&str, &str)]) -> Vec<String> {
+        let folder = tempfile::tempdir().expect("no temporary folder");
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("a file has a folder")).expect("mkdir");
+            std::fs::write(path, text).expect("write");
+        }
+        let tree = Tree::read(folder.path()).expect("the planted tree is readable");
+        rule(&tree).into_iter().map(|it| format!("{}:{}", it.path, it.line)).collect()
+    }
+
+    #[test]
+    fn a_finding_fails_the_task() {
+        let folder = tempfile::tempdir().expect("no temporary folder");
+        run(folder.path()).expect("an empty tree breaks no rule");
+        std::fs::write(folder.path().join("tool.py"), "").expect("write");
+        run(folder.path()).expect_err("a planted Python file was not found");
+    }
+}

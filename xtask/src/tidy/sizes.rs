@@ -1,0 +1,54 @@
+//! The sizes of the source files: a long one says why it is.
+
+use super::Finding;
+use super::tree::{File, Tree};
+
+/// Above this many lines a file needs a sentence why.
+const LONG: usize = 500;
+
+/// How the sentence begins, and within how many lines from the top.
+const WHY: (&str, usize) = ("Long because", 40);
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let silent = |file: &&File| !file.text.lines().take(WHY.1).any(|line| line.contains(WHY.0));
+    let files = tree.files().iter().filter(|file| is_long(file)).filter(silent);
+    let message = format!("over {LONG} lines, and no `{} ...` in the first {}", WHY.0, WHY.1);
+    files.map(|file| Finding::new(&file.path, 0, message.clone())).collect()
+}
+
+/// The long files with their lines, the longest first.
+pub(super) fn long(tree: &Tree) -> Vec<(usize, &str)> {
+    let files = tree.files().iter().filter(|file| is_long(file));
+    let mut long: Vec<_> = files.map(|file| (lines(file), file.path.as_str())).collect();
+    long.sort_by(|a, b| b.cmp(a));
+    long
+}
+
+fn is_long(file: &File) -> bool {
+    (file.extension() == "rs" || file.is_device()) && lines(file) > LONG
+}
+
+fn lines(file: &File) -> usize {
+    file.text.lines().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::tests::found;
+
+    #[test]
+    fn a_long_file_says_why() {
+        let long = "\n".repeat(LONG + 1);
+        let said = format!("//! Long because it is a table.\n{long}");
+        let late = format!("{long}// Long because nobody looked.\n");
+        let files = [
+            ("a.rs", long.as_str()),
+            ("b.cu", &late),
+            ("c.rs", &said),
+            ("d.rs", &long[1..]),
+            ("e.lock", &long),
+        ];
+        assert_eq!(found(check, &files), ["a.rs:0", "b.cu:0"]);
+    }
+}

@@ -1,0 +1,77 @@
+//! Where unsafe code may be.
+
+use super::Finding;
+use super::tree::Tree;
+
+/// The files, or folders (ending in `/`), that may hold unsafe code, and what for.
+const ALLOWED: &[(&str, &str)] = &[
+    ("iris-heap/src/segment.rs", "mappings of own and peers' memory"),
+    ("iris-heap/src/stream.rs", "what is enqueued outlives the call that enqueued it"),
+    ("iris-heap/src/backend/", "the calls of the devices' drivers"),
+    ("iris-kernels/src/cpu/", "kernels over memory that other ranks write"),
+    ("iris-heap/src/heap/import.rs", "the caller's memory, whose life the caller vouches for"),
+    ("iris-heap/tests/", "reads through the addresses that the heap gave"),
+    ("iris-kernels/src/launch.rs", "kernels get addresses"),
+    ("iris-ops/src/core.rs", "the one place where ops hand addresses to kernels"),
+    ("iris-ops/src/matrix.rs", "the caller's memory, whose life the caller vouches for"),
+    ("iris-kernels/src/rtc/", "the run-time compilers, loaded by path"),
+    ("iris-testkit/src/model/", "the hooks that let a model run the device headers"),
+    ("iris-testkit/src/suite/buffer.rs", "ops are given the addresses of memory in the heap"),
+];
+
+/// Crates that have none: the compiler is told so at their roots.
+const FORBIDDING: &[&str] = &["iris-sync/src/lib.rs", "xtask/src/main.rs"];
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.files().iter().filter(|file| file.extension() == "rs") {
+        if !allowed(&file.path) {
+            let found = file.identifiers().into_iter().filter(|(_, word)| word == "unsafe");
+            findings.extend(found.map(|(line, _)| {
+                Finding::new(&file.path, line, "unsafe code outside the files of xtask's table")
+            }));
+        }
+        let forbids = |file: &super::tree::File| {
+            file.text.lines().any(|line| line.trim() == "#![forbid(unsafe_code)]")
+        };
+        if FORBIDDING.contains(&file.path.as_str()) && !forbids(file) {
+            findings.push(Finding::new(&file.path, 0, "#![forbid(unsafe_code)] is missing"));
+        }
+    }
+    findings
+}
+
+fn allowed(path: &str) -> bool {
+    ALLOWED.iter().any(|(place, _)| match place.strip_suffix('/') {
+        Some(_) => path.starts_with(place),
+        None => path == *place,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::tests::found;
+
+    #[test]
+    fn unsafe_is_found_outside_the_table() {
+        let text = "// unsafe\nfn f() { \"unsafe\"; }\nunsafe { g() }";
+        let files = [
+            ("iris-heap/src/heap.rs", text),
+            ("iris-heap/src/segment.rs", text),
+            ("iris-heap/src/segment.rs.rs", text),
+            ("iris-kernels/src/cpu/gemm.rs", text),
+        ];
+        let expected = ["iris-heap/src/heap.rs:3", "iris-heap/src/segment.rs.rs:3"];
+        assert_eq!(found(check, &files), expected);
+    }
+
+    #[test]
+    fn the_compiler_must_be_told() {
+        assert_eq!(
+            found(check, &[("iris-sync/src/lib.rs", "//! Sync.")]),
+            ["iris-sync/src/lib.rs:0"]
+        );
+        assert!(found(check, &[("iris-sync/src/lib.rs", "#![forbid(unsafe_code)]")]).is_empty());
+    }
+}
