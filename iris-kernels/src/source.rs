@@ -51,6 +51,7 @@ pub const KERNELS: &[Text] = embed![
     "all_to_all.cu",
     "barrier.cu",
     "broadcast.cu",
+    "copy.cu",
     "matmul.cu",
     "matmul_all_gather.cu",
     "matmul_all_reduce.cu",
@@ -98,7 +99,9 @@ mod tests {
 
     #[test]
     fn kernels_are_found_by_op() {
-        assert!(kernel("matmul_all_reduce").is_some_and(|text| text.text.contains("iris_two_shot")));
+        assert!(
+            kernel("matmul_all_reduce").is_some_and(|text| text.text.contains("iris_two_shot"))
+        );
         assert_eq!(kernel("matmul_all_reduce.cu"), None);
     }
 }
