@@ -7,3 +7,8 @@ pub mod model;
 pub mod numeric;
 pub mod oracle;
 pub mod suite;
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

@@ -23,8 +23,8 @@ pub enum Engine {
     Search,
     /// So many random schedules.
     Random(u64),
-    /// [`whole_range`].
-    WholeRange,
+    /// [`whole_range`], ending with these calls.
+    WholeRange(&'static [u32]),
 }
 
 /// A protocol with one rule broken.
@@ -69,21 +69,22 @@ fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
         Engine::Search => search::exhaust(scenario, rules, STATES),
         Engine::Random(runs) => search::random(scenario, rules, 1, runs),
-        Engine::WholeRange => whole_range(rules),
+        Engine::WholeRange(last) => whole_range(rules, last),
     }
 }
 
 /// Two ranks, an op planned for eight tiles of which calls use three, all the way round: at every
 /// multiple of the restamp period three calls are made, those between are jumped over, and at the
-/// end, more than 2^31 calls after the start, one call uses all eight tiles.
-pub fn whole_range(rules: &Rules) -> Report {
+/// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or a
+/// pull for 0.
+pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
     let (start, period) = (Instant::now(), RESTAMP_PERIOD);
     let mut number = period - 1;
     let mut memory: HashMap<Place, i32> = HashMap::new();
     let mut report = None;
     let mut executions = 0;
     for step in 0..6 {
-        let used: &[u32] = if step == 5 { &[3, 3, 8] } else { &[3, 3, 3] };
+        let used = if step == 5 { last } else { &[3, 3, 3] };
         // Words nobody has touched still hold what they held at the very start.
         let mut scenario = ops::partial(2, 8, number, used).words(period - 2);
         let words = scenario.channel(0);
@@ -120,7 +121,7 @@ pub fn whole_range(rules: &Rules) -> Report {
     }
     let report = report.unwrap_or_else(|| unreachable!("there are six steps"));
     Report {
-        scenario: "one_shot, 3 of 8 tiles, once round the counter".into(),
+        scenario: format!("one_shot, 3 of 8 tiles, once round the counter, then {last:?}"),
         executions,
         seconds: start.elapsed().as_secs_f64(),
         ..report
@@ -355,7 +356,14 @@ fn life_of_words() -> Vec<Mutant> {
             Skip(StampStore),
             Check::Wrong,
         )
-        .by(Engine::WholeRange),
+        .by(Engine::WholeRange(&[3, 3, 8])),
+        mutant(
+            "no-stamps-of-done",
+            ops::partial(2, 8, RESTAMP_PERIOD - 1, &[3, 0, 0]),
+            Skip(StampStore),
+            Check::Wrong,
+        )
+        .by(Engine::WholeRange(&[3, 0, 0])),
     ]
 }
 
@@ -374,7 +382,8 @@ fn barriers() -> Vec<Mutant> {
         let drop = Change::DropVote { rank, group, position };
         mutant(name, scenario.lanes(2), drop, Check::Race)
     };
-    let mut after_flag = vote("no-vote-after-flag", ops::staged(&[2], 1, 1), 0, 1, 0);
+    let mut after_flag =
+        vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(20_000));
     after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
     let locked = || ops::accumulate(2, 1, 1, PLAIN);
@@ -389,7 +398,7 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-after-credit", ops::deliver(2, 1, 3, true, false), 0, 0, 6)
             .by(Engine::Random(20_000)),
         vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
-        vote("no-vote-before-flag", ops::staged(&[2], 1, 1), 0, 0, 0),
+        vote("no-vote-before-flag", ops::staged(&[2, 1], 1, 1), 0, 0, 2).by(Engine::Random(20_000)),
         after_flag,
         vote("no-vote-after-lock", locked(), 0, 0, 5).by(Engine::Random(20_000)),
         vote("no-vote-before-unlock", locked(), 0, 0, 6).by(Engine::Random(20_000)),

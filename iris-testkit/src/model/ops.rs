@@ -153,7 +153,12 @@ impl flow::StagedTiles for Tiles<'_, '_> {
     fn multiply_unit(&mut self, _tile: u32, unit: u32) {
         let (source, element) = (unit / self.tiles, self.mine());
         let wanted = value(source, self.call, unit % self.tiles, element);
-        self.lane.expect(self.at(self.me(), STAGE, 0, unit, element), wanted);
+        let place = if source == self.me() {
+            self.at(source, SHARD, 0, unit % self.tiles, element)
+        } else {
+            self.at(self.me(), STAGE, 0, unit, element)
+        };
+        self.lane.expect(place, wanted);
     }
 
     fn store(&mut self, _tile: u32) {}
@@ -249,15 +254,20 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each.
+/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each; for 0, a [`pull`] of
+/// one tile over the same words.
 pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
         .tiles(tiles, 0)
         .program(move |lane| {
             let mut used = used.iter();
-            calls(lane, tiles, |launch, mut body| {
-                flow::one_shot(launch, used.next().copied().unwrap_or(tiles), &mut body)
+            calls(lane, tiles, |launch, mut body| match used.next() {
+                Some(0) => {
+                    fill_shard(lane, &body);
+                    flow::pull(launch, 1, &mut Tiles { pull: true, ..body })
+                }
+                used => flow::one_shot(launch, used.copied().unwrap_or(tiles), &mut body),
             });
         })
 }

@@ -121,8 +121,9 @@ impl Problem {
         }
         let matrices: u64 =
             self.most(size)?.map(|elements| room(self.dtype, elements)).iter().sum();
+        // A word for a barrier.
         // The signal segment begins with 4096 bytes that the heap keeps for itself.
-        Ok((data + matrices, signal + 4096))
+        Ok((data + matrices + room(DType::I32, 1), signal + 4096))
     }
 
     fn element(&self, stream: usize, index: usize) -> f64 {
