@@ -1,6 +1,7 @@
 //! The CUDA backend on a GPU: memory, streams, faults, leaks. Without a GPU every test says why it
 //! is skipped. Ranks are threads; they share devices where there are fewer of these.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -48,6 +49,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     for peer in 0..size {
         assert_eq!(heap.read_from(x.slice(990..)?, peer)?, [peer as f32 + 0.5; 10]);
     }
+    world.barrier()?;
     let stream = heap.stream()?;
     let next = (rank + 1) % size;
     heap.copy_on(&stream, (y, next), (x, rank))?;
@@ -84,7 +86,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
 
 #[test]
 fn ranks_see_each_others_memory() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     let Some(devices) = devices() else { return };
     for size in [1, 2, 4, devices.max(2) * 2] {
         for legacy in [false, true] {
@@ -108,13 +110,14 @@ const LEGACY: &str = "HEAP_TEST_LEGACY";
 
 #[test]
 fn processes_see_each_others_memory() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
     let program = std::env::current_exe().unwrap();
     for (size, legacy) in [(2, "0"), (4, "0"), (2, "1")] {
-        let place = tempfile::tempdir().unwrap();
+        let private = std::fs::Permissions::from_mode(0o700);
+        let place = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let start = |rank: usize| {
             Command::new(&program)
                 .args(["--exact", "rank_program", "--ignored", "--nocapture"])
@@ -145,7 +148,7 @@ fn processes_see_each_others_memory() {
 
 #[test]
 fn ranks_of_one_device_divide_it() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
@@ -167,7 +170,7 @@ fn ranks_of_one_device_divide_it() {
 
 #[test]
 fn memory_comes_back_after_a_hundred_heaps() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
@@ -195,7 +198,7 @@ fn memory_comes_back_after_a_hundred_heaps() {
 
 #[test]
 fn faults_and_losses_come_from_sync() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
@@ -244,7 +247,7 @@ fn faults_and_losses_come_from_sync() {
 /// A heap that is dropped waits for nobody.
 #[test]
 fn a_heap_may_be_dropped() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
