@@ -69,7 +69,7 @@ fn every_interleaving_of_three_and_four_ranks() {
 
 #[test]
 fn random_schedules_of_up_to_four_ranks() {
-    let runs = Level::from_env().pick(500, 3_000, 30_000);
+    let runs = Level::from_env().pick(500, 3_000, 10_000);
     let mut scenarios: Vec<Scenario> = [2, 3, 4].into_iter().flat_map(|r| all_ops(r, 3)).collect();
     for ranks in [2, 3, 4] {
         let groups = vec![2; ranks as usize];

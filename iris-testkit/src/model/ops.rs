@@ -410,7 +410,7 @@ impl flow::Staging for Staging {
 /// An all-gather and product through a staging buffer, the first of two workgroups fetching.
 pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
     let ranks = groups.len() as u32;
-    Scenario::new(format!("staged, workgroups {groups:?}, {tiles} tiles, {calls_} calls"), ranks)
+    Scenario::new(format!("staged, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, ranks * tiles)
         .groups(groups)
