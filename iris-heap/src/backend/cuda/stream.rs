@@ -26,6 +26,9 @@ pub(super) struct Shared {
     pub(super) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
+    /// Streams that were let go. They are used again: the driver gives new ones to its hardware
+    /// queues in turns, so that one of many could stand behind a waiting kernel of another rank.
+    spare: Mutex<Vec<Raw>>,
 }
 
 /// Which op was issued last: the next one on another stream waits for it.
@@ -64,6 +67,7 @@ impl Shared {
             memory: OnceLock::new(),
             order: Mutex::new(order),
             numbers: AtomicU64::new(1),
+            spare: Mutex::default(),
         })
     }
 
@@ -115,6 +119,9 @@ impl Queue {
     pub(super) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
         const NON_BLOCKING: u32 = 1;
         shared.check_open()?;
+        if let Some(raw) = lock(&shared.spare).pop() {
+            return Ok(Queue::of(shared, raw, Owner::Ours));
+        }
         let device = &shared.device;
         let _bound = device.bind_apart()?;
         let mut stream = null_mut();
@@ -276,13 +283,24 @@ impl Drop for Queue {
             }
         }
         if matches!(self.owner, Owner::Ours) {
-            let device = &self.shared.device;
-            match device.bind_apart() {
-                Err(error) => warn(Err(error)),
-                Ok(_bound) => {
-                    // SAFETY: the stream is this queue's, and nobody else has its handle; what is
+            lock(&self.shared.spare).push(self.raw);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(|e| e.into_inner()));
+        if spare.is_empty() {
+            return;
+        }
+        match self.device.bind_apart() {
+            Err(error) => warn(Err(error)),
+            Ok(_bound) => {
+                for raw in spare {
+                    // SAFETY: the stream was this heap's, and nobody else has its handle; what is
                     // enqueued is done before the driver lets it go.
-                    let code = unsafe { (device.driver.cuStreamDestroy_v2)(self.raw.0) };
+                    let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(raw.0) };
                     warn(check("cuStreamDestroy", code));
                 }
             }

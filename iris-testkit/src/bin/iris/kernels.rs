@@ -1,12 +1,8 @@
 //! `iris kernels`: compile the kernels of all ops ahead of time, for a machine without a compiler.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 
-use anyhow::{Result, anyhow};
-use iris_kernels::cache::Cache;
-use iris_kernels::rtc::{Compiler, KernelSource, Options as Build, TileBuild, key};
-use iris_kernels::source::{KERNELS, Text};
+use anyhow::Result;
 
 /// Compile the kernels of all ops into a folder, with NVRTC; no GPU is needed.
 #[derive(clap::Args)]
@@ -20,40 +16,8 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    let compiler = Compiler::nvrtc()?;
-    let folder = Cache::open(&options.out)?;
-    let mut jobs: Vec<(Text, Build, &str)> = Vec::new();
-    for arch in &options.arch {
-        for &text in KERNELS {
-            for build in builds(text) {
-                jobs.push((text, build, arch));
-            }
-        }
-    }
-    let count = jobs.len();
-    let queue = Mutex::new(jobs);
-    let next = || queue.lock().ok().and_then(|mut jobs| jobs.pop());
-    let work = || -> Result<()> {
-        while let Some((text, build, arch)) = next() {
-            let source = KernelSource::from(text);
-            let code = compiler.compile(source, &build, arch)?;
-            folder.put(&key(source, &build, arch, None), &code)?;
-        }
-        Ok(())
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| {
-            worker.join().map_err(|_| anyhow!("a thread that compiled kernels panicked"))?
-        })
-    })?;
-    eprintln!("{count} kernels in {}", folder.folder().display());
+    let arches: Vec<&str> = options.arch.iter().map(String::as_str).collect();
+    let count = iris_kernels::build::precompile(&options.out, &arches, |_, _| ())?;
+    eprintln!("{count} kernels in {}", options.out.display());
     Ok(true)
-}
-
-/// Everything that ops ask for: each element type and each size of tile.
-fn builds(_: Text) -> Vec<Build> {
-    let builds = (0..3).flat_map(|dtype| TileBuild::ALL.map(|tile| Build::op(dtype, tile)));
-    builds.collect()
 }
