@@ -91,6 +91,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             .with_context(|| path.display().to_string())?;
     }
     if let Some(path) = &options.record {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
         OpenOptions::new()
             .create(true)
             .append(true)
