@@ -1,6 +1,8 @@
 //! The CUDA backend on a GPU: memory, streams, faults, leaks. Without a GPU every test says why it
 //! is skipped. Ranks are threads; they share devices where there are fewer of these.
 
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     for peer in 0..size {
         assert_eq!(heap.read_from(x.slice(990..)?, peer)?, [peer as f32 + 0.5; 10]);
     }
+    world.barrier()?;
     let stream = heap.stream()?;
     let next = (rank + 1) % size;
     heap.copy_on(&stream, (y, next), (x, rank))?;
@@ -83,7 +86,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
 
 #[test]
 fn ranks_see_each_others_memory() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     let Some(devices) = devices() else { return };
     for size in [1, 2, 4, devices.max(2) * 2] {
         for legacy in [false, true] {
@@ -92,9 +95,60 @@ fn ranks_see_each_others_memory() {
     }
 }
 
+/// One rank of the test below.
+#[test]
+#[ignore = "the program of one rank, which another test starts"]
+fn rank_program() {
+    let legacy = std::env::var(LEGACY).expect("the other test says which memory") == "1";
+    let world = World::from_env().unwrap();
+    exchange(world.clone(), legacy).unwrap();
+    world.close().unwrap();
+    println!("RESULT ok");
+}
+
+const LEGACY: &str = "HEAP_TEST_LEGACY";
+
+#[test]
+fn processes_see_each_others_memory() {
+    let _turn = TURN.lock();
+    if devices().is_none() {
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    for (size, legacy) in [(2, "0"), (4, "0"), (2, "1")] {
+        let private = std::fs::Permissions::from_mode(0o700);
+        let place = tempfile::Builder::new().permissions(private).tempdir().unwrap();
+        let start = |rank: usize| {
+            Command::new(&program)
+                .args(["--exact", "rank_program", "--ignored", "--nocapture"])
+                .env("RANK", rank.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("WORLD_SIZE", size.to_string())
+                .env("LOCAL_WORLD_SIZE", size.to_string())
+                .env("IRIS_RENDEZVOUS", place.path())
+                .env("IRIS_DEADLINE", "0.1")
+                .env(LEGACY, legacy)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let ranks: Vec<_> = (0..size).map(start).collect();
+        for (rank, child) in ranks.into_iter().enumerate() {
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                text.contains("RESULT ok"),
+                "rank {rank} of {size}, legacy {legacy}:\n{text}\n{errors}"
+            );
+        }
+    }
+}
+
 #[test]
 fn ranks_of_one_device_divide_it() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
@@ -116,7 +170,7 @@ fn ranks_of_one_device_divide_it() {
 
 #[test]
 fn memory_comes_back_after_a_hundred_heaps() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
@@ -144,7 +198,7 @@ fn memory_comes_back_after_a_hundred_heaps() {
 
 #[test]
 fn faults_and_losses_come_from_sync() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }
@@ -193,7 +247,7 @@ fn faults_and_losses_come_from_sync() {
 /// A heap that is dropped waits for nobody.
 #[test]
 fn a_heap_may_be_dropped() {
-    let _turn = TURN.lock().unwrap();
+    let _turn = TURN.lock();
     if devices().is_none() {
         return;
     }

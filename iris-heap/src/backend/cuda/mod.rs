@@ -13,11 +13,10 @@
 //! Set `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment of programs with several ranks on one
 //! device: by default their streams share 8 queues, and work that is queued behind another rank's
 //! waiting kernel does not begin. The library does not set it, since changing the environment of a
-//! process with threads is not sound; `cargo xtask` sets it for what it starts.
+//! process with threads is not sound, and warns.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -33,6 +32,7 @@ use crate::stream::Stream;
 use crate::wire::{Reader, Writer};
 use crate::world::{World, lock};
 
+mod apart;
 mod api;
 mod device;
 mod memory;
@@ -40,7 +40,7 @@ mod module;
 mod pinned;
 mod stream;
 
-use api::check;
+use apart::Apart;
 use device::Device;
 use memory::{CudaMapping, Kind, Region, own};
 pub use module::{Function, LaunchShape, Module};
@@ -93,19 +93,6 @@ pub struct CudaBackend {
     mappings: Mutex<Vec<Weak<CudaMapping>>>,
     closed: AtomicBool,
 }
-
-/// A stream of the backend's own, and copies that are done when they return.
-struct Apart {
-    device: Arc<Device>,
-    stream: RawStream,
-}
-
-struct RawStream(sys::CUstream);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for RawStream {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for RawStream {}
 
 impl CudaBackend {
     pub(crate) fn new(world: &World, options: &HeapOptions) -> Result<CudaBackend> {
@@ -435,76 +422,6 @@ impl Drop for CudaBackend {
         std::mem::forget(self.shared.control.clone());
         for mapping in self.live_mappings() {
             mapping.leak();
-        }
-    }
-}
-
-impl Apart {
-    fn new(device: Arc<Device>) -> Result<Apart> {
-        const NON_BLOCKING: u32 = 1;
-        let bound = device.bind()?;
-        let mut stream = null_mut();
-        // SAFETY: `stream` is where the answer goes.
-        let code = unsafe { (device.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
-        check("cuStreamCreate", code)?;
-        drop(bound);
-        Ok(Apart { device, stream: RawStream(stream) })
-    }
-
-    /// Waits until what `code` tells of is done, if it was enqueued.
-    fn done(&self, api: &'static str, code: u32) -> Result<()> {
-        // Also after a failure: part of the work may have been enqueued.
-        // SAFETY: the stream is alive.
-        let waited = unsafe { (self.device.driver.cuStreamSynchronize)(self.stream.0) };
-        check(api, code)?;
-        check("cuStreamSynchronize", waited)
-    }
-
-    fn write(&self, to: u64, data: &[u8]) -> Result<()> {
-        if data.is_empty() {
-            return Ok(());
-        }
-        let _bound = self.device.bind_apart()?;
-        let (from, bytes) = (data.as_ptr().cast(), data.len());
-        // SAFETY: the caller checked the target; `data` outlives the copy, which `done` waits for.
-        let code =
-            unsafe { (self.device.driver.cuMemcpyHtoDAsync_v2)(to, from, bytes, self.stream.0) };
-        self.done("cuMemcpyHtoDAsync", code)
-    }
-
-    fn read(&self, from: u64, data: &mut [u8]) -> Result<()> {
-        if data.is_empty() {
-            return Ok(());
-        }
-        let _bound = self.device.bind_apart()?;
-        let (to, bytes) = (data.as_mut_ptr().cast(), data.len());
-        // SAFETY: as in `write`, the other way round.
-        let code =
-            unsafe { (self.device.driver.cuMemcpyDtoHAsync_v2)(to, from, bytes, self.stream.0) };
-        self.done("cuMemcpyDtoHAsync", code)
-    }
-
-    /// Sets all of new memory to zero.
-    fn clear(&self, memory: &CudaMapping) -> Result<()> {
-        let bytes = memory.bytes();
-        let to = memory.at(0, bytes)?;
-        let _bound = self.device.bind_apart()?;
-        // SAFETY: `at` checked that the bytes lie in the mapping.
-        let code =
-            unsafe { (self.device.driver.cuMemsetD8Async)(to, 0, bytes as usize, self.stream.0) };
-        self.done("cuMemsetD8Async", code)
-    }
-}
-
-impl Drop for Apart {
-    fn drop(&mut self) {
-        match self.device.bind_apart() {
-            Err(error) => device::warn(Err(error)),
-            Ok(_bound) => {
-                // SAFETY: the stream is this one's; nothing is enqueued on it.
-                let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(self.stream.0) };
-                device::warn(check("cuStreamDestroy", code));
-            }
         }
     }
 }

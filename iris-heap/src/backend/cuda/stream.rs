@@ -116,7 +116,7 @@ impl Queue {
         const NON_BLOCKING: u32 = 1;
         shared.check_open()?;
         let device = &shared.device;
-        let _bound = device.bind()?;
+        let _bound = device.bind_apart()?;
         let mut stream = null_mut();
         // SAFETY: `stream` is where the answer goes.
         let code = unsafe { (device.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
@@ -177,6 +177,7 @@ impl Queue {
     /// The number of the capture that is under way on this stream.
     pub(super) fn capture(&self) -> Result<Option<u64>> {
         use sys::CUstreamCaptureStatus as Status;
+        let _bound = self.shared.device.bind()?;
         let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
         // SAFETY: the first two are where the answers go; the others may be null.
         let code = unsafe {
@@ -361,7 +362,7 @@ impl StreamBackend for CudaStream {
         }
         let device = &queue.shared.device;
         let done = CudaEvent::new(device)?;
-        let _bound = device.bind()?;
+        let _bound = device.bind_apart()?;
         let mut pending = lock(&queue.pending);
         pending.retain(|(event, _)| !event.is_done());
         let from = data.as_ptr().cast();
@@ -401,7 +402,7 @@ unsafe impl Sync for RawEvent {}
 impl CudaEvent {
     fn new(device: &Arc<Device>) -> Result<CudaEvent> {
         const NO_TIMING: u32 = 2;
-        let _bound = device.bind()?;
+        let _bound = device.bind_apart()?;
         let mut event = null_mut();
         // SAFETY: `event` is where the answer goes.
         let code = unsafe { (device.driver.cuEventCreate)(&mut event, NO_TIMING) };

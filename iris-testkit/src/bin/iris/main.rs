@@ -21,7 +21,8 @@ mod suite;
 mod trace;
 mod weights;
 
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -48,8 +49,27 @@ enum Task {
     Rank(rank::Options),
 }
 
+/// Ranks that share a GPU need a hardware queue for each of their streams, and the driver reads how
+/// many there are when it starts: so this program starts itself again with that set.
+fn with_queues() {
+    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let mut arguments = std::env::args_os();
+    let program = arguments.next();
+    let arguments: Vec<_> = arguments.collect();
+    let on_cuda = arguments.iter().any(|word| word.to_string_lossy().contains("cuda"));
+    if !on_cuda || std::env::var_os(QUEUES).is_some() {
+        return;
+    }
+    if let (Some(program), Ok(own)) = (program, std::env::current_exe()) {
+        let mut again = Command::new(own);
+        let error = again.arg0(program).args(arguments).env(QUEUES, "32").exec();
+        eprintln!("iris: {QUEUES} could not be set: {error}");
+    }
+}
+
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
+    with_queues();
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),

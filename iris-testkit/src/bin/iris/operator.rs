@@ -132,10 +132,15 @@ impl Device {
         Device { backend, threads }
     }
 
+    /// The kind of the device.
+    pub(crate) fn backend(&self) -> BackendKind {
+        Self::KINDS[usize::from(self.backend).min(2)]
+    }
+
     /// The options of a heap of this size.
     pub(crate) fn heap(&self, data: u64, signal: u64) -> HeapOptions {
         let options = HeapOptions::new()
-            .backend(Self::KINDS[usize::from(self.backend).min(2)])
+            .backend(self.backend())
             .data_bytes(data)
             .signal_bytes(signal);
         match self.threads {
@@ -175,6 +180,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         k_per_flag: options.k_per_flag,
         fetchers: options.fetchers,
         seed: options.seed.unwrap_or(1),
+        backend: options.backend,
         trace: options.trace.is_some(),
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.

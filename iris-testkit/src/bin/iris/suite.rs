@@ -52,7 +52,7 @@ const SHAPES: [(usize, usize, usize); 10] = [
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
 /// All cases of a level, the same on every rank.
-fn cases(level: Level) -> Vec<Case> {
+fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
         for (turn, dtype) in [DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
@@ -63,7 +63,8 @@ fn cases(level: Level) -> Vec<Case> {
                 _ => at % 3..at % 3 + 1,
             };
             for tile in tiles.map(|tile| TILES[tile]) {
-                let mut options = OpOptions::new(m, n, k).dtype(dtype).k_block(4).k_per_flag(2);
+                let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
+                let mut options = options.k_block(4).k_per_flag(2);
                 if let Some((m, n)) = tile {
                     options = options.tile(TileShape { m, n });
                 }
@@ -136,7 +137,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         (_, true) => Level::Full,
         _ => Level::Normal,
     };
-    let count = cases(level).len();
+    let count = cases(level, options.backend).len();
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let missing = missing(options.backend)?;
     for &(ranks, threads, as_threads) in worlds(level) {
@@ -206,7 +207,7 @@ impl Job for SuiteJob {
     const NAME: &str = "suite";
 
     fn run_rank(&self, world: &World) -> Result<Option<usize>> {
-        let cases = cases(self.level);
+        let cases = cases(self.level, self.device.backend());
         let (mut data, mut signal) = (0, 0);
         for case in &cases {
             let need = heap_bytes(case, world.size())?;
@@ -236,7 +237,7 @@ mod tests {
     #[test]
     fn every_op_variant_and_type_is_there() {
         for level in [Level::Quick, Level::Normal, Level::Full] {
-            let cases = cases(level);
+            let cases = cases(level, BackendKind::Cpu);
             for op in OpName::ALL {
                 for variant in op.variants() {
                     for dtype in [DType::F32, DType::F16, DType::BF16] {
