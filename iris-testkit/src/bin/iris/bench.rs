@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::errors::usage;
 use crate::job::Place;
-use crate::ratios::{Kind, Ratio, RatioJob};
+use crate::ratios::{Kind, Ratio, RatioJob, Times};
 
 /// What is measured unless another file is given.
 const CASES: &str = include_str!("../../../../bench/cpu.toml");
@@ -63,8 +63,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     for ratio in &cases.ratio {
         let job = RatioJob::new(ratio)?;
         let place = Place::new(ratio.ranks, ratio.kind == Kind::Gemm)?;
-        let (time_us, base_us) = place.run(&job)?;
-        let value = time_us / base_us;
+        let Times { time: time_us, base: base_us, ratio: value } = place.run(&job)?;
         let ok = value <= ratio.at_most;
         all_ok &= ok;
         table.add_row([
@@ -91,6 +90,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             .with_context(|| path.display().to_string())?;
     }
     if let Some(path) = &options.record {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
         OpenOptions::new()
             .create(true)
             .append(true)

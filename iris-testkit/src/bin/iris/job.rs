@@ -103,11 +103,16 @@ pub(crate) fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -
     all.iter().map(|bytes| Ok(serde_json::from_slice(bytes)?)).collect()
 }
 
-/// The median over the iterations of the slowest rank's time.
-pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
+/// The slowest rank's time of each iteration.
+pub(crate) fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
     let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
     let slowest = |at: usize| ranks.iter().map(|times| times[at]).fold(0.0, f64::max);
-    median((0..count).map(slowest).collect())
+    (0..count).map(slowest).collect()
+}
+
+/// The median over the iterations of the slowest rank's time.
+pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
+    median(slowest(ranks))
 }
 
 /// The middle one, or the mean of the two in the middle; 0 of none.

@@ -11,7 +11,7 @@ use iris_testkit::suite::{self, AnyOp, OpName, Operands};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
-use crate::job::{Job, gather, median_of_slowest};
+use crate::job::{Job, gather, median, slowest};
 use crate::matrices::{Matrix, room};
 use crate::progress::Progress;
 use iris_heap::DType::F32;
@@ -168,13 +168,23 @@ fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 
     Ok(times)
 }
 
+/// What came of a ratio: medians over the repetitions of the slowest rank's times.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Times {
+    /// What is measured, in microseconds.
+    pub(crate) time: f64,
+    /// The base, in microseconds.
+    pub(crate) base: f64,
+    /// One by the other, of each repetition: the two sides of one had the same weather.
+    pub(crate) ratio: f64,
+}
+
 impl Job for RatioJob {
-    /// Medians of the slowest rank's times, in microseconds: of what is measured, and of the base.
-    type Report = (f64, f64);
+    type Report = Times;
 
     const NAME: &str = "ratio";
 
-    fn run_rank(&self, world: &World) -> Result<Option<(f64, f64)>> {
+    fn run_rank(&self, world: &World) -> Result<Option<Times>> {
         let ratio = &self.0;
         let ranks = Ranks::from(world);
         let bed = Bed::new(ratio, world)?;
@@ -245,10 +255,15 @@ impl Job for RatioJob {
         let all: Vec<[Vec<f64>; 2]> = gather(world, &times)?;
         drop(op);
         bed.heap.close()?;
-        let side = |side: usize| {
-            median_of_slowest(&all.iter().map(|rank| rank[side].clone()).collect::<Vec<_>>())
-        };
-        Ok((ranks.rank == 0).then(|| (side(0), side(1))))
+        let side =
+            |side: usize| slowest(&all.iter().map(|rank| rank[side].clone()).collect::<Vec<_>>());
+        let (time, base) = (side(0), side(1));
+        let ratios = time.iter().zip(&base).map(|(time, base)| time / base).collect();
+        Ok((ranks.rank == 0).then(|| Times {
+            ratio: median(ratios),
+            time: median(time),
+            base: median(base),
+        }))
     }
 }
 
