@@ -1,0 +1,29 @@
+// The product of an A that is split over the ranks, by rows or by columns, and the own B.
+#include "iris/gather.h"
+
+using namespace iris;
+
+// By push: gather, barrier, gathered.
+IRIS_KERNEL iris_gather(IRIS_ARGS OpArgs args) {
+    GatherBody body(args);
+    flow::gather(launch_of(args), body.parts(), body);
+}
+
+IRIS_KERNEL iris_gathered(IRIS_ARGS OpArgs args) {
+    IRIS_SHARED(Product::Shared, shared);
+    GatheredBody<false> body(args, shared);
+    flow::local(launch_of(args), body.tiles(), body);
+}
+
+IRIS_KERNEL iris_pull(IRIS_ARGS OpArgs args) {
+    IRIS_SHARED(Product::Shared, shared);
+    GatheredBody<true> body(args, shared);
+    flow::pull(launch_of(args), body.tiles(), body);
+}
+
+IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
+    IRIS_SHARED(Product::Shared, shared);
+    GatheredBody<true> body(args, shared);
+    const StagingPlan staging{body.shards.units, args.channel.rank, body.across()};
+    flow::staged(launch_of(args), args.fetchers, staging, body);
+}

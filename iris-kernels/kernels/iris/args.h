@@ -1,0 +1,71 @@
+// What every op kernel is given by value; as iris_kernels::args on the host.
+#ifndef IRIS_ARGS_H
+#define IRIS_ARGS_H
+
+#include "iris/flow.h"
+
+namespace iris {
+
+/// Codes of element types.
+enum : u32 { F32 = 0, F16 = 1, BF16 = 2 };
+
+/// Bits of `epilogue`.
+constexpr u32 EPILOGUE_GELU = 1;
+/// Values of `producer`: where the partial of a tile comes from.
+constexpr u32 PRODUCER_GEMM = 0, PRODUCER_LOAD = 1;
+
+/// A matrix in memory: element (r, c) lies `r * ld + c` elements from `address`, or `c * ld + r` if
+/// `transposed` is 1.
+struct Matrix {
+    u64 address;
+    u64 ld;
+    u32 rows, cols;
+    u32 dtype;
+    u32 transposed;
+};
+static_assert(sizeof(Matrix) == 32, "as iris_kernels::args::Matrix");
+
+/// Offsets are bytes from the start of a rank's data segment. The inbox is
+/// [parity][sources][max_tiles][slot], the result inbox [parity][max_results][result_slot], the
+/// workspace [parity][max_tiles][tile_m * tile_n] of f32; in a slot a tile lies row by row, `tile_n`
+/// elements apart. See the host's OpArgs for each field.
+struct OpArgs {
+    HeapView heap;
+    Channel channel;
+    Record record;
+    u32 reserved;
+    Matrix a, b, c, bias;
+    u64 inbox, slot, results, result_slot, workspace;
+    u64 pulled, pulled_ld;
+    u64 trace, counters;
+    u32 m, n, k;
+    u32 tile_m, tile_n, k_group;
+    u32 max_tiles, max_results;
+    u32 wire, epilogue, producer, root;
+    u32 fetchers, shard, m_first, m_contiguous;
+    u32 members[2];
+    u32 trace_spans;
+    u32 sources;
+};
+static_assert(IRIS_OFFSET_OF(OpArgs, channel) == 1064, "channel");
+static_assert(IRIS_OFFSET_OF(OpArgs, record) == 1128, "record");
+static_assert(IRIS_OFFSET_OF(OpArgs, a) == 1176, "a");
+static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1304, "inbox");
+static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1368, "counters");
+static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1376, "m");
+static_assert(IRIS_OFFSET_OF(OpArgs, members) == 1440, "members");
+static_assert(sizeof(OpArgs) == 1456, "as iris_kernels::args::OpArgs");
+
+/// The launch that these arguments describe, as this workgroup sees it.
+IRIS_DEVICE Launch launch_of(const OpArgs& args) {
+    return Launch{args.heap,
+                  args.channel,
+                  args.record,
+                  port::workgroup(),
+                  port::workgroups(),
+                  Trace(args.trace, args.trace_spans, args.counters, port::workgroup())};
+}
+
+} // namespace iris
+
+#endif

@@ -1,0 +1,39 @@
+// Partials that are products of A and B.
+#ifndef IRIS_GEMM_H
+#define IRIS_GEMM_H
+
+#include "iris/mma.h"
+#include "iris/partial.h"
+
+namespace iris {
+
+class GemmProducer {
+  public:
+    using Shared = Product::Shared;
+    IRIS_DEVICE GemmProducer(const OpArgs& args, Shared& shared) : args(args), product(shared) {}
+
+    IRIS_DEVICE void produce(const Tile& at) {
+        area = at;
+        product.clear();
+        product.multiply(View::of(args.a).from(at.row, 0), View::of(args.b).from(0, at.col), at.rows,
+                         at.cols, args.k);
+    }
+
+    /// Call `sink(row, col, count, values)` for all vectors of the partial, counted from its corner.
+    template <class Sink> IRIS_DEVICE void emit(Sink sink) {
+        product.emit([&](u32 row, u32 col, Values& values) {
+            if (row < area.rows && col < area.cols) {
+                sink(row, col, min_of(WIDTH, area.cols - col), values);
+            }
+        });
+    }
+
+  private:
+    const OpArgs& args;
+    Product product;
+    Tile area;
+};
+
+} // namespace iris
+
+#endif

@@ -1,0 +1,128 @@
+// The product of a tile: IRIS_TILE_M x IRIS_TILE_N sums in f32 of factors of type IRIS_DTYPE, by
+// all lanes of a workgroup. Product is what kernels use: on tensor cores where there is a header for
+// them (mma_<arch>.h), else MultiplyAdd below, which every compiler takes.
+//
+// A product has: Shared, its shared memory; clear(); multiply(a, b, rows, cols, depth), which adds
+// a[rows x depth] * b[depth x cols] of views that begin at the tile's first elements; and
+// emit(sink), which calls sink(row, col, values) for vectors of WIDTH sums that cover the whole
+// tile, each once. The sink leaves out what is beyond the edge.
+#ifndef IRIS_MMA_H
+#define IRIS_MMA_H
+
+#include "iris/values.h"
+
+#ifndef IRIS_TILE_M
+#define IRIS_TILE_M 64
+#endif
+#ifndef IRIS_TILE_N
+#define IRIS_TILE_N 64
+#endif
+#ifndef IRIS_TILE_K
+#define IRIS_TILE_K 32
+#endif
+#ifndef IRIS_DTYPE
+#define IRIS_DTYPE 2
+#endif
+
+namespace iris {
+
+/// The largest tile of this build, the depth that is in shared memory at a time, and the type of A
+/// and B.
+constexpr u32 TILE_M = IRIS_TILE_M, TILE_N = IRIS_TILE_N, TILE_K = IRIS_TILE_K;
+constexpr u32 DTYPE = IRIS_DTYPE;
+static_assert(TILE_N % WIDTH == 0, "a row of a tile is whole vectors");
+
+/// Sums by multiply-add in f32.
+class MultiplyAdd {
+  public:
+    struct alignas(16) Shared {
+        // Rows of A are a word apart in the banks; rows of B stay aligned for vectors.
+        float a[TILE_M][TILE_K + 1];
+        alignas(16) float b[TILE_K][TILE_N];
+    };
+
+    IRIS_DEVICE explicit MultiplyAdd(Shared& shared) : shared(shared) {}
+
+    IRIS_DEVICE void clear() {
+        IRIS_UNROLL
+        for (u32 i = 0; i < VECTORS; ++i) {
+            IRIS_UNROLL
+            for (u32 j = 0; j < WIDTH; ++j) sums[i].v[j] = 0.0f;
+        }
+    }
+
+    IRIS_DEVICE void multiply(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
+        for (u32 k = 0; k < depth; k += TILE_K) {
+            port::barrier(Site::Body);
+            load(a, b, rows, cols, k, depth);
+            port::barrier(Site::Body);
+            IRIS_NO_UNROLL
+            for (u32 d = 0; d < TILE_K; ++d) {
+                IRIS_UNROLL
+                for (u32 i = 0; i < VECTORS; ++i) {
+                    const u32 vector = port::lane() + i * LANES;
+                    if (TOTAL % LANES != 0 && vector >= TOTAL) continue;
+                    const float left = shared.a[vector / ACROSS][d];
+                    IRIS_UNROLL
+                    for (u32 j = 0; j < WIDTH; ++j) {
+                        sums[i].v[j] += left * shared.b[d][vector % ACROSS * WIDTH + j];
+                    }
+                }
+            }
+        }
+    }
+
+    template <class Sink> IRIS_DEVICE void emit(Sink sink) {
+        // The sink stands in the code once; registers need constant indices, hence the inner loop.
+        IRIS_NO_UNROLL
+        for (u32 i = 0; i < VECTORS; ++i) {
+            const u32 vector = port::lane() + i * LANES;
+            if (TOTAL % LANES != 0 && vector >= TOTAL) continue;
+            Values values{};
+            IRIS_UNROLL
+            for (u32 j = 0; j < VECTORS; ++j) {
+                if (i == j) values = sums[j];
+            }
+            sink(vector / ACROSS, vector % ACROSS * WIDTH, values);
+        }
+    }
+
+  private:
+    static constexpr u32 ACROSS = TILE_N / WIDTH, TOTAL = TILE_M * ACROSS;
+    static constexpr u32 VECTORS = (TOTAL + LANES - 1) / LANES;
+
+    /// Bring the next TILE_K columns of A and rows of B; what is beyond an edge is 0.
+    IRIS_DEVICE void load(const View& a, const View& b, u32 rows, u32 cols, u32 k, u32 depth) {
+        for (u32 i = port::lane(); i < TILE_M * TILE_K; i += LANES) {
+            // Neighbouring lanes go along the dimension that is contiguous in memory.
+            const u32 m = a.transposed ? i % TILE_M : i / TILE_K;
+            const u32 d = a.transposed ? i / TILE_M : i % TILE_K;
+            const bool in = m < rows && k + d < depth;
+            shared.a[m][d] = in ? load_element(a.at(m, k + d), DTYPE) : 0.0f;
+        }
+        for (u32 i = port::lane(); i < TILE_K * TILE_N; i += LANES) {
+            const u32 d = b.transposed ? i % TILE_K : i / TILE_N;
+            const u32 n = b.transposed ? i / TILE_K : i % TILE_N;
+            const bool in = n < cols && k + d < depth;
+            shared.b[d][n] = in ? load_element(b.at(k + d, n), DTYPE) : 0.0f;
+        }
+    }
+
+    Shared& shared;
+    Values sums[VECTORS];
+};
+
+} // namespace iris
+
+#if IRIS_HAS_MMA_SYNC && IRIS_DTYPE != 0
+#include "iris/mma_sm80.h"
+namespace iris {
+using Product = MmaSync;
+}
+#else
+namespace iris {
+using Product = MultiplyAdd;
+}
+#endif
+
+#endif

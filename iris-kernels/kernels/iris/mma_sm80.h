@@ -1,0 +1,227 @@
+// Products on the tensor cores of sm_80 and later: mma.sync m16n8k16 of f16 or bf16 with f32 sums,
+// fed by cp.async through two stages of shared memory. Included by mma.h.
+#ifndef IRIS_MMA_SM80_H
+#define IRIS_MMA_SM80_H
+
+namespace iris {
+
+class MmaSync {
+    // Eight warps in two rows of four, each with a part of the tile.
+    static constexpr u32 WARP = 32, WARPS_M = 2, WARPS_N = 4;
+    static constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
+    static constexpr u32 FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;
+    static_assert(LANES == WARP * WARPS_M * WARPS_N, "eight warps");
+    static_assert(WARP_M % 16 == 0 && WARP_N % 8 == 0 && TILE_K % 16 == 0, "whole fragments");
+    static_assert(FRAGMENTS_N == 1 || FRAGMENTS_N % 2 == 0, "fragments of B come in pairs");
+
+    // A row of a tile is a vector longer than its data, which spreads rows over the banks. Either
+    // dimension may be the contiguous one: a stage has room for both.
+    static constexpr u32 PAD = 8;
+    static constexpr u32 A_WIDE = TILE_M * (TILE_K + PAD), A_TALL = TILE_K * (TILE_M + PAD);
+    static constexpr u32 B_WIDE = TILE_K * (TILE_N + PAD), B_TALL = TILE_N * (TILE_K + PAD);
+    static constexpr u32 A_ITEMS = A_WIDE > A_TALL ? A_WIDE : A_TALL;
+    static constexpr u32 B_ITEMS = B_WIDE > B_TALL ? B_WIDE : B_TALL;
+    static constexpr u32 OUT_LD = WARP_N + 4;
+    static constexpr u32 STAGES = 2;
+
+  public:
+    union alignas(16) Shared {
+        struct Stage {
+            u16 a[A_ITEMS];
+            u16 b[B_ITEMS];
+        } stage[STAGES];
+        float out[WARPS_M * WARPS_N][16 * OUT_LD];
+    };
+    static_assert(sizeof(Shared) <= 48 * 1024, "what a kernel gets without asking");
+
+    IRIS_DEVICE explicit MmaSync(Shared& shared) : shared(shared) {}
+
+    IRIS_DEVICE void clear() {
+        IRIS_UNROLL
+        for (u32 i = 0; i < FRAGMENTS_M; ++i) {
+            IRIS_UNROLL
+            for (u32 j = 0; j < FRAGMENTS_N; ++j) {
+                IRIS_UNROLL
+                for (u32 e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
+            }
+        }
+    }
+
+    IRIS_DEVICE void multiply(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
+        const u32 steps = div_up(depth, TILE_K);
+        if (steps == 0) return;
+        port::barrier(Site::Body);
+        load(0, a, b, rows, cols, 0, depth);
+        for (u32 step = 0; step < steps; ++step) {
+            if (step + 1 < steps) load((step + 1) % STAGES, a, b, rows, cols, step + 1, depth);
+            else commit();
+            // All but the newest group have come.
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            port::barrier(Site::Body);
+            compute(shared.stage[step % STAGES], a.transposed, b.transposed);
+            port::barrier(Site::Body);
+        }
+    }
+
+    /// Through shared memory, 16 rows of a warp at a time, so that a sink gets whole vectors and
+    /// neighbouring lanes neighbouring ones.
+    template <class Sink> IRIS_DEVICE void emit(Sink sink) {
+        port::barrier(Site::Body);
+        const u32 lane = port::lane() % WARP, warp = port::lane() / WARP;
+        const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
+        float* out = shared.out[warp];
+        constexpr u32 ACROSS = WARP_N / WIDTH;
+        // The sink stands in the code once; registers need constant indices, hence the inner loop.
+        IRIS_NO_UNROLL
+        for (u32 i = 0; i < FRAGMENTS_M; ++i) {
+            IRIS_UNROLL
+            for (u32 f = 0; f < FRAGMENTS_M; ++f) {
+                if (f == i) put_fragments(out + lane / 4 * OUT_LD + lane % 4 * 2, sums[f]);
+            }
+            __syncwarp();
+            IRIS_NO_UNROLL
+            for (u32 vector = lane; vector < 16 * ACROSS; vector += WARP) {
+                const float* from = out + vector / ACROSS * OUT_LD + vector % ACROSS * WIDTH;
+                Values values;
+                IRIS_UNROLL
+                for (u32 e = 0; e < WIDTH; ++e) values.v[e] = from[e];
+                sink(row + i * 16 + vector / ACROSS, col + vector % ACROSS * WIDTH, values);
+            }
+            __syncwarp();
+        }
+    }
+
+  private:
+    IRIS_DEVICE static void put_fragments(float* first, const float (&row)[FRAGMENTS_N][4]) {
+        IRIS_UNROLL
+        for (u32 j = 0; j < FRAGMENTS_N; ++j) {
+            first[j * 8] = row[j][0];
+            first[j * 8 + 1] = row[j][1];
+            first[j * 8 + 8 * OUT_LD] = row[j][2];
+            first[j * 8 + 8 * OUT_LD + 1] = row[j][3];
+        }
+    }
+    IRIS_DEVICE static u32 shared_address(const void* pointer) {
+        return static_cast<u32>(__cvta_generic_to_shared(pointer));
+    }
+    IRIS_DEVICE static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+    /// Eight items that lie side by side in memory, of which `count` exist, to shared memory.
+    IRIS_DEVICE static void load_vector(u16* to, u64 from, u32 count) {
+        if (count >= WIDTH && (from & 15) == 0) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
+                         "l"(from)
+                         : "memory");
+            return;
+        }
+        Vec16 all;
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 low = 2 * i < count ? port::read<u16>(from + 4 * i) : 0;
+            const u32 high = 2 * i + 1 < count ? port::read<u16>(from + 4 * i + 2) : 0;
+            all.word[i] = low | high << 16;
+        }
+        *reinterpret_cast<Vec16*>(to) = all;
+    }
+
+    /// A matrix of `OUTER` lines of `INNER` items that lie side by side; `outer`, `inner` exist.
+    template <u32 OUTER, u32 INNER>
+    IRIS_DEVICE static void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
+        constexpr u32 ACROSS = INNER / WIDTH, TOTAL = OUTER * ACROSS;
+        IRIS_UNROLL
+        for (u32 i = 0; i < (TOTAL + LANES - 1) / LANES; ++i) {
+            const u32 vector = port::lane() + i * LANES;
+            if (TOTAL % LANES != 0 && vector >= TOTAL) break;
+            const u32 line = vector / ACROSS, item = vector % ACROSS * WIDTH;
+            const u32 count = line < outer && item < inner ? inner - item : 0;
+            load_vector(to + line * (INNER + PAD) + item, from + (line * ld + item) * 2, count);
+        }
+    }
+
+    IRIS_DEVICE void load(u32 stage, const View& a, const View& b, u32 rows, u32 cols, u32 step,
+                          u32 depth) {
+        const u32 k = step * TILE_K, left = depth - k;
+        auto& to = shared.stage[stage];
+        if (a.transposed) load_lines<TILE_K, TILE_M>(to.a, a.at(0, k), a.ld, left, rows);
+        else load_lines<TILE_M, TILE_K>(to.a, a.at(0, k), a.ld, rows, left);
+        if (b.transposed) load_lines<TILE_N, TILE_K>(to.b, b.at(k, 0), b.ld, cols, left);
+        else load_lines<TILE_K, TILE_N>(to.b, b.at(k, 0), b.ld, left, cols);
+        commit();
+    }
+
+    IRIS_DEVICE static void load_matrices(u32 (&to)[4], u32 address, bool across) {
+        if (across) {
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                         : "r"(address)
+                         : "memory");
+        } else {
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                         : "r"(address)
+                         : "memory");
+        }
+    }
+
+    IRIS_DEVICE static void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        if constexpr (DTYPE == BF16) {
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        } else {
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        }
+    }
+
+    IRIS_DEVICE void compute(const Shared::Stage& stage, bool a_across, bool b_across) {
+        const u32 lane = port::lane() % WARP, warp = port::lane() / WARP;
+        const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
+        // Lane l gives the address of line l % 8 of 8 x 8 matrix l / 8. Those of a fragment of A
+        // are, in order: rows 0, rows 8, then the same 8 deeper; of B: depth 0, depth 8, then the
+        // same for the next fragment.
+        const u32 line = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
+        // A warp with one fragment of B takes it twice: there may be nothing beside it.
+        const u32 next = FRAGMENTS_N == 1 ? 0 : high;
+        const u32 a_ld = a_across ? TILE_M + PAD : TILE_K + PAD;
+        const u32 b_ld = b_across ? TILE_K + PAD : TILE_N + PAD;
+        const u32 a_first = a_across ? (high + line) * a_ld + row + low
+                                     : (row + low + line) * a_ld + high;
+        const u32 b_first = b_across ? (col + next + line) * b_ld + low
+                                     : (low + line) * b_ld + col + next;
+        const u32 a_row = a_across ? 16 : 16 * a_ld, a_depth = a_across ? 16 * a_ld : 16;
+        const u32 b_col = b_across ? 16 * b_ld : 16, b_depth = b_across ? 16 : 16 * b_ld;
+        const u32 a_at = shared_address(stage.a) + a_first * 2;
+        const u32 b_at = shared_address(stage.b) + b_first * 2;
+        IRIS_UNROLL
+        for (u32 d = 0; d < TILE_K / 16; ++d) {
+            u32 left[FRAGMENTS_M][4], right[(FRAGMENTS_N + 1) / 2][4];
+            IRIS_UNROLL
+            for (u32 i = 0; i < FRAGMENTS_M; ++i) {
+                load_matrices(left[i], a_at + (i * a_row + d * a_depth) * 2, a_across);
+            }
+            IRIS_UNROLL
+            for (u32 j = 0; j < (FRAGMENTS_N + 1) / 2; ++j) {
+                load_matrices(right[j], b_at + (j * b_col + d * b_depth) * 2, !b_across);
+            }
+            IRIS_UNROLL
+            for (u32 i = 0; i < FRAGMENTS_M; ++i) {
+                IRIS_UNROLL
+                for (u32 j = 0; j < FRAGMENTS_N; ++j) {
+                    multiply_add(sums[i][j], left[i], right[j / 2][j % 2 * 2],
+                                 right[j / 2][j % 2 * 2 + 1]);
+                }
+            }
+        }
+    }
+
+    Shared& shared;
+    float sums[FRAGMENTS_M][FRAGMENTS_N][4];
+};
+
+} // namespace iris
+
+#endif

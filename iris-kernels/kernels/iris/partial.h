@@ -1,0 +1,75 @@
+// What the bodies of ops share: where slots lie, and where the partial of a tile comes from.
+#ifndef IRIS_PARTIAL_H
+#define IRIS_PARTIAL_H
+
+#include "iris/values.h"
+
+namespace iris {
+
+/// Addresses of what an op keeps at a rank.
+struct Places {
+    const OpArgs& args;
+
+    /// What `source` sent to `at` as number `place`.
+    IRIS_DEVICE View slot(u32 at, u32 source, u32 place, u32 parity, u32 dtype) const {
+        const u64 index = (u64(parity) * args.sources + source) * args.max_tiles + place;
+        const u64 address = args.heap.address(at, args.inbox + index * args.slot);
+        return View::slot(address, args.tile_n, dtype);
+    }
+    /// The result of `tile` at `at`.
+    IRIS_DEVICE View result(u32 at, u32 tile, u32 parity) const {
+        const u64 index = u64(parity) * args.max_results + tile;
+        const u64 address = args.heap.address(at, args.results + index * args.result_slot);
+        return View::slot(address, args.tile_n, args.c.dtype);
+    }
+    /// The f32 sum of `tile` at its owner.
+    IRIS_DEVICE View workspace(u32 owner, u32 tile, u32 parity) const {
+        const u64 place = u64(parity) * args.max_tiles + tile / args.channel.size;
+        const u64 bytes = u64(args.tile_m) * args.tile_n * 4;
+        return View::slot(args.heap.address(owner, args.workspace + place * bytes), args.tile_n, F32);
+    }
+    /// C of rank `at`, which has it at the same offset.
+    IRIS_DEVICE View peers_c(u32 at) const {
+        View c = View::of(args.c);
+        c.address = c.address - args.heap.data[args.heap.rank] + args.heap.data[at];
+        return c;
+    }
+};
+
+IRIS_DEVICE Grid grid_of(const OpArgs& args) {
+    return Grid{args.m, args.n, args.tile_m, args.tile_n};
+}
+IRIS_DEVICE SplitGrid split_of(const OpArgs& args) {
+    return SplitGrid{grid_of(args), args.channel.size};
+}
+
+/// Count bytes written to or read from a peer.
+IRIS_DEVICE void count_bytes(const OpArgs& args, Counter counter, u64 bytes) {
+    if (args.counters == 0 || port::lane() != 0) return;
+    Trace(0, 0, args.counters, 0).add(counter, bytes);
+}
+
+/// Partials that are the elements of A.
+class LoadProducer {
+  public:
+    struct Shared {};
+    IRIS_DEVICE LoadProducer(const OpArgs& args, Shared&) : args(args) {}
+
+    IRIS_DEVICE void produce(const Tile& at) { area = at; }
+
+    template <class Sink> IRIS_DEVICE void emit(Sink sink) {
+        const View from = View::of(args.a).from(area.row, area.col);
+        for_each_vector(area.rows, area.cols, [&](u32 row, u32 col, u32 count) {
+            Values values = from.load(row, col, count);
+            sink(row, col, count, values);
+        });
+    }
+
+  private:
+    const OpArgs& args;
+    Tile area;
+};
+
+} // namespace iris
+
+#endif

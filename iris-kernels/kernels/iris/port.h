@@ -1,0 +1,127 @@
+// The one place that knows vendors: CUDA (NVRTC or nvcc), HIP (hiprtc or clang) and a host compiler.
+//
+// Everything else under kernels/ is one language over the names defined here. The host form calls
+// a hook (port_host.h) for every atomic, every access to shared data, every barrier and every wait,
+// so that a model checker can run the same protocol source that runs on the device.
+//
+// Addresses are 64-bit integers of global memory. Data that peers write during a kernel is read
+// with plain loads, never with non-coherent ones: read() and write() below are the only way.
+#ifndef IRIS_PORT_H
+#define IRIS_PORT_H
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define IRIS_PORT_CUDA 1
+#elif defined(__HIP__) || defined(__HIPCC_RTC__)
+#define IRIS_PORT_HIP 1
+#else
+#define IRIS_PORT_HOST 1
+#endif
+
+#if IRIS_PORT_CUDA
+#define IRIS_DEVICE __device__ __forceinline__
+// Functions on the way out of a call: kept apart, for the size of the code.
+#define IRIS_COLD static __device__ __noinline__
+#define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_LANES)
+#define IRIS_ARGS const __grid_constant__
+#define IRIS_SHARED(type, name) __shared__ type name
+#define IRIS_UNROLL _Pragma("unroll")
+#define IRIS_NO_UNROLL _Pragma("unroll 1")
+#define IRIS_HAS_MMA_SYNC 1
+#define IRIS_OFFSET_OF(type, member) __INTADDR__(&static_cast<type*>(nullptr)->member)
+#ifndef IRIS_LANES
+#define IRIS_LANES 256
+#endif
+#elif IRIS_PORT_HIP
+#define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define IRIS_COLD IRIS_DEVICE
+#define IRIS_KERNEL                                                                                \
+    extern "C" __attribute__((global))                                                             \
+    __attribute__((amdgpu_flat_work_group_size(1, IRIS_LANES))) void
+#define IRIS_ARGS const
+#define IRIS_SHARED(type, name) static __attribute__((shared)) type name
+#define IRIS_UNROLL _Pragma("unroll")
+#define IRIS_NO_UNROLL _Pragma("unroll 1")
+#define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
+#ifndef IRIS_LANES
+#define IRIS_LANES 256
+#endif
+#else
+#define IRIS_DEVICE inline
+#define IRIS_COLD inline
+#define IRIS_KERNEL extern "C" void
+#define IRIS_ARGS const
+#define IRIS_SHARED(type, name) type& name = *static_cast<type*>(iris_hook_shared(sizeof(type)))
+#define IRIS_UNROLL
+#define IRIS_NO_UNROLL
+#define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
+#ifndef IRIS_LANES
+#define IRIS_LANES 1
+#endif
+#endif
+
+namespace iris {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i32 = int;
+using i64 = long long;
+
+/// Memory order of an access, in the sense of C++11.
+enum class Order : int { Relaxed, Acquire, Release, AcqRel };
+
+/// Who can see an access: the workgroups of one device, or every device and the host.
+enum class Scope : int { Device, System };
+
+/// A read-modify-write.
+enum class Rmw : int { Add, Exchange, And, Or, Xor, Min, Max };
+
+/// The barriers of a workgroup, by where they stand: a model can leave one out.
+enum class Site : int {
+    /// Before a signal: the stores of all lanes come before it.
+    Signal,
+    /// Before a flag of the staging buffer, likewise.
+    Flag,
+    /// Before a lock is given back, likewise.
+    LockGive,
+    /// Before a lane arrives at a device barrier, likewise.
+    Arrive,
+    /// After a wait of one lane: what it acquired, all lanes have.
+    Waited,
+    /// Before a workgroup counts itself out.
+    Finish,
+    /// In the body of an op, around its own shared memory or scratch.
+    Body,
+};
+
+/// Which deadline a wait has: until a peer enters a call, or until it makes progress.
+enum class Limit : int { Entry, Progress };
+
+/// What a workgroup is doing, for traces.
+enum class Span : int { Fetch, Gemm, Wait, Signal, Reduce };
+
+/// Sixteen bytes, the widest access.
+struct alignas(16) Vec16 {
+    u32 word[4];
+};
+
+/// Lanes of a workgroup of the kernels here.
+constexpr u32 LANES = IRIS_LANES;
+
+/// Access number of an access that is not one of the protocols'.
+constexpr int USER_ACCESS = -1;
+
+} // namespace iris
+
+#if IRIS_PORT_CUDA
+#include "iris/port_cuda.h"
+#include "iris/port_device.h"
+#elif IRIS_PORT_HIP
+#include "iris/port_hip.h"
+#include "iris/port_device.h"
+#else
+#include "iris/port_host.h"
+#endif
+
+#endif

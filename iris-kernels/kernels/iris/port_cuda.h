@@ -1,0 +1,202 @@
+// The CUDA form of port.h: PTX with the order and scope written out. No header of CUDA is needed.
+#ifndef IRIS_PORT_CUDA_H
+#define IRIS_PORT_CUDA_H
+
+namespace iris::port {
+
+IRIS_DEVICE u32 lane() { return threadIdx.x; }
+IRIS_DEVICE u32 lanes() { return blockDim.x; }
+IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
+IRIS_DEVICE u32 workgroups() { return gridDim.x; }
+
+IRIS_DEVICE void barrier(Site) { __syncthreads(); }
+IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
+
+/// Nanoseconds of the clock that all devices of a host share.
+IRIS_DEVICE u64 now() {
+    u64 value;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+    return value;
+}
+
+/// Between two looks at a word: poll hard at first, then leave the memory system alone.
+IRIS_DEVICE void pause(u32 spins) {
+    if (spins >= 64) asm volatile("nanosleep.u32 64;" ::: "memory");
+}
+
+/// Up to this many nanoseconds of sleep.
+IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }
+
+// One statement for each combination that exists, since an instruction is spelled in one literal.
+#define IRIS_LOAD(order, scope, type, constraint)                                                  \
+    asm volatile("ld." order "." scope ".global." type " %0, [%1];"                                \
+                 : "=" constraint(value)                                                           \
+                 : "l"(address)                                                                    \
+                 : "memory")
+#define IRIS_STORE(order, scope, type, constraint)                                                 \
+    asm volatile("st." order "." scope ".global." type " [%0], %1;" ::"l"(address),                \
+                 constraint(value)                                                                 \
+                 : "memory")
+#define IRIS_RMW(order, scope, op, constraint)                                                     \
+    asm volatile("atom." order "." scope ".global." op " %0, [%1], %2;"                            \
+                 : "=" constraint(old)                                                             \
+                 : "l"(address), constraint(value)                                                 \
+                 : "memory")
+#define IRIS_CAS(order, scope, type, constraint)                                                   \
+    asm volatile("atom." order "." scope ".global.cas." type " %0, [%1], %2, %3;"                  \
+                 : "=" constraint(old)                                                             \
+                 : "l"(address), constraint(expected), constraint(value)                           \
+                 : "memory")
+#define IRIS_BOTH_SCOPES(macro, order, what, constraint)                                           \
+    if constexpr (S == Scope::System) macro(order, "sys", what, constraint);                       \
+    else macro(order, "gpu", what, constraint)
+#define IRIS_ALL_ORDERS(macro, what, constraint)                                                   \
+    if constexpr (O == Order::Relaxed) {                                                           \
+        IRIS_BOTH_SCOPES(macro, "relaxed", what, constraint);                                      \
+    } else if constexpr (O == Order::Acquire) {                                                    \
+        IRIS_BOTH_SCOPES(macro, "acquire", what, constraint);                                      \
+    } else if constexpr (O == Order::Release) {                                                    \
+        IRIS_BOTH_SCOPES(macro, "release", what, constraint);                                      \
+    } else {                                                                                       \
+        IRIS_BOTH_SCOPES(macro, "acq_rel", what, constraint);                                      \
+    }
+
+#define IRIS_ATOMICS(T, type, bits, constraint)                                                    \
+    template <Order O, Scope S> IRIS_DEVICE T load(u64 address, T*, int) {                         \
+        static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire"); \
+        T value;                                                                                   \
+        if constexpr (O == Order::Relaxed) {                                                       \
+            IRIS_BOTH_SCOPES(IRIS_LOAD, "relaxed", type, constraint);                              \
+        } else {                                                                                   \
+            IRIS_BOTH_SCOPES(IRIS_LOAD, "acquire", type, constraint);                              \
+        }                                                                                          \
+        return value;                                                                              \
+    }                                                                                              \
+    template <Order O, Scope S> IRIS_DEVICE void store(u64 address, T value, int) {                \
+        static_assert(O == Order::Relaxed || O == Order::Release,                                  \
+                      "a store is relaxed or release");                                            \
+        if constexpr (O == Order::Relaxed) {                                                       \
+            IRIS_BOTH_SCOPES(IRIS_STORE, "relaxed", type, constraint);                             \
+        } else {                                                                                   \
+            IRIS_BOTH_SCOPES(IRIS_STORE, "release", type, constraint);                             \
+        }                                                                                          \
+    }                                                                                              \
+    template <Rmw R, Order O, Scope S> IRIS_DEVICE T rmw(u64 address, T value, int) {              \
+        T old;                                                                                     \
+        if constexpr (R == Rmw::Add) {                                                             \
+            IRIS_ALL_ORDERS(IRIS_RMW, "add.u" bits, constraint);                                   \
+        } else if constexpr (R == Rmw::Exchange) {                                                 \
+            IRIS_ALL_ORDERS(IRIS_RMW, "exch.b" bits, constraint);                                  \
+        } else if constexpr (R == Rmw::And) {                                                      \
+            IRIS_ALL_ORDERS(IRIS_RMW, "and.b" bits, constraint);                                   \
+        } else if constexpr (R == Rmw::Or) {                                                       \
+            IRIS_ALL_ORDERS(IRIS_RMW, "or.b" bits, constraint);                                    \
+        } else if constexpr (R == Rmw::Xor) {                                                      \
+            IRIS_ALL_ORDERS(IRIS_RMW, "xor.b" bits, constraint);                                   \
+        } else if constexpr (R == Rmw::Min) {                                                      \
+            IRIS_ALL_ORDERS(IRIS_RMW, "min.s" bits, constraint);                                   \
+        } else {                                                                                   \
+            IRIS_ALL_ORDERS(IRIS_RMW, "max.s" bits, constraint);                                   \
+        }                                                                                          \
+        return old;                                                                                \
+    }                                                                                              \
+    template <Order O, Scope S>                                                                    \
+    IRIS_DEVICE T compare_exchange(u64 address, T expected, T value, int) {                        \
+        T old;                                                                                     \
+        IRIS_ALL_ORDERS(IRIS_CAS, "b" bits, constraint);                                           \
+        return old;                                                                                \
+    }
+
+IRIS_ATOMICS(i32, "s32", "32", "r")
+IRIS_ATOMICS(i64, "s64", "64", "l")
+
+/// Add to an f32, relaxed; nobody asks for the old value.
+template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
+    if constexpr (S == Scope::System) {
+        asm volatile("red.relaxed.sys.global.add.f32 [%0], %1;" ::"l"(address), "f"(value)
+                     : "memory");
+    } else {
+        asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(address), "f"(value)
+                     : "memory");
+    }
+}
+
+/// Orders all accesses of this lane before it against those after it.
+template <Order O, Scope S> IRIS_DEVICE void fence() {
+    static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
+    if constexpr (S == Scope::System) asm volatile("fence.acq_rel.sys;" ::: "memory");
+    else asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+#undef IRIS_ATOMICS
+#undef IRIS_ALL_ORDERS
+#undef IRIS_BOTH_SCOPES
+#undef IRIS_CAS
+#undef IRIS_RMW
+#undef IRIS_STORE
+#undef IRIS_LOAD
+
+/// Plain data of 2, 4, 8 or 16 bytes, ordered by a release and an acquire of some word.
+template <class T> IRIS_DEVICE T read(u64 address) {
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    if constexpr (sizeof(T) == 16) {
+        Vec16 v;
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                     : "l"(address)
+                     : "memory");
+        return __builtin_bit_cast(T, v);
+    } else if constexpr (sizeof(T) == 8) {
+        u64 v;
+        asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(address) : "memory");
+        return __builtin_bit_cast(T, v);
+    } else if constexpr (sizeof(T) == 4) {
+        u32 v;
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+        return __builtin_bit_cast(T, v);
+    } else {
+        u16 v;
+        asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(address) : "memory");
+        return __builtin_bit_cast(T, v);
+    }
+}
+
+template <class T> IRIS_DEVICE void write(u64 address, T value) {
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    if constexpr (sizeof(T) == 16) {
+        Vec16 v = __builtin_bit_cast(Vec16, value);
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.word[0]),
+                     "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+                     : "memory");
+    } else if constexpr (sizeof(T) == 8) {
+        u64 v = __builtin_bit_cast(u64, value);
+        asm volatile("st.global.u64 [%0], %1;" ::"l"(address), "l"(v) : "memory");
+    } else if constexpr (sizeof(T) == 4) {
+        u32 v = __builtin_bit_cast(u32, value);
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(v) : "memory");
+    } else {
+        u16 v = __builtin_bit_cast(u16, value);
+        asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(v) : "memory");
+    }
+}
+
+// Between 16-bit formats, as bits, and f32: to nearest, ties to even.
+IRIS_DEVICE float half_to_float(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+IRIS_DEVICE u16 float_to_half(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+IRIS_DEVICE u16 float_to_bfloat(float value) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+} // namespace iris::port
+
+#endif

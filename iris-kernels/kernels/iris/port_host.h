@@ -1,0 +1,179 @@
+// The host form of port.h: every access to shared memory, every barrier and every wait is a call of
+// a hook, which a model checker or a test harness defines. Orders and scopes come as constants of
+// the one table (see sync.h) together with the number of the access, so that a mutant can replace
+// them; no mutant exists in the device forms.
+//
+// Hooks may unwind (in Rust: extern "C-unwind"); compile with -fexceptions.
+#ifndef IRIS_PORT_HOST_H
+#define IRIS_PORT_HOST_H
+
+extern "C" {
+
+// Enumerations travel as int: order, scope, site, limit, span and op as in port.h, access as
+// iris::Access in sync.h or -1. All lanes of a workgroup are threads of their own.
+iris::u32 iris_hook_lane(void);
+iris::u32 iris_hook_lanes(void);
+iris::u32 iris_hook_workgroup(void);
+iris::u32 iris_hook_workgroups(void);
+/// Block barrier of the workgroup; returns whether all lanes said ok.
+int iris_hook_vote(int ok, int site);
+iris::u64 iris_hook_now(void);
+void iris_hook_pause(iris::u32 spins);
+/// Whether a wait, `spins` looks old, is over its deadline of `ns`.
+int iris_hook_expired(int limit, iris::u32 spins, iris::u64 ns);
+/// Whether a word that holds `seen` counts as set by call `want` or later; `answer` is the truth.
+int iris_hook_reached(int access, iris::i32 want, iris::i32 seen, int answer);
+
+/// What the host of this rank tells its kernels: 0 to go on.
+iris::i32 iris_hook_host_abort(iris::u64 control);
+/// Keep these eight words of a fault, unless one is kept already.
+void iris_hook_record(iris::u64 control, const iris::i32* words);
+
+iris::i32 iris_hook_load32(iris::u64 address, int order, int scope, int access);
+void iris_hook_store32(iris::u64 address, iris::i32 value, int order, int scope, int access);
+iris::i32 iris_hook_rmw32(iris::u64 address, int op, iris::i32 value, int order, int scope,
+                          int access);
+iris::i32 iris_hook_cas32(iris::u64 address, iris::i32 expected, iris::i32 value, int order,
+                          int scope, int access);
+iris::i64 iris_hook_load64(iris::u64 address, int order, int scope, int access);
+void iris_hook_store64(iris::u64 address, iris::i64 value, int order, int scope, int access);
+iris::i64 iris_hook_rmw64(iris::u64 address, int op, iris::i64 value, int order, int scope,
+                          int access);
+iris::i64 iris_hook_cas64(iris::u64 address, iris::i64 expected, iris::i64 value, int order,
+                          int scope, int access);
+void iris_hook_add_f32(iris::u64 address, float value, int scope);
+void iris_hook_fence(int order, int scope);
+
+/// Plain data of 2, 4, 8 or 16 bytes.
+void iris_hook_read(iris::u64 address, void* value, iris::u32 bytes);
+void iris_hook_write(iris::u64 address, const void* value, iris::u32 bytes);
+/// The shared memory of the workgroup, at least so long and aligned to 16 bytes.
+void* iris_hook_shared(iris::u64 bytes);
+}
+
+namespace iris::port {
+
+inline u32 lane() { return iris_hook_lane(); }
+inline u32 lanes() { return iris_hook_lanes(); }
+inline u32 workgroup() { return iris_hook_workgroup(); }
+inline u32 workgroups() { return iris_hook_workgroups(); }
+
+inline void barrier(Site site) { iris_hook_vote(1, static_cast<int>(site)); }
+inline bool vote(bool ok, Site site) { return iris_hook_vote(ok, static_cast<int>(site)) != 0; }
+
+inline u64 now() { return iris_hook_now(); }
+inline void pause(u32 spins) { iris_hook_pause(spins); }
+inline void sleep(u32) { iris_hook_pause(0); }
+
+template <Order O, Scope S> inline i32 load(u64 address, i32*, int access) {
+    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire");
+    return iris_hook_load32(address, static_cast<int>(O), static_cast<int>(S), access);
+}
+template <Order O, Scope S> inline i64 load(u64 address, i64*, int access) {
+    static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire");
+    return iris_hook_load64(address, static_cast<int>(O), static_cast<int>(S), access);
+}
+template <Order O, Scope S> inline void store(u64 address, i32 value, int access) {
+    static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
+    iris_hook_store32(address, value, static_cast<int>(O), static_cast<int>(S), access);
+}
+template <Order O, Scope S> inline void store(u64 address, i64 value, int access) {
+    static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
+    iris_hook_store64(address, value, static_cast<int>(O), static_cast<int>(S), access);
+}
+template <Rmw R, Order O, Scope S> inline i32 rmw(u64 address, i32 value, int access) {
+    return iris_hook_rmw32(address, static_cast<int>(R), value, static_cast<int>(O),
+                           static_cast<int>(S), access);
+}
+template <Rmw R, Order O, Scope S> inline i64 rmw(u64 address, i64 value, int access) {
+    return iris_hook_rmw64(address, static_cast<int>(R), value, static_cast<int>(O),
+                           static_cast<int>(S), access);
+}
+template <Order O, Scope S>
+inline i32 compare_exchange(u64 address, i32 expected, i32 value, int access) {
+    return iris_hook_cas32(address, expected, value, static_cast<int>(O), static_cast<int>(S),
+                           access);
+}
+template <Order O, Scope S>
+inline i64 compare_exchange(u64 address, i64 expected, i64 value, int access) {
+    return iris_hook_cas64(address, expected, value, static_cast<int>(O), static_cast<int>(S),
+                           access);
+}
+template <Scope S> inline void add_f32(u64 address, float value) {
+    iris_hook_add_f32(address, value, static_cast<int>(S));
+}
+template <Order O, Scope S> inline void fence() {
+    static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
+    iris_hook_fence(static_cast<int>(O), static_cast<int>(S));
+}
+
+template <class T> inline T read(u64 address) {
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    T value;
+    iris_hook_read(address, &value, sizeof(T));
+    return value;
+}
+template <class T> inline void write(u64 address, T value) {
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
+    iris_hook_write(address, &value, sizeof(T));
+}
+
+// Between 16-bit formats, as bits, and f32: to nearest, ties to even.
+inline float half_to_float(u16 bits) {
+    const u32 sign = static_cast<u32>(bits & 0x8000) << 16;
+    const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
+    if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000 | fraction << 13);
+    // A fraction alone counts in units of 2^-24.
+    if (exponent == 0) {
+        const float value = static_cast<float>(fraction) * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    return __builtin_bit_cast(float, sign | (exponent + 112) << 23 | fraction << 13);
+}
+inline u16 float_to_half(float value) {
+    const u32 bits = __builtin_bit_cast(u32, value);
+    const u16 sign = static_cast<u16>(bits >> 16 & 0x8000);
+    const u32 size = bits & 0x7fffffff;
+    if (size > 0x7f800000) return sign | 0x7e00;
+    if (size >= 0x477ff000) return sign | 0x7c00;
+    if (size < 0x38800000) {
+        // Below the normal range: adding 1/2 leaves the value in units of 2^-24, rounded to even.
+        const float shifted = __builtin_bit_cast(float, size) + 0.5f;
+        return static_cast<u16>(sign | (__builtin_bit_cast(u32, shifted) - 0x3f000000));
+    }
+    return static_cast<u16>(sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13));
+}
+inline u16 float_to_bfloat(float value) {
+    const u32 bits = __builtin_bit_cast(u32, value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<u16>(bits >> 16 | 0x40);
+    return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/// The clock of a wait, which the hook keeps: it begins where `spins` is 0.
+class Deadline {
+  public:
+    Deadline(u64 entry_ns, u64 progress_ns) : limits{entry_ns, progress_ns} {}
+
+    /// A model looks at everything each time.
+    static bool look_around(u32) { return true; }
+
+    bool expired(Limit limit, u32 spins) {
+        return iris_hook_expired(static_cast<int>(limit), spins,
+                                 limits[static_cast<int>(limit)]) != 0;
+    }
+
+  private:
+    u64 limits[2];
+};
+
+inline i32 host_abort(u64 control) { return iris_hook_host_abort(control); }
+inline void keep_fault(u64 control, const i32 (&words)[8]) { iris_hook_record(control, words); }
+
+/// Models override comparisons here.
+inline bool reached(int access, i32 want, i32 seen, bool answer) {
+    return iris_hook_reached(access, want, seen, answer) != 0;
+}
+
+} // namespace iris::port
+
+#endif

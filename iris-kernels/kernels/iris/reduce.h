@@ -1,0 +1,155 @@
+// The body of all-reduce (one_shot, two_shot) and reduce-scatter, over a producer of partials.
+#ifndef IRIS_REDUCE_H
+#define IRIS_REDUCE_H
+
+#include "iris/partial.h"
+
+namespace iris {
+
+/// Which tiles there are, who owns them, and in which order their partials are added.
+struct OneShotPlan {
+    /// All ranks add up all tiles: 0, 1, 2 ...
+    static constexpr bool OWN_FIRST = false;
+    Grid grid;
+    IRIS_DEVICE explicit OneShotPlan(const OpArgs& args) : grid(grid_of(args)) {}
+    IRIS_DEVICE u32 tiles() const { return grid.tiles(); }
+    IRIS_DEVICE Tile tile(u32 tile) const { return grid.tile(tile); }
+    IRIS_DEVICE Tile result(u32 tile) const { return grid.tile(tile); }
+    IRIS_DEVICE u32 place(u32 tile) const { return tile; }
+};
+
+struct TwoShotPlan {
+    /// Owners take turns; own partial first, then ascending.
+    static constexpr bool OWN_FIRST = true;
+    Grid grid;
+    u32 size;
+    IRIS_DEVICE explicit TwoShotPlan(const OpArgs& args)
+        : grid(grid_of(args)), size(args.channel.size) {}
+    IRIS_DEVICE u32 tiles() const { return grid.tiles(); }
+    IRIS_DEVICE u32 owner(u32 tile) const { return owner_of(tile, size); }
+    IRIS_DEVICE Tile tile(u32 tile) const { return grid.tile(tile); }
+    IRIS_DEVICE Tile result(u32 tile) const { return grid.tile(tile); }
+    IRIS_DEVICE u32 place(u32 tile) const { return tile / size; }
+};
+
+struct ScatterPlan {
+    /// Owners have blocks of rows; own partial first, then ascending.
+    static constexpr bool OWN_FIRST = true;
+    SplitGrid split;
+    IRIS_DEVICE explicit ScatterPlan(const OpArgs& args) : split(split_of(args)) {}
+    IRIS_DEVICE u32 tiles() const { return split.tiles(); }
+    IRIS_DEVICE u32 owner(u32 tile) const { return split.owner(tile); }
+    /// Where the tile lies in the whole product.
+    IRIS_DEVICE Tile tile(u32 tile) const { return split.tile(tile); }
+    /// Where it lies in C of the rank that adds it up.
+    IRIS_DEVICE Tile result(u32 tile) const {
+        return split.part(owner(tile)).tile(place(tile));
+    }
+    /// Its place in an inbox.
+    IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(owner(tile)); }
+};
+
+template <class Plan, class Producer> class ReduceBody {
+  public:
+    IRIS_DEVICE ReduceBody(const OpArgs& args, typename Producer::Shared& shared)
+        : plan(args), args(args), places{args}, producer(args, shared) {}
+
+    const Plan plan;
+
+    IRIS_DEVICE void produce(u32 tile) { producer.produce(plan.tile(tile)); }
+
+    IRIS_DEVICE void keep(u32 tile, u32 parity) { put(me(), tile, parity); }
+
+    IRIS_DEVICE void push(u32 peer, u32 tile, u32 parity) {
+        if constexpr (Plan::OWN_FIRST) {
+            put(peer, tile, parity);
+        } else {
+            // What keep has left in our own slot goes to everybody.
+            port::barrier(Site::Body);
+            const Tile area = plan.tile(tile);
+            copy_view(slot(peer, me(), tile, parity), slot(me(), me(), tile, parity), area.rows,
+                      area.cols);
+        }
+        count_bytes(args, Counter::Pushed, bytes_of(plan.tile(tile), args.wire));
+    }
+
+    /// In the order of the plan, this rank's own partial after its rounding too: the same bits
+    /// wherever it is done.
+    IRIS_DEVICE void reduce(u32 tile, u32 parity) {
+        // Our own partial, which other lanes have written.
+        port::barrier(Site::Body);
+        const Tile at = plan.result(tile);
+        const View c = View::of(args.c).from(at.row, at.col);
+        const u32 first = Plan::OWN_FIRST ? me() : 0;
+        const View start = slot(me(), first, tile, parity);
+        for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
+            Values sum = start.load(row, col, count);
+            for (u32 source = 0; source < args.channel.size; ++source) {
+                if (source == first) continue;
+                const Values part = slot(me(), source, tile, parity).load(row, col, count);
+                IRIS_UNROLL
+                for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
+            }
+            finish_values(args, at.col + col, count, sum);
+            c.store(row, col, count, sum);
+        });
+    }
+
+    IRIS_DEVICE void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
+        // The result, which other lanes have written to C.
+        port::barrier(Site::Body);
+        const Tile area = plan.tile(tile);
+        const View to = direct ? places.peers_c(peer).from(area.row, area.col)
+                               : places.result(peer, tile, parity);
+        copy_view(to, View::of(args.c).from(area.row, area.col), area.rows, area.cols);
+        count_bytes(args, Counter::Pushed, bytes_of(area, args.c.dtype));
+    }
+
+    IRIS_DEVICE void take_result(u32 tile, u32 parity) {
+        const Tile area = plan.tile(tile);
+        copy_view(View::of(args.c).from(area.row, area.col), places.result(me(), tile, parity),
+                  area.rows, area.cols);
+    }
+
+  private:
+    IRIS_DEVICE u32 me() const { return args.channel.rank; }
+    IRIS_DEVICE View slot(u32 at, u32 source, u32 tile, u32 parity) const {
+        return places.slot(at, source, plan.place(tile), parity, args.wire);
+    }
+    /// Write the partial at hand to this rank's place at `at`, rounded to the wire's type.
+    IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
+        const View to = slot(at, me(), tile, parity);
+        producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
+            to.store(row, col, count, values);
+        });
+    }
+
+    const OpArgs& args;
+    const Places places;
+    Producer producer;
+};
+
+/// The kernels, over either producer.
+template <class Producer>
+IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
+    ReduceBody<OneShotPlan, Producer> body(args, shared);
+    flow::one_shot(launch_of(args), body.plan.tiles(), body);
+}
+
+template <class Producer>
+IRIS_DEVICE void run_two_shot(const OpArgs& args, typename Producer::Shared& shared) {
+    ReduceBody<TwoShotPlan, Producer> body(args, shared);
+    flow::two_shot(
+        launch_of(args), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
+}
+
+template <class Producer>
+IRIS_DEVICE void run_reduce_scatter(const OpArgs& args, typename Producer::Shared& shared) {
+    ReduceBody<ScatterPlan, Producer> body(args, shared);
+    flow::reduce_scatter(
+        launch_of(args), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
+}
+
+} // namespace iris
+
+#endif

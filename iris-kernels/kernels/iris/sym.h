@@ -1,0 +1,180 @@
+// Symmetric memory as a kernel sees it: the view of the heap, its words, and remote access.
+//
+// A word of symmetric memory (SymWord) has operations of system scope only, a word of this device
+// (DevWord) of device scope only. Neither converts to the other or shows its address, so a scope
+// cannot be mixed up. The plain data beside them is ordered by them; see sync.h.
+#ifndef IRIS_SYM_H
+#define IRIS_SYM_H
+
+#include "iris/copy.h"
+#include "iris/port.h"
+
+namespace iris {
+
+/// The most ranks of a world.
+constexpr u32 MAX_RANKS = 64;
+
+/// Index of the sticky abort word in every rank's signal segment.
+constexpr u32 ABORT_WORD = 0;
+
+namespace detail {
+template <class T> constexpr bool is_word = false;
+template <> inline constexpr bool is_word<i32> = true;
+template <> inline constexpr bool is_word<i64> = true;
+} // namespace detail
+
+/// A word that stays in one scope. Kernels use SymWord and DevWord.
+///
+/// The template arguments name order and, where the protocols are at work, the access.
+template <Scope S, class T> class ScopedWord {
+    static_assert(detail::is_word<T>, "a word is an i32 or an i64");
+
+  public:
+    template <Order O = Order::Acquire, int A = USER_ACCESS> IRIS_DEVICE T load() const {
+        return port::load<O, S>(address, static_cast<T*>(nullptr), A);
+    }
+    template <Order O = Order::Release, int A = USER_ACCESS>
+    IRIS_DEVICE void store(T value) const {
+        port::store<O, S>(address, value, A);
+    }
+    /// These return the old value.
+    template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T add(T value) const {
+        return port::rmw<Rmw::Add, O, S>(address, value, A);
+    }
+    template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T exchange(T value) const {
+        return port::rmw<Rmw::Exchange, O, S>(address, value, A);
+    }
+    template <Order O = Order::AcqRel, int A = USER_ACCESS>
+    IRIS_DEVICE T compare_exchange(T expected, T value) const {
+        return port::compare_exchange<O, S>(address, expected, value, A);
+    }
+    template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T bit_and(T value) const {
+        return port::rmw<Rmw::And, O, S>(address, value, A);
+    }
+    template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T bit_or(T value) const {
+        return port::rmw<Rmw::Or, O, S>(address, value, A);
+    }
+    template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T bit_xor(T value) const {
+        return port::rmw<Rmw::Xor, O, S>(address, value, A);
+    }
+    template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T min(T value) const {
+        return port::rmw<Rmw::Min, O, S>(address, value, A);
+    }
+    template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T max(T value) const {
+        return port::rmw<Rmw::Max, O, S>(address, value, A);
+    }
+    /// A data word that a release and an acquire of some other word order.
+    IRIS_DEVICE T get() const { return port::read<T>(address); }
+    IRIS_DEVICE void put(T value) const { port::write(address, value); }
+    /// The word `words` further on, in the same memory.
+    IRIS_DEVICE ScopedWord after(u64 words) const { return ScopedWord(address + words * sizeof(T)); }
+
+  private:
+    IRIS_DEVICE explicit ScopedWord(u64 address) : address(address) {}
+    u64 address;
+    friend struct HeapView;
+    template <class> friend class Remote;
+};
+
+/// A word of symmetric memory: any rank may look at it.
+using SymWord = ScopedWord<Scope::System, i32>;
+/// A word that only this rank's workgroups touch.
+using DevWord = ScopedWord<Scope::Device, i32>;
+
+/// An array in every rank's data segment at the same place: what SymSlice says on the host.
+template <class T> struct Slice {
+    /// Bytes from the start of the data segment.
+    u64 offset;
+    /// Elements.
+    u64 len;
+};
+
+/// A slice as it lies at one rank: remote access to its elements.
+template <class T> class Remote {
+  public:
+    /// Plain access, ordered by words.
+    IRIS_DEVICE T get(u64 i) const { return port::read<T>(address + i * sizeof(T)); }
+    IRIS_DEVICE void put(u64 i, T value) const { port::write(address + i * sizeof(T), value); }
+    /// An element as a word, for atomic access of system scope: T is i32 or i64.
+    IRIS_DEVICE ScopedWord<Scope::System, T> word(u64 i) const {
+        return ScopedWord<Scope::System, T>(address + i * sizeof(T));
+    }
+    /// Add to an f32 element, relaxed.
+    IRIS_DEVICE void add(u64 i, float value) const {
+        static_assert(sizeof(T) == sizeof(float) && T(0.5f) != T(0), "an f32 element");
+        port::add_f32<Scope::System>(address + i * sizeof(T), value);
+    }
+    /// The elements from `first` on.
+    IRIS_DEVICE Remote from(u64 first) const { return Remote(address + first * sizeof(T)); }
+    /// Copy `count` elements here from `source`. All lanes; no barrier.
+    IRIS_DEVICE void copy_from(Remote source, u64 count) const {
+        copy_bytes(address, source.address, count * sizeof(T), sizeof(T));
+    }
+
+  private:
+    IRIS_DEVICE explicit Remote(u64 address) : address(address) {}
+    u64 address;
+    friend struct HeapView;
+};
+
+/// What a kernel needs to reach symmetric memory; iris_heap::abi::HeapView on the host.
+struct HeapView {
+    /// This rank, and the ranks of the world.
+    u32 rank, size;
+    /// Where each rank's segments begin.
+    u64 data[MAX_RANKS];
+    u64 signal[MAX_RANKS];
+    /// This rank's control block: host_abort, fault_claim, fault[14].
+    u64 control;
+    /// This rank's device words.
+    u64 device_words;
+    /// How long waits may last.
+    u64 entry_deadline_ns;
+    u64 progress_deadline_ns;
+
+    /// Word `index` of the signal segment of `at`.
+    IRIS_DEVICE SymWord word(u32 at, u64 index) const { return SymWord(signal[at] + index * 4); }
+    /// Word `index` of this device.
+    IRIS_DEVICE DevWord device_word(u64 index) const { return DevWord(device_words + index * 4); }
+    /// A slice as it lies at rank `at`.
+    template <class T> IRIS_DEVICE Remote<T> at(Slice<T> slice, u32 at) const {
+        return Remote<T>(data[at] + slice.offset);
+    }
+    /// Address of the byte at `offset` of the data segment of `at`, for plain data.
+    IRIS_DEVICE u64 address(u32 at, u64 offset) const { return data[at] + offset; }
+};
+static_assert(sizeof(HeapView) == 1064, "as iris_heap::abi::HeapView");
+static_assert(IRIS_OFFSET_OF(HeapView, data) == 8, "data");
+static_assert(IRIS_OFFSET_OF(HeapView, signal) == 520, "signal");
+static_assert(IRIS_OFFSET_OF(HeapView, control) == 1032, "control");
+static_assert(IRIS_OFFSET_OF(HeapView, device_words) == 1040, "device_words");
+static_assert(IRIS_OFFSET_OF(HeapView, entry_deadline_ns) == 1048, "entry_deadline_ns");
+static_assert(IRIS_OFFSET_OF(HeapView, progress_deadline_ns) == 1056, "progress_deadline_ns");
+
+/// Copy `count` elements of this rank's `from` into `to` at `peer`. All lanes; no barrier.
+template <class T>
+IRIS_DEVICE void put(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
+    heap.at(to, peer).copy_from(heap.at(from, heap.rank), count);
+}
+
+/// Copy `count` elements of `from` at `peer` into this rank's `to`. All lanes; no barrier.
+template <class T>
+IRIS_DEVICE void get(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
+    heap.at(to, heap.rank).copy_from(heap.at(from, peer), count);
+}
+
+/// As put, and then store `value` to `signal`, which `peer` waits for with wait_until (sync.h).
+template <class T>
+IRIS_DEVICE void put_with_signal(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count,
+                                 u32 peer, SymWord signal, i32 value) {
+    put(heap, to, from, count, peer);
+    port::barrier(Site::Signal);
+    if (port::lane() == 0) signal.store<Order::Release>(value);
+}
+
+/// Order this lane's accesses before it against those after it, for all devices and the host.
+template <Order O = Order::AcqRel> IRIS_DEVICE void fence() { port::fence<O, Scope::System>(); }
+
+} // namespace iris
+
+#endif

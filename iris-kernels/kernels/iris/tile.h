@@ -1,0 +1,198 @@
+// Who computes what, and who waits for what: pure functions of (shape, tile, world), the same as in
+// iris_kernels::schedule. Nothing here depends on the size of the grid.
+#ifndef IRIS_TILE_H
+#define IRIS_TILE_H
+
+#include "iris/port.h"
+
+namespace iris {
+
+IRIS_DEVICE u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
+IRIS_DEVICE u32 div_up(u32 a, u32 b) { return a / b + (a % b != 0); }
+
+/// A range of rows or columns.
+struct Range {
+    u32 start, end;
+    IRIS_DEVICE u32 len() const { return end - start; }
+};
+
+/// The part of `total` items that is number `part` of `parts`: even, the remainder to the first.
+IRIS_DEVICE Range split(u32 total, u32 parts, u32 part) {
+    const u32 each = total / parts, more = total % parts;
+    const u32 start = part * each + min_of(part, more);
+    return Range{start, start + each + (part < more)};
+}
+
+/// The part of split that item `at` falls into.
+IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
+    const u32 each = total / parts, more = total % parts;
+    const u32 longer = more * (each + 1);
+    return at < longer ? at / (each + 1) : more + (at - longer) / each;
+}
+
+/// A rectangle of a matrix, in elements.
+struct Tile {
+    u32 row, col, rows, cols;
+};
+
+/// A matrix cut into tiles, numbered row by row; those at the edge are smaller.
+struct Grid {
+    u32 rows, cols, tile_m, tile_n;
+
+    IRIS_DEVICE u32 across() const { return div_up(cols, tile_n); }
+    IRIS_DEVICE u32 tiles() const { return div_up(rows, tile_m) * across(); }
+    IRIS_DEVICE Tile tile(u32 tile) const {
+        const u32 wide = across();
+        const u32 row = tile / wide * tile_m, col = tile % wide * tile_n;
+        return Tile{row, col, min_of(tile_m, rows - row), min_of(tile_n, cols - col)};
+    }
+};
+
+/// The rank that adds up tile `tile` of a two-shot or accumulating all-reduce.
+IRIS_DEVICE u32 owner_of(u32 tile, u32 size) { return tile % size; }
+
+/// The tiles of a matrix whose rows are split over `size` ranks: no tile crosses a boundary. Tiles
+/// are numbered rank by rank.
+struct SplitGrid {
+    Grid grid;
+    u32 size;
+
+    /// The tiles of `rank`'s rows, with rows counted from the first of them.
+    IRIS_DEVICE Grid part(u32 rank) const {
+        return Grid{split(grid.rows, size, rank).len(), grid.cols, grid.tile_m, grid.tile_n};
+    }
+    /// Tiles before those of `rank`.
+    IRIS_DEVICE u32 first(u32 rank) const {
+        u32 tiles = 0;
+        for (u32 before = 0; before < rank; ++before) tiles += part(before).tiles();
+        return tiles;
+    }
+    IRIS_DEVICE u32 tiles() const { return first(size); }
+    /// The rank that tile `tile` belongs to.
+    IRIS_DEVICE u32 owner(u32 tile) const {
+        u32 after = 0;
+        for (u32 rank = 0; rank < size; ++rank) {
+            after += part(rank).tiles();
+            if (tile < after) return rank;
+        }
+        return size - 1;
+    }
+    /// Where tile `tile` lies in the whole matrix.
+    IRIS_DEVICE Tile tile(u32 tile) const {
+        const u32 rank = owner(tile);
+        Tile at = part(rank).tile(tile - first(rank));
+        at.row += split(grid.rows, size, rank).start;
+        return at;
+    }
+};
+
+/// Which dimension of A is split over the ranks of an all-gather in front of a product.
+enum class Shard : u32 { Rows, Columns };
+
+/// The units of a staged gather of A, each from one rank, and the tiles that need them.
+struct Units {
+    Shard shard;
+    u32 size, m, k, tile_m, k_group;
+    bool m_first;
+
+    IRIS_DEVICE Range shard_rows(u32 source) const {
+        return shard == Shard::Rows ? split(m, size, source) : Range{0, m};
+    }
+    IRIS_DEVICE Range shard_cols(u32 source) const {
+        return shard == Shard::Rows ? Range{0, k} : split(k, size, source);
+    }
+    /// Row blocks and K groups of `source`'s shard.
+    IRIS_DEVICE u32 row_blocks_of(u32 source) const {
+        return div_up(shard_rows(source).len(), tile_m);
+    }
+    IRIS_DEVICE u32 groups_of(u32 source) const { return div_up(shard_cols(source).len(), k_group); }
+    /// Units before those of `source`.
+    IRIS_DEVICE u32 first(u32 source) const {
+        u32 count = 0;
+        for (u32 before = 0; before < source; ++before) {
+            count += row_blocks_of(before) * groups_of(before);
+        }
+        return count;
+    }
+    IRIS_DEVICE u32 units() const { return first(size); }
+    /// The rank that `unit` comes from.
+    IRIS_DEVICE u32 source(u32 unit) const {
+        u32 after = 0;
+        for (u32 rank = 0; rank < size; ++rank) {
+            after += row_blocks_of(rank) * groups_of(rank);
+            if (unit < after) return rank;
+        }
+        return size - 1;
+    }
+    /// The unit of `source` in row block `row` and K group `group` of its shard.
+    IRIS_DEVICE u32 unit(u32 source, u32 row, u32 group) const {
+        const u32 within =
+            m_first ? group * row_blocks_of(source) + row : row * groups_of(source) + group;
+        return first(source) + within;
+    }
+    /// The rows and columns of A that `unit` covers.
+    IRIS_DEVICE Tile area(u32 unit) const {
+        const u32 from = source(unit), within = unit - first(from);
+        const u32 rows = row_blocks_of(from), groups = groups_of(from);
+        const u32 block = m_first ? within % rows : within / groups;
+        const u32 group = m_first ? within / rows : within % groups;
+        const Range m_range = shard_rows(from), k_range = shard_cols(from);
+        const u32 row = m_range.start + block * tile_m, col = k_range.start + group * k_group;
+        return Tile{row, col, min_of(tile_m, m_range.end - row), min_of(k_group, k_range.end - col)};
+    }
+
+    /// Row blocks of C over all ranks: no tile of C needs rows of two ranks.
+    IRIS_DEVICE u32 row_blocks() const {
+        if (shard == Shard::Columns) return div_up(m, tile_m);
+        u32 count = 0;
+        for (u32 from = 0; from < size; ++from) count += row_blocks_of(from);
+        return count;
+    }
+    /// A row block of C: first row, rows, the rank that has it (of a split by columns 0), and its
+    /// index in that rank's shard.
+    struct Block {
+        u32 row, rows, source, within;
+    };
+    IRIS_DEVICE Block row_block(u32 block) const {
+        u32 before = 0, from = 0;
+        if (shard == Shard::Rows) {
+            while (block >= before + row_blocks_of(from)) before += row_blocks_of(from++);
+        }
+        const Range rows = shard_rows(from);
+        const u32 row = rows.start + (block - before) * tile_m;
+        return Block{row, min_of(tile_m, rows.end - row), from, block - before};
+    }
+    /// The row block that `rank` works on as number `position`: its own rows first.
+    IRIS_DEVICE u32 worked(u32 position, u32 rank) const {
+        u32 before = 0;
+        for (u32 from = 0; shard == Shard::Rows && from < rank; ++from) before += row_blocks_of(from);
+        return (position + before) % row_blocks();
+    }
+    /// The unit that `rank` fetches as number `position`: beginning with the rank behind it.
+    IRIS_DEVICE u32 fetched(u32 position, u32 rank) const {
+        return (position + first(rank + 1)) % units();
+    }
+    /// How many units row block `block` needs.
+    IRIS_DEVICE u32 needs(u32 block) const {
+        if (shard == Shard::Rows) return groups_of(row_block(block).source);
+        u32 count = 0;
+        for (u32 from = 0; from < size; ++from) count += groups_of(from);
+        return count;
+    }
+    /// The unit that row block `block` needs as number `i`, in the order in which `rank` takes
+    /// them: its own first, then those of the ranks behind it.
+    IRIS_DEVICE u32 need(u32 block, u32 rank, u32 i) const {
+        const Block at = row_block(block);
+        if (shard == Shard::Rows) return unit(at.source, at.within, i);
+        for (u32 step = 0; step < size; ++step) {
+            const u32 from = (rank + step) % size;
+            if (i < groups_of(from)) return unit(from, at.within, i);
+            i -= groups_of(from);
+        }
+        return units();
+    }
+};
+
+} // namespace iris
+
+#endif

@@ -1,0 +1,62 @@
+// Spans and counters of a workgroup. Off (address 0) they cost a test of a uniform value.
+#ifndef IRIS_TRACE_H
+#define IRIS_TRACE_H
+
+#include "iris/sym.h"
+
+namespace iris {
+
+/// Which counter of a rank; as iris_kernels::args::counter.
+enum class Counter : u32 { Pushed, Pulled, Flags, Waits };
+
+/// Where a workgroup writes its spans: count[MAX_GROUPS], then [group][capacity] of
+/// {begin ns, end ns, kind, what}; and where the rank's counters are. As iris_kernels::trace.
+class Trace {
+  public:
+    IRIS_DEVICE Trace(u64 buffer, u32 capacity, u64 counters, u32 group)
+        : counters(counters), slots(0), count_word(0), capacity(capacity), used(0), began(0),
+          wait_began(0), what(0), wait_what(0) {
+        if (buffer != 0 && group < MAX_GROUPS) {
+            count_word = buffer + group * 4;
+            slots = buffer + MAX_GROUPS * 4 + u64(group) * capacity * SPAN_BYTES;
+        }
+    }
+
+    /// A span begins. A wait may begin within another span; other spans do not nest.
+    IRIS_DEVICE void begin(Span span, u32 about) {
+        if (count_word == 0 || port::lane() != 0) return;
+        (span == Span::Wait ? wait_began : began) = port::now();
+        (span == Span::Wait ? wait_what : what) = about;
+    }
+
+    IRIS_DEVICE void end(Span span) {
+        if (count_word == 0 || port::lane() != 0) return;
+        if (used < capacity) {
+            const u64 at = slots + u64(used) * SPAN_BYTES;
+            port::write<u64>(at, span == Span::Wait ? wait_began : began);
+            port::write<u64>(at + 8, port::now());
+            port::write<u32>(at + 16, static_cast<u32>(span));
+            port::write<u32>(at + 20, span == Span::Wait ? wait_what : what);
+        }
+        port::write<u32>(count_word, ++used);
+    }
+
+    /// Count. One lane.
+    IRIS_DEVICE void add(Counter counter, u64 amount) const {
+        if (counters == 0) return;
+        port::rmw<Rmw::Add, Order::Relaxed, Scope::Device>(
+            counters + static_cast<u64>(counter) * 8, static_cast<i64>(amount), USER_ACCESS);
+    }
+
+  private:
+    static constexpr u32 MAX_GROUPS = 512;
+    static constexpr u32 SPAN_BYTES = 24;
+    u64 counters, slots, count_word;
+    u32 capacity, used;
+    u64 began, wait_began;
+    u32 what, wait_what;
+};
+
+} // namespace iris
+
+#endif

@@ -1,0 +1,238 @@
+// Elements of matrices in memory, eight of a row at a time, as f32.
+#ifndef IRIS_VALUES_H
+#define IRIS_VALUES_H
+
+#include "iris/args.h"
+#include "iris/tile.h"
+
+namespace iris {
+
+/// Elements of a vector: 16 bytes of a 16-bit type.
+constexpr u32 WIDTH = 8;
+
+struct Values {
+    float v[WIDTH];
+};
+
+IRIS_DEVICE u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2; }
+IRIS_DEVICE u64 bytes_of(const Tile& tile, u32 dtype) {
+    return u64(tile.rows) * tile.cols * element_bytes(dtype);
+}
+
+IRIS_DEVICE float widen(u32 dtype, u16 bits) {
+    return dtype == F16 ? port::half_to_float(bits)
+                        : __builtin_bit_cast(float, static_cast<u32>(bits) << 16);
+}
+IRIS_DEVICE u16 narrow(u32 dtype, float value) {
+    return dtype == F16 ? port::float_to_half(value) : port::float_to_bfloat(value);
+}
+/// A value rounded to a type and back.
+IRIS_DEVICE float rounded(u32 dtype, float value) {
+    return dtype == F32 ? value : widen(dtype, narrow(dtype, value));
+}
+
+IRIS_DEVICE float load_element(u64 address, u32 dtype) {
+    return dtype == F32 ? port::read<float>(address) : widen(dtype, port::read<u16>(address));
+}
+IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
+    if (dtype == F32) port::write(address, value);
+    else port::write(address, narrow(dtype, value));
+}
+
+/// The first `count` (1 to WIDTH) elements from an address on; the others are 0.
+IRIS_DEVICE Values load_row(u64 address, u32 dtype, u32 count) {
+    Values values;
+    if (count == WIDTH && (address & 15) == 0) {
+        if (dtype == F32) {
+            const Vec16 low = port::read<Vec16>(address), high = port::read<Vec16>(address + 16);
+            IRIS_UNROLL
+            for (u32 i = 0; i < 4; ++i) {
+                values.v[i] = __builtin_bit_cast(float, low.word[i]);
+                values.v[i + 4] = __builtin_bit_cast(float, high.word[i]);
+            }
+        } else {
+            const Vec16 all = port::read<Vec16>(address);
+            IRIS_UNROLL
+            for (u32 i = 0; i < 4; ++i) {
+                values.v[2 * i] = widen(dtype, static_cast<u16>(all.word[i]));
+                values.v[2 * i + 1] = widen(dtype, static_cast<u16>(all.word[i] >> 16));
+            }
+        }
+        return values;
+    }
+    IRIS_UNROLL
+    for (u32 i = 0; i < WIDTH; ++i) {
+        values.v[i] = i < count ? load_element(address + i * element_bytes(dtype), dtype) : 0.0f;
+    }
+    return values;
+}
+
+IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& values) {
+    if (count == WIDTH && (address & 15) == 0) {
+        if (dtype == F32) {
+            Vec16 low, high;
+            IRIS_UNROLL
+            for (u32 i = 0; i < 4; ++i) {
+                low.word[i] = __builtin_bit_cast(u32, values.v[i]);
+                high.word[i] = __builtin_bit_cast(u32, values.v[i + 4]);
+            }
+            port::write(address, low);
+            port::write(address + 16, high);
+        } else {
+            Vec16 all;
+            IRIS_UNROLL
+            for (u32 i = 0; i < 4; ++i) {
+                all.word[i] = static_cast<u32>(narrow(dtype, values.v[2 * i])) |
+                              static_cast<u32>(narrow(dtype, values.v[2 * i + 1])) << 16;
+            }
+            port::write(address, all);
+        }
+        return;
+    }
+    IRIS_UNROLL
+    for (u32 i = 0; i < WIDTH; ++i) {
+        if (i < count) store_element(address + i * element_bytes(dtype), dtype, values.v[i]);
+    }
+}
+
+/// A matrix, or a part of one, from its first element on.
+struct View {
+    u64 address, ld;
+    u32 dtype;
+    bool transposed;
+
+    IRIS_DEVICE static View of(const Matrix& matrix) {
+        return View{matrix.address, matrix.ld, matrix.dtype, matrix.transposed == 1};
+    }
+    /// A tile in a slot, whose rows lie `tile_n` elements apart.
+    IRIS_DEVICE static View slot(u64 address, u32 tile_n, u32 dtype) {
+        return View{address, tile_n, dtype, false};
+    }
+    IRIS_DEVICE u64 at(u32 row, u32 col) const {
+        const u64 index = transposed ? col * ld + row : row * ld + col;
+        return address + index * element_bytes(dtype);
+    }
+    /// The part that begins at an element.
+    IRIS_DEVICE View from(u32 row, u32 col) const {
+        return View{at(row, col), ld, dtype, transposed};
+    }
+    /// Elements (row, col) to (row, col + count - 1).
+    IRIS_DEVICE Values load(u32 row, u32 col, u32 count) const {
+        if (!transposed) return load_row(at(row, col), dtype, count);
+        Values values;
+        IRIS_UNROLL
+        for (u32 i = 0; i < WIDTH; ++i) {
+            values.v[i] = i < count ? load_element(at(row, col + i), dtype) : 0.0f;
+        }
+        return values;
+    }
+    IRIS_DEVICE void store(u32 row, u32 col, u32 count, const Values& values) const {
+        if (!transposed) return store_row(at(row, col), dtype, count, values);
+        IRIS_UNROLL
+        for (u32 i = 0; i < WIDTH; ++i) {
+            if (i < count) store_element(at(row, col + i), dtype, values.v[i]);
+        }
+    }
+};
+
+/// Call `each(row, col, count)` for all vectors of a rectangle, spread over the lanes.
+template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each each) {
+    const u32 across = div_up(cols, WIDTH);
+    for (u32 i = port::lane(); i < rows * across; i += port::lanes()) {
+        const u32 row = i / across, col = i % across * WIDTH;
+        each(row, col, min_of(WIDTH, cols - col));
+    }
+}
+
+/// Copy a rectangle between views, from the first element of each. No barrier.
+IRIS_DEVICE void copy_view(const View& to, const View& from, u32 rows, u32 cols) {
+    if (to.dtype == from.dtype && to.transposed == from.transposed) {
+        const u32 runs = to.transposed ? cols : rows, len = to.transposed ? rows : cols;
+        copy_rect(to.address, to.ld, from.address, from.ld, runs, len, element_bytes(to.dtype));
+        return;
+    }
+    for_each_vector(rows, cols, [&](u32 row, u32 col, u32 count) {
+        to.store(row, col, count, from.load(row, col, count));
+    });
+}
+
+/// erf to about 2e-7: a polynomial in x^2 below 1, and of erfc between whole numbers up to 4. Written
+/// out since not every compiler of kernels brings a mathematical library.
+IRIS_DEVICE float erf(float x) {
+    const float size = x < 0 ? -x : x;
+    float value;
+    if (size < 1.0f) {
+        const float u = x * x;
+        value = -9.667045560e-06f;
+        value = value * u + 1.126595962e-04f;
+        value = value * u - 8.484080317e-04f;
+        value = value * u + 5.221031606e-03f;
+        value = value * u - 2.686543018e-02f;
+        value = value * u + 1.128378212e-01f;
+        value = value * u - 3.761263788e-01f;
+        value = value * u + 1.128379226e+00f;
+        return x * value;
+    }
+    if (size < 2.0f) {
+        const float t = size - 1.5f;
+        value = 4.358006117e-05f;
+        value = value * t - 1.540339785e-03f;
+        value = value * t + 2.374689560e-03f;
+        value = value * t + 4.701123107e-03f;
+        value = value * t - 1.932746917e-02f;
+        value = value * t + 1.487085037e-02f;
+        value = value * t + 4.459891468e-02f;
+        value = value * t - 1.387522072e-01f;
+        value = value * t + 1.783954352e-01f;
+        value = value * t - 1.189302877e-01f;
+        value = value * t + 3.389485180e-02f;
+    } else if (size < 3.0f) {
+        const float t = size - 2.5f;
+        value = 2.459379903e-04f;
+        value = value * t - 3.063659824e-04f;
+        value = value * t - 5.413815961e-04f;
+        value = value * t + 2.808239078e-03f;
+        value = value * t - 6.117443088e-03f;
+        value = value * t + 8.621514775e-03f;
+        value = value * t - 8.350086398e-03f;
+        value = value * t + 5.445737392e-03f;
+        value = value * t - 2.178284340e-03f;
+        value = value * t + 4.069518764e-04f;
+    } else if (size < 4.0f) {
+        const float t = size - 3.5f;
+        value = -1.553172660e-05f;
+        value = value * t + 3.703946641e-05f;
+        value = value * t - 5.815416807e-05f;
+        value = value * t + 7.714469393e-05f;
+        value = value * t - 8.211951354e-05f;
+        value = value * t + 6.777099043e-05f;
+        value = value * t - 4.229541082e-05f;
+        value = value * t + 1.889633677e-05f;
+        value = value * t - 5.399427209e-06f;
+        value = value * t + 7.431066251e-07f;
+    } else {
+        // Not a number comes here too and must stay one.
+        value = size * 0.0f;
+        if (size > 4.0f && !(value == value)) value = 0.0f;
+    }
+    return x < 0 ? value - 1.0f : 1.0f - value;
+}
+
+/// The final values of elements (row, col) on of this rank's result: bias, then GELU, once.
+IRIS_DEVICE void finish_values(const OpArgs& args, u32 col, u32 count, Values& values) {
+    if (args.bias.address != 0) {
+        const Values bias = View::of(args.bias).load(0, col, count);
+        IRIS_UNROLL
+        for (u32 i = 0; i < WIDTH; ++i) values.v[i] += bias.v[i];
+    }
+    if (args.epilogue & EPILOGUE_GELU) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < WIDTH; ++i) {
+            values.v[i] = values.v[i] * 0.5f * (1.0f + erf(values.v[i] * 0.70710678f));
+        }
+    }
+}
+
+} // namespace iris
+
+#endif

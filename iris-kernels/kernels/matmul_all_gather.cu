@@ -1,0 +1,10 @@
+// Every rank's rows of the product, at every rank.
+#include "iris/deliver.h"
+#include "iris/gemm.h"
+
+using namespace iris;
+
+IRIS_KERNEL iris_all_gather(IRIS_ARGS OpArgs args) {
+    IRIS_SHARED(Product::Shared, shared);
+    run_deliver<AllGatherPlan, GemmProducer, true>(args, shared);
+}

@@ -1,0 +1,10 @@
+// The sum over ranks of their products, its rows split over the ranks.
+#include "iris/gemm.h"
+#include "iris/reduce.h"
+
+using namespace iris;
+
+IRIS_KERNEL iris_reduce_scatter(IRIS_ARGS OpArgs args) {
+    IRIS_SHARED(Product::Shared, shared);
+    run_reduce_scatter<GemmProducer>(args, shared);
+}

@@ -1,0 +1,9 @@
+// The sum over ranks of their messages, its rows split over the ranks.
+#include "iris/reduce.h"
+
+using namespace iris;
+
+IRIS_KERNEL iris_reduce_scatter(IRIS_ARGS OpArgs args) {
+    LoadProducer::Shared none;
+    run_reduce_scatter<LoadProducer>(args, none);
+}
