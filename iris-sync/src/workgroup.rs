@@ -254,6 +254,11 @@ fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
                 m.store(word, call.number(), Access::StampStore);
             }
         }
+        // Ops of one channel may pull in some calls and not in others.
+        m.store(channel.done(peer, channel.rank), call.number(), Access::StampStore);
+        for phase in 0..2 {
+            m.store(channel.barrier(peer, channel.rank, phase), call.number(), Access::StampStore);
+        }
     }
     tile_flags::stamp(m, channel, call);
 }

@@ -33,8 +33,15 @@ pub enum Change {
     Value(Access, i32),
     /// Stores of this access are left out; waits on it pass at once.
     Skip(Access),
-    /// The lanes of a workgroup leave out this barrier, counted from 0 in each lane.
-    DropVote(u32),
+    /// The lanes of a workgroup leave out one of their barriers.
+    DropVote {
+        /// The rank.
+        rank: u32,
+        /// The workgroup.
+        group: u32,
+        /// Which barrier, counted from 0 over all calls.
+        position: u32,
+    },
     /// Races on the fields of entry records are not looked for.
     UncheckedRecords,
     /// Entry records are not compared.
@@ -258,9 +265,24 @@ impl<'a> Lane<'a> {
     /// The word that the peer writes here, in place of the one that this rank writes there.
     fn mirrored(&self, word: SymWord) -> SymWord {
         let c = &self.channel;
-        let first = if word.index < c.results { c.signals } else { c.results };
-        let tile = (word.index - first) % c.tiles;
-        SymWord { rank: c.rank, index: first + word.rank * c.tiles + tile }
+        let (first, stride) = match word.index {
+            index if index < c.results => (c.signals, c.tiles),
+            index if index < c.done => (c.results, c.tiles),
+            index if index < c.barriers => (c.done, LINE_WORDS),
+            index => {
+                let phase = (index - c.barriers) / (c.size * LINE_WORDS);
+                (c.barriers + phase * c.size * LINE_WORDS, LINE_WORDS)
+            }
+        };
+        let offset = (word.index - first) % stride;
+        SymWord { rank: c.rank, index: first + word.rank * stride + offset }
+    }
+
+    /// Words that only fill up a line: nobody waits for them, so their refresh is not modelled.
+    fn is_padding(&self, word: SymWord) -> bool {
+        let c = &self.channel;
+        let tiles = c.signals..c.done;
+        tiles.contains(&word.index) && (word.index - c.signals) % c.tiles >= self.scenario.shape.tiles
     }
 
     fn value(&self, access: Access, value: i32) -> Option<i32> {
@@ -285,7 +307,9 @@ impl Memory for Lane<'_> {
 
     fn vote(&self, ok: bool) -> bool {
         let position = self.votes.replace(self.votes.get() + 1);
-        if self.scenario.lanes == 1 || self.rules.has(Change::DropVote(position)) {
+        let LaneId { rank, group, .. } = self.id;
+        let dropped = self.rules.has(Change::DropVote { rank, group, position });
+        if self.scenario.lanes == 1 || dropped {
             return ok;
         }
         self.perform(Op::Vote { ok }) == 1
@@ -301,6 +325,9 @@ impl Memory for Lane<'_> {
     }
 
     fn store(&self, word: SymWord, value: i32, access: Access) {
+        if access == Access::StampStore && self.is_padding(word) {
+            return;
+        }
         let Some(value) = self.value(access, value) else { return };
         let word = if access == Access::StampStore && self.rules.has(Change::OwnerStamps) {
             self.mirrored(word)

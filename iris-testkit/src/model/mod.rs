@@ -50,7 +50,9 @@
 mod arena;
 mod lane;
 pub mod loom_memory;
+pub mod mutants;
 pub mod ops;
+pub mod primitives;
 mod report;
 mod scenario;
 pub mod search;

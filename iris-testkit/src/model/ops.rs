@@ -217,10 +217,12 @@ impl Tiles<'_, '_> {
 fn calls<'b>(
     lane: &Lane<'b>,
     tiles: u32,
-    each: impl Fn(&Launch<'_, Lane<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
+    mut each: impl FnMut(&Launch<'_, Lane<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
 ) {
     for position in 0..lane.calls() {
-        let call = lane.call(position).number();
+        // Another M is another layout: what such a rank produces, others cannot use.
+        let m = lane.record().fields[Field::M as usize];
+        let call = lane.call(position).number().wrapping_add(m);
         let tiles = Tiles { lane, call, tiles, pull: false, atomic: false };
         let launch = Launch {
             m: lane,
@@ -243,6 +245,19 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         .tiles(tiles, 0)
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| flow::one_shot(launch, tiles, &mut body));
+        })
+}
+
+/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each.
+pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
+    Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
+        .calls(used.len() as u32, first)
+        .tiles(tiles, 0)
+        .program(move |lane| {
+            let mut used = used.iter();
+            calls(lane, tiles, |launch, mut body| {
+                flow::one_shot(launch, used.next().copied().unwrap_or(tiles), &mut body)
+            });
         })
 }
 

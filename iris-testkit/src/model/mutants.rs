@@ -1,0 +1,385 @@
+//! The mutants: the protocol with one rule broken, and the check that must notice.
+//!
+//! Each runs on the smallest scenario that shows it. It counts as caught only if the expected
+//! check caught it: a weakened order as a race, a comparison that misses a value as a lost signal.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use iris_sync::barrier::Members;
+use iris_sync::{Access, Call, FaultKind, LINE_WORDS, Order, RESTAMP_PERIOD, Scope};
+
+use super::ops::{self, Accumulate};
+use super::{Change, Check, Compare, Place, Report, Rules, Scenario, loom_memory, primitives, search};
+
+/// How a mutant is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Engine {
+    /// loom, with so many preemptions; all executions if none is given.
+    Loom(Option<usize>),
+    /// All interleavings.
+    Search,
+    /// So many random schedules.
+    Random(u64),
+    /// [`whole_range`].
+    WholeRange,
+}
+
+/// A protocol with one rule broken.
+#[derive(Clone, Debug)]
+pub struct Mutant {
+    /// Its name, which PROTOCOL.md mentions where it argues the rule.
+    pub name: &'static str,
+    /// The row of the table of accesses that it breaks, if it is about one.
+    pub access: Option<Access>,
+    /// Where it shows.
+    pub scenario: Scenario,
+    /// What is changed.
+    pub rules: Rules,
+    /// Whether the scenario itself is the broken rule: then it fails without a change.
+    pub in_scenario: bool,
+    /// The check that must find it.
+    pub expected: Check,
+    /// How it is looked for.
+    pub engine: Engine,
+}
+
+impl Mutant {
+    /// Look for it.
+    pub fn run(&self) -> Report {
+        run(&self.scenario, &self.rules, self.engine)
+    }
+
+    /// The same search of the same scenario with nothing broken, which must find nothing.
+    pub fn control(&self) -> Option<Report> {
+        let keep = |change: &&Change| {
+            matches!(change, Change::UncheckedRecords) && !self.in_scenario
+        };
+        let rules = Rules { changes: self.rules.changes.iter().filter(keep).copied().collect() };
+        (!self.in_scenario).then(|| run(&self.scenario, &rules, self.engine))
+    }
+}
+
+/// States after which a search counts as unfinished.
+pub const STATES: u64 = 20_000_000;
+
+fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
+    match engine {
+        Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
+        Engine::Search => search::exhaust(scenario, rules, STATES),
+        Engine::Random(runs) => search::random(scenario, rules, 1, runs),
+        Engine::WholeRange => whole_range(rules),
+    }
+}
+
+/// Two ranks, an op planned for eight tiles of which calls use three, all the way round: at every
+/// multiple of the restamp period three calls are made, those between are jumped over, and at the
+/// end, more than 2^31 calls after the start, one call uses all eight tiles.
+pub fn whole_range(rules: &Rules) -> Report {
+    let (start, period) = (Instant::now(), RESTAMP_PERIOD);
+    let mut number = period - 1;
+    let mut memory: HashMap<Place, i32> = HashMap::new();
+    let mut report = None;
+    let mut executions = 0;
+    for step in 0..6 {
+        let used: &[u32] = if step == 5 { &[3, 3, 8] } else { &[3, 3, 3] };
+        let mut scenario = ops::partial(2, 8, number, used);
+        let words = scenario.channel(0);
+        // Between, calls of three tiles went by: their words and the entries are of the last one.
+        for rank in 0..2 {
+            let before = Call::new(number).previous();
+            let fresh = (0..3).map(|tile| (words.signal(rank, 1 - rank, tile), before));
+            let entries = [before, before.previous()].map(|call| {
+                let mut word = words.entry(rank, 1 - rank, call.parity());
+                word.index += LINE_WORDS - 1;
+                (word, call)
+            });
+            for (word, call) in fresh.chain(entries) {
+                memory.insert(Place::Sym { rank, index: word.index }, call.number());
+            }
+            memory.insert(Place::Dev { rank, index: words.call }, number);
+        }
+        if step == 0 {
+            memory.clear();
+        }
+        scenario.initial.extend(memory.iter().map(|(&place, &value)| (place, value)));
+        let (mut part, mut ends) = search::exhaust_to_ends(&scenario, rules, STATES);
+        executions += part.executions;
+        if part.failure.is_none() && ends.len() != 1 {
+            part.failure = Some(super::Failure::Other(format!("{} different ends", ends.len())));
+        }
+        let failed = part.failure.is_some();
+        report = Some(part);
+        if failed {
+            break;
+        }
+        memory.extend(ends.swap_remove(0));
+        number = number.wrapping_add(period);
+    }
+    let report = report.unwrap_or_else(|| unreachable!("there are six steps"));
+    Report {
+        scenario: "one_shot, 3 of 8 tiles, once round the counter".into(),
+        executions,
+        seconds: start.elapsed().as_secs_f64(),
+        ..report
+    }
+}
+
+fn mutant(name: &'static str, scenario: Scenario, rules: impl Into<Rules>, expected: Check) -> Mutant {
+    let engine = Engine::Loom(Some(2));
+    Mutant {
+        name,
+        access: None,
+        scenario,
+        rules: rules.into(),
+        in_scenario: false,
+        expected,
+        engine,
+    }
+}
+
+impl Mutant {
+    fn of(self, access: Access) -> Self {
+        Self { access: Some(access), ..self }
+    }
+
+    fn by(self, engine: Engine) -> Self {
+        Self { engine, ..self }
+    }
+}
+
+/// All of them.
+pub fn all() -> Vec<Mutant> {
+    let mut all = orders();
+    all.extend(scopes());
+    all.extend(comparisons());
+    all.extend(slot_rule());
+    all.extend(life_of_words());
+    all.extend(barriers());
+    all
+}
+
+const PLAIN: Accumulate = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+
+/// Each order that is not relaxed, weakened.
+fn orders() -> Vec<Mutant> {
+    use Access::*;
+    let everybody = Members::all(2);
+    let two_groups = || ops::pull(1, 2, 1).groups(&[2]);
+    let relaxed = |name, access, scenario, expected| {
+        mutant(name, scenario, Change::Order(access, Order::Relaxed), expected).of(access)
+    };
+    let mut credit =
+        relaxed("credit-load-relaxed", CreditLoad, ops::deliver(2, 1, 3, true, false), Check::Race);
+    credit.rules.changes.push(Change::UncheckedRecords);
+    vec![
+        relaxed("entry-store-relaxed", EntryStore, primitives::entry(2, 1), Check::RecordRace),
+        relaxed("entry-load-relaxed", EntryLoad, primitives::entry(2, 1), Check::RecordRace),
+        credit,
+        relaxed("signal-store-relaxed", SignalStore, ops::one_shot(2, 1, 1), Check::Race),
+        relaxed("signal-load-relaxed", SignalLoad, ops::one_shot(2, 1, 1), Check::Race),
+        relaxed("done-store-relaxed", DoneStore, ops::pull(2, 1, 2), Check::Race),
+        relaxed("done-load-relaxed", DoneLoad, ops::pull(2, 1, 2), Check::Race),
+        relaxed(
+            "barrier-store-relaxed",
+            BarrierStore,
+            primitives::barrier(2, everybody, 1, true),
+            Check::Race,
+        ),
+        relaxed(
+            "barrier-load-relaxed",
+            BarrierLoad,
+            primitives::barrier(2, everybody, 1, true),
+            Check::Race,
+        ),
+        relaxed("version-store-relaxed", VersionStore, primitives::versioned(1), Check::Race),
+        relaxed("version-load-relaxed", VersionLoad, primitives::versioned(1), Check::Race),
+        relaxed("lock-take-relaxed", LockTake, primitives::spinlock(2, 1), Check::Race),
+        relaxed("lock-give-relaxed", LockGive, primitives::spinlock(2, 1), Check::Race),
+        relaxed(
+            "stamp-store-relaxed",
+            StampStore,
+            ops::partial(2, 1, RESTAMP_PERIOD, &[1]),
+            Check::Race,
+        ),
+        mutant(
+            "finish-add-acquire",
+            two_groups(),
+            Change::Order(FinishAdd, Order::Acquire),
+            Check::Race,
+        )
+        .of(FinishAdd),
+        mutant(
+            "finish-add-release",
+            two_groups(),
+            Change::Order(FinishAdd, Order::Release),
+            Check::Race,
+        )
+        .of(FinishAdd),
+        relaxed("flag-store-relaxed", FlagStore, primitives::flags(1), Check::Race),
+        relaxed("flag-load-relaxed", FlagLoad, primitives::flags(1), Check::Race),
+    ]
+}
+
+/// Each word that peers see, at device scope.
+fn scopes() -> Vec<Mutant> {
+    use Access::*;
+    let lock = || primitives::spinlock(2, 1);
+    let barrier = || primitives::barrier(2, Members::all(2), 1, true);
+    [
+        ("entry-store-device", EntryStore, primitives::entry(2, 1)),
+        ("credit-load-device", CreditLoad, primitives::entry(2, 1)),
+        ("entry-load-device", EntryLoad, primitives::entry(2, 1)),
+        ("signal-store-device", SignalStore, ops::one_shot(2, 1, 1)),
+        ("signal-load-device", SignalLoad, ops::one_shot(2, 1, 1)),
+        ("done-store-device", DoneStore, ops::pull(2, 1, 1)),
+        ("done-load-device", DoneLoad, ops::pull(2, 1, 1)),
+        ("barrier-store-device", BarrierStore, barrier()),
+        ("barrier-load-device", BarrierLoad, barrier()),
+        ("version-store-device", VersionStore, primitives::versioned(1)),
+        ("version-load-device", VersionLoad, primitives::versioned(1)),
+        ("lock-take-device", LockTake, lock()),
+        ("lock-give-device", LockGive, lock()),
+        ("stamp-store-device", StampStore, ops::partial(2, 1, RESTAMP_PERIOD, &[1])),
+        ("abort-store-device", AbortStore, primitives::abort()),
+        ("abort-load-device", AbortLoad, primitives::abort()),
+    ]
+    .map(|(name, access, scenario)| {
+        mutant(name, scenario, Change::Scope(access, Scope::Device), Check::Scope).of(access)
+    })
+    .into()
+}
+
+fn comparisons() -> Vec<Mutant> {
+    use Access::*;
+    let compare = |name, access, compare, scenario, expected| {
+        mutant(name, scenario, Change::Compare(access, compare), expected)
+    };
+    let wrapping = ops::partial(2, 1, i32::MAX, &[1, 1]);
+    let single = primitives::barrier(2, Members::all(2), 2, false);
+    vec![
+        compare("signal-less", SignalLoad, Compare::Less, wrapping, Check::Race),
+        compare("signal-equal", SignalLoad, Compare::Equal, ops::one_shot(2, 1, 2), Check::Lost),
+        compare("barrier-equal", BarrierLoad, Compare::Equal, single, Check::Lost),
+        compare("credit-equal", CreditLoad, Compare::Equal, two_and_one(2, 2), Check::Lost)
+            .by(Engine::Search),
+        mutant(
+            "literal-one",
+            ops::one_shot(2, 1, 2),
+            [Change::Value(SignalStore, 1), Change::Compare(SignalLoad, Compare::One)],
+            Check::Race,
+        ),
+    ]
+}
+
+/// One rank of two workgroups and one of one.
+fn two_and_one(tiles: u32, calls: u32) -> Scenario {
+    ops::one_shot(2, tiles, calls).groups(&[2, 1])
+}
+
+fn slot_rule() -> Vec<Mutant> {
+    use Access::*;
+    use Change::{BlindRecords, Skip, UncheckedRecords};
+    let ahead = || ops::deliver(2, 1, 3, true, false);
+    // Records of an earlier op say what those of this one will say.
+    let mut direct = ops::deliver(2, 1, 2, true, true);
+    for parity in 0..2 {
+        for rank in 0..2 {
+            let index = direct.channel(rank).entry(rank, 1 - rank, parity).index;
+            for (field, value) in [(8, 1), (9, 4096)] {
+                direct = direct.initial(Place::Unchecked { rank, index: index + field }, value);
+            }
+        }
+    }
+    let mut different = mutant("different-m", ops::different_m(), [], Check::Fault(FaultKind::Mismatch));
+    different.in_scenario = true;
+    let mut blind = mutant("no-record-comparison", ops::different_m(), BlindRecords, Check::Wrong);
+    blind.in_scenario = true;
+    vec![
+        mutant("no-credit-before-record", ahead(), Skip(CreditLoad), Check::RecordRace),
+        mutant(
+            "no-credit-before-slot",
+            ahead(),
+            [Skip(CreditLoad), UncheckedRecords],
+            Check::Race,
+        ),
+        mutant(
+            "no-entry-before-direct-write",
+            direct,
+            [Skip(EntryLoad), UncheckedRecords, BlindRecords],
+            Check::Race,
+        ),
+        mutant(
+            "no-entry-before-pull",
+            ops::pull(2, 1, 1),
+            [Skip(EntryLoad), UncheckedRecords, BlindRecords],
+            Check::Race,
+        ),
+        mutant("no-done-before-end", ops::pull(2, 1, 2), Skip(DoneLoad), Check::Race),
+        different,
+        blind,
+    ]
+}
+
+fn life_of_words() -> Vec<Mutant> {
+    use Access::*;
+    use Change::{BlindRecords, OwnerStamps, Skip, UncheckedRecords};
+    let zero = ops::partial(2, 1, -5, &[1]).words(0);
+    let unheard = [UncheckedRecords, BlindRecords];
+    let mut zero = mutant("words-zero", zero, unheard, Check::Wrong);
+    zero.in_scenario = true;
+    let mut late = mutant("late-memset", primitives::late_memset(), [], Check::Lost);
+    late.in_scenario = true;
+    vec![
+        zero,
+        late,
+        mutant(
+            "owner-stamps",
+            ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
+            OwnerStamps,
+            Check::Lost,
+        ),
+        mutant(
+            "no-stamps",
+            ops::partial(2, 8, RESTAMP_PERIOD - 1, &[3, 3, 3]),
+            Skip(StampStore),
+            Check::Wrong,
+        )
+        .by(Engine::WholeRange),
+    ]
+}
+
+/// Barriers between launches, and between the lanes of a workgroup.
+fn barriers() -> Vec<Mutant> {
+    let accumulate = |name, how, expected| {
+        let mut mutant = mutant(name, ops::accumulate(2, 1, 1, how), [], expected);
+        mutant.in_scenario = true;
+        mutant
+    };
+    let first = Accumulate { first_barrier: false, ..PLAIN };
+    let second = Accumulate { second_barrier: false, ..PLAIN };
+    let mut gather = mutant("gather-no-barrier", ops::gather(2, 1, 1, false), [], Check::Race);
+    gather.in_scenario = true;
+    let vote = |name, scenario: Scenario, rank, group, position| {
+        let drop = Change::DropVote { rank, group, position };
+        mutant(name, scenario.lanes(2), drop, Check::Race)
+    };
+    let one_shot = || ops::one_shot(2, 1, 1);
+    let locked = || ops::accumulate(2, 1, 1, PLAIN);
+    vec![
+        accumulate("spinlock-no-first-barrier", first, Check::Race),
+        accumulate("spinlock-no-second-barrier", second, Check::Race),
+        accumulate("atomic-no-first-barrier", Accumulate { atomic: true, ..first }, Check::Wrong),
+        accumulate("atomic-no-second-barrier", Accumulate { atomic: true, ..second }, Check::Wrong),
+        gather,
+        vote("no-vote-before-signal", one_shot(), 0, 0, 1),
+        vote("no-vote-after-wait", one_shot(), 0, 0, 3),
+        vote("no-vote-after-credit", ops::deliver(2, 1, 3, true, false), 0, 0, 6)
+            .by(Engine::Random(20_000)),
+        vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
+        vote("no-vote-before-flag", ops::staged(&[2], 1, 1), 0, 0, 0),
+        vote("no-vote-after-flag", ops::staged(&[2], 1, 1), 0, 1, 0),
+        vote("no-vote-after-lock", locked(), 0, 0, 4).by(Engine::Random(20_000)),
+        vote("no-vote-before-unlock", locked(), 0, 0, 5).by(Engine::Random(20_000)),
+    ]
+}

@@ -1,0 +1,169 @@
+//! The scenarios of the primitives that ops are made of.
+
+use iris_sync::barrier::{Members, arrive_and_wait};
+use iris_sync::flow::Launch;
+use iris_sync::{Access, End, FaultKind, LINE_WORDS, Limit, Memory, lock, tile_flags};
+
+use super::ops::value;
+use super::{Failure, Lane, Place, Scenario};
+
+/// The versioned lock: rank 0 hands a cell to rank 1, which says when it may be written again.
+pub fn versioned(calls: u32) -> Scenario {
+    Scenario::new(format!("versioned lock, {calls} versions"), 2).calls(calls, 7).program(|lane| {
+        let (there, back) = (lane.channel().signal(1, 0, 0), lane.channel().signal(0, 1, 0));
+        let cell = lane.cell(1, 0, 0);
+        for version in (0..lane.calls()).map(|position| lane.call(position)) {
+            let wanted = value(0, version.number(), 0, 0);
+            if lane.rank() == 0 {
+                lane.write(cell, wanted);
+                lock::publish_version(lane, there, version);
+                let _ = lock::wait_version(lane, lane.channel(), back, version, 1);
+            } else if lock::wait_version(lane, lane.channel(), there, version, 0).is_ok() {
+                lane.expect(cell, wanted);
+                lock::publish_version(lane, back, version);
+            }
+        }
+    })
+}
+
+/// The spinlock: every rank adds to one cell, several times.
+pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
+    let cell = Place::Cell { rank: 0, index: 0 };
+    Scenario::new(format!("spinlock, {ranks} ranks, {turns} turns"), ranks)
+        .calls(turns, 7)
+        .initial(cell, 0)
+        .program(move |lane| {
+            let word = lane.channel().lock(0, 0);
+            let mut seen = 0;
+            for position in 0..lane.calls() {
+                if lock::take(lane, lane.channel(), lane.call(position), word, 0).is_err() {
+                    return;
+                }
+                let now = lane.read(cell);
+                // Nobody's turn is lost: what we added is still there.
+                if now < seen {
+                    lane.check(cell, now, seen);
+                }
+                seen = now + 1;
+                lane.write(cell, seen);
+                lock::give(lane, word);
+            }
+        })
+}
+
+/// The device barrier: what members wrote before it, members read after it.
+///
+/// With `twice`, a second barrier keeps a cell until all have read it; else cells alternate, as
+/// the words of a single barrier must stand by themselves.
+pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenario {
+    let name = format!("barrier, members {:#b} of {ranks}, {calls} calls", members.bits());
+    Scenario::new(name, ranks).calls(calls, 7).program(move |lane| {
+        if !members.contains(lane.rank()) {
+            return;
+        }
+        let channel = lane.channel();
+        for position in 0..lane.calls() {
+            let call = lane.call(position);
+            let slot = if twice { 0 } else { position };
+            lane.write(lane.cell(lane.rank(), 0, slot), value(lane.rank(), call.number(), 0, 0));
+            let _ = arrive_and_wait(lane, channel, call, 0, members, Limit::Entry);
+            for peer in (0..ranks).filter(|&peer| members.contains(peer)) {
+                lane.expect(lane.cell(peer, 0, slot), value(peer, call.number(), 0, 0));
+            }
+            if twice {
+                let _ = arrive_and_wait(lane, channel, call, 1, members, Limit::Progress);
+            }
+        }
+    })
+}
+
+/// Tile flags: a workgroup fills two units, another reads them.
+pub fn flags(calls: u32) -> Scenario {
+    Scenario::new(format!("tile flags, {calls} calls"), 1).calls(calls, 7).groups(&[2]).program(
+        |lane| {
+            for call in (0..lane.calls()).map(|position| lane.call(position)) {
+                for unit in 0..2 {
+                    let cell = lane.cell(0, 0, unit);
+                    let wanted = value(0, call.number(), unit, 0);
+                    if lane.id().group == 0 {
+                        lane.write(cell, wanted);
+                        tile_flags::raise(lane, lane.channel(), call, unit);
+                    } else if tile_flags::wait(lane, lane.channel(), call, unit, 0).is_ok() {
+                        lane.expect(cell, wanted);
+                    }
+                }
+                lane.boundary();
+            }
+        },
+    )
+}
+
+fn launch<'a, 'b>(lane: &'a Lane<'b>) -> Launch<'a, Lane<'b>> {
+    Launch {
+        m: lane,
+        channel: lane.channel(),
+        record: lane.record(),
+        index: lane.id().group,
+        count: lane.groups(),
+    }
+}
+
+/// Entry records and credits alone: everybody enters and reads everybody's record.
+pub fn entry(ranks: u32, calls: u32) -> Scenario {
+    Scenario::new(format!("entry and credit, {ranks} ranks, {calls} calls"), ranks)
+        .calls(calls, 7)
+        .program(|lane| {
+            for _ in 0..lane.calls() {
+                let _ = launch(lane).run(End::Advance, |wg| {
+                    wg.enter()?;
+                    wg.channel.peers().try_for_each(|peer| wg.wait_entry(peer))
+                });
+            }
+        })
+}
+
+/// Ranks clear their own words at first, as a late memset would: nobody knows when.
+pub fn late_memset() -> Scenario {
+    Scenario::new("entry, words cleared without a barrier", 2).program(|lane| {
+        let (channel, before) = (lane.channel(), lane.call(0).previous());
+        for peer in channel.peers() {
+            let mut word = channel.entry(lane.rank(), peer, lane.call(0).parity());
+            word.index += LINE_WORDS - 1;
+            lane.store(word, before.number(), Access::AbortStore);
+        }
+        let _ = launch(lane).run(End::Advance, |wg| {
+            wg.enter()?;
+            wg.channel.peers().try_for_each(|peer| wg.wait_entry(peer))
+        });
+    })
+}
+
+/// Rank 1 enters and then makes no progress; rank 0 finds out, and rank 1, which waits for
+/// something else without a deadline, is told.
+pub fn abort() -> Scenario {
+    let expect = |lane: &Lane<'_>, kind, rank| {
+        let kept = lane.fault().map(|fault| (fault.kind, fault.rank));
+        if kept != Some((kind, rank)) {
+            Failure::Other(format!("{:?} keeps {kept:?}", lane.id())).raise();
+        }
+    };
+    Scenario::new("abort on a fault", 2)
+        .expires(|id, limit, _| id.rank == 0 && limit == Limit::Progress)
+        .program(move |lane| {
+            let result = launch(lane).run(End::Advance, |wg| {
+                wg.enter()?;
+                if lane.rank() == 0 {
+                    return wg.wait_tile(1, 0);
+                }
+                let never = lane.channel().result(1, 0, 0);
+                lock::wait_version(lane, lane.channel(), never, lane.call(0), 0).map(drop)
+            });
+            if result.is_ok() {
+                Failure::Other(format!("{:?} got through", lane.id())).raise();
+            }
+            match lane.rank() {
+                0 => expect(lane, FaultKind::NoProgress, 1),
+                _ => expect(lane, FaultKind::PeerGaveUp, 0),
+            }
+        })
+}

@@ -1,0 +1,103 @@
+//! Every mutant of the protocols is caught, by the check that should catch it, and nothing else is.
+//! Prints the table of mutants; a survivor or another catcher fails.
+
+use std::sync::Mutex;
+
+use comfy_table::Table;
+use iris_sync::{Access, Order, Scope};
+use iris_testkit::model::mutants::{self, Mutant};
+use iris_testkit::model::Report;
+
+/// Run `work` over all mutants on two threads, keeping their order.
+fn over_all<T: Send>(mutants: &[Mutant], work: impl Fn(&Mutant) -> T + Sync) -> Vec<T> {
+    let next = Mutex::new(mutants.iter().enumerate());
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let Some((index, mutant)) = next.lock().unwrap().next() else { break };
+                    let result = work(mutant);
+                    done.lock().unwrap().push((index, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap();
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[test]
+fn every_mutant_is_caught_by_the_expected_check() {
+    let mutants = mutants::all();
+    let reports: Vec<Report> = over_all(&mutants, Mutant::run);
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header(["mutant", "scenario", "bound", "expected", "caught by", "executions"]);
+    let mut wrong = Vec::new();
+    for (mutant, report) in mutants.iter().zip(&reports) {
+        let caught = report.caught_by();
+        let by = caught.map_or_else(|| format!("{:?}", report.failure), |check| check.to_string());
+        table.add_row([
+            mutant.name.to_string(),
+            report.scenario.clone(),
+            report.bound.clone(),
+            mutant.expected.to_string(),
+            by.clone(),
+            report.executions.to_string(),
+        ]);
+        if caught != Some(mutant.expected) {
+            wrong.push(format!("{}: expected {}, got {by}", mutant.name, mutant.expected));
+        }
+    }
+    println!("{table}\nmutants: {}, caught: {}", mutants.len(), mutants.len() - wrong.len());
+    assert!(wrong.is_empty(), "mutants not caught as expected: {wrong:#?}");
+}
+
+#[test]
+fn the_same_searches_find_nothing_where_nothing_is_broken() {
+    let mutants = mutants::all();
+    let mut seen = std::collections::HashSet::new();
+    let distinct: Vec<Mutant> = mutants
+        .into_iter()
+        .filter(|m| {
+            let changes = format!("{:?}", m.rules.changes.contains(&mutants_unchecked()));
+            seen.insert((m.scenario.name().to_string(), format!("{:?}", m.engine), changes))
+        })
+        .collect();
+    let reports = over_all(&distinct, Mutant::control);
+    let reports: Vec<Report> = reports.into_iter().flatten().collect();
+    assert!(reports.len() > 15, "only {} controls", reports.len());
+    for report in &reports {
+        println!("{report}");
+        assert!(report.failure.is_none(), "{report}");
+    }
+}
+
+fn mutants_unchecked() -> iris_testkit::model::Change {
+    iris_testkit::model::Change::UncheckedRecords
+}
+
+#[test]
+fn every_row_of_the_table_has_its_mutants() {
+    let mutants = mutants::all();
+    let mut names: Vec<_> = mutants.iter().map(|mutant| mutant.name).collect();
+    names.sort_unstable();
+    names.windows(2).for_each(|pair| assert_ne!(pair[0], pair[1], "two mutants of one name"));
+    for &access in Access::ALL {
+        let of = |expected: fn(&Mutant) -> bool| {
+            mutants.iter().filter(|m| m.access == Some(access) && expected(m)).count()
+        };
+        let orders = of(|m| m.name.rsplit('-').next() != Some("device"));
+        let scopes = of(|m| m.name.ends_with("-device"));
+        let needed = match access.order() {
+            Order::Relaxed => 0,
+            Order::Acquire | Order::Release => 1,
+            Order::AcqRel => 2,
+        };
+        assert_eq!(orders, needed, "mutants that weaken the order of {access:?}");
+        let needed = usize::from(access.scope() == Scope::System);
+        assert_eq!(scopes, needed, "mutants that narrow the scope of {access:?}");
+    }
+}
