@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use comfy_table::Table;
 use iris_sync::{Access, Order, Scope};
-use iris_testkit::model::mutants::{self, Mutant};
 use iris_testkit::model::Report;
+use iris_testkit::model::mutants::{self, Mutant};
 
 /// Run `work` over all mutants on two threads, keeping their order.
 fn over_all<T: Send>(mutants: &[Mutant], work: impl Fn(&Mutant) -> T + Sync) -> Vec<T> {

@@ -42,12 +42,46 @@ pub enum Change {
         /// Which barrier, counted from 0 over all calls.
         position: u32,
     },
+    /// All lanes, in the device headers, leave out the barriers of this place.
+    DropSite(Site),
     /// Races on the fields of entry records are not looked for.
     UncheckedRecords,
     /// Entry records are not compared.
     BlindRecords,
     /// The owner of a word refreshes it, instead of its writer.
     OwnerStamps,
+}
+
+/// Where the barriers of a workgroup stand in the device headers; as `iris::Site` in port.h.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Site {
+    /// Before a signal: the stores of all lanes come before it.
+    Signal,
+    /// Before a flag of the staging buffer, likewise.
+    Flag,
+    /// Before a lock is given back, likewise.
+    LockGive,
+    /// Before a lane arrives at a device barrier, likewise.
+    Arrive,
+    /// After a wait of one lane: what it acquired, all lanes have.
+    Waited,
+    /// Before a workgroup counts itself out.
+    Finish,
+    /// In the body of an op.
+    Body,
+}
+
+impl Site {
+    /// All of them, in the order of port.h.
+    pub const ALL: [Site; 7] = [
+        Site::Signal,
+        Site::Flag,
+        Site::LockGive,
+        Site::Arrive,
+        Site::Waited,
+        Site::Finish,
+        Site::Body,
+    ];
 }
 
 /// A set of changes; empty is the protocol as it stands.
@@ -236,6 +270,18 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// The barrier of this lane's workgroup; the device headers say where it stands.
+    pub(super) fn vote_at(&self, ok: bool, site: Option<Site>) -> bool {
+        let position = self.votes.replace(self.votes.get() + 1);
+        let LaneId { rank, group, .. } = self.id;
+        let dropped = self.rules.has(Change::DropVote { rank, group, position })
+            || site.is_some_and(|site| self.rules.has(Change::DropSite(site)));
+        if self.scenario.lanes == 1 || dropped {
+            return ok;
+        }
+        self.perform(Op::Vote { ok }) == 1
+    }
+
     /// The boundary between two launches: all lanes of this rank.
     pub fn boundary(&self) {
         if !self.alone {
@@ -282,7 +328,8 @@ impl<'a> Lane<'a> {
     fn is_padding(&self, word: SymWord) -> bool {
         let c = &self.channel;
         let tiles = c.signals..c.done;
-        tiles.contains(&word.index) && (word.index - c.signals) % c.tiles >= self.scenario.shape.tiles
+        tiles.contains(&word.index)
+            && (word.index - c.signals) % c.tiles >= self.scenario.shape.tiles
     }
 
     fn value(&self, access: Access, value: i32) -> Option<i32> {
@@ -306,13 +353,7 @@ impl Memory for Lane<'_> {
     }
 
     fn vote(&self, ok: bool) -> bool {
-        let position = self.votes.replace(self.votes.get() + 1);
-        let LaneId { rank, group, .. } = self.id;
-        let dropped = self.rules.has(Change::DropVote { rank, group, position });
-        if self.scenario.lanes == 1 || dropped {
-            return ok;
-        }
-        self.perform(Op::Vote { ok }) == 1
+        self.vote_at(ok, None)
     }
 
     fn load(&self, word: SymWord, access: Access) -> i32 {

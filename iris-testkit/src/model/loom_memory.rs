@@ -251,8 +251,7 @@ impl LoomArena {
             ok: Cell::new(true),
             outcome: Cell::new(true),
         };
-        let sleeper =
-            || Sleeper { thread: RefCell::new(None), token: Cell::new(Token::Nothing) };
+        let sleeper = || Sleeper { thread: RefCell::new(None), token: Cell::new(Token::Nothing) };
         Self {
             objects,
             unchecked: RefCell::new(HashMap::new()),

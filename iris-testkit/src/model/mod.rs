@@ -48,16 +48,21 @@
 //! consistent. Neither knows GPU caches or the asynchronous proxy.
 
 mod arena;
+pub mod headers;
+#[cfg(iris_cxx)]
+mod hooks;
 mod lane;
 pub mod loom_memory;
 pub mod mutants;
 pub mod ops;
 pub mod primitives;
+pub mod recorder;
 mod report;
 mod scenario;
 pub mod search;
 
 pub use arena::{Arena, LaneId, Op, Place};
-pub use lane::{Change, Compare, Lane, Rules};
+pub use headers::Headers;
+pub use lane::{Change, Compare, Lane, Rules, Site};
 pub use report::{Check, Failure, Level, Report};
 pub use scenario::{POISON, Scenario};

@@ -10,7 +10,9 @@ use iris_sync::barrier::Members;
 use iris_sync::{Access, Call, FaultKind, LINE_WORDS, Order, RESTAMP_PERIOD, Scope};
 
 use super::ops::{self, Accumulate};
-use super::{Change, Check, Compare, Place, Report, Rules, Scenario, loom_memory, primitives, search};
+use super::{
+    Change, Check, Compare, Place, Report, Rules, Scenario, loom_memory, primitives, search,
+};
 
 /// How a mutant is looked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,9 +54,8 @@ impl Mutant {
 
     /// The same search of the same scenario with nothing broken, which must find nothing.
     pub fn control(&self) -> Option<Report> {
-        let keep = |change: &&Change| {
-            matches!(change, Change::UncheckedRecords) && !self.in_scenario
-        };
+        let keep =
+            |change: &&Change| matches!(change, Change::UncheckedRecords) && !self.in_scenario;
         let rules = Rules { changes: self.rules.changes.iter().filter(keep).copied().collect() };
         (!self.in_scenario).then(|| run(&self.scenario, &rules, self.engine))
     }
@@ -125,7 +126,12 @@ pub fn whole_range(rules: &Rules) -> Report {
     }
 }
 
-fn mutant(name: &'static str, scenario: Scenario, rules: impl Into<Rules>, expected: Check) -> Mutant {
+fn mutant(
+    name: &'static str,
+    scenario: Scenario,
+    rules: impl Into<Rules>,
+    expected: Check,
+) -> Mutant {
     let engine = Engine::Loom(Some(2));
     Mutant {
         name,
@@ -291,18 +297,14 @@ fn slot_rule() -> Vec<Mutant> {
             }
         }
     }
-    let mut different = mutant("different-m", ops::different_m(), [], Check::Fault(FaultKind::Mismatch));
+    let mut different =
+        mutant("different-m", ops::different_m(), [], Check::Fault(FaultKind::Mismatch));
     different.in_scenario = true;
     let mut blind = mutant("no-record-comparison", ops::different_m(), BlindRecords, Check::Wrong);
     blind.in_scenario = true;
     vec![
         mutant("no-credit-before-record", ahead(), Skip(CreditLoad), Check::RecordRace),
-        mutant(
-            "no-credit-before-slot",
-            ahead(),
-            [Skip(CreditLoad), UncheckedRecords],
-            Check::Race,
-        ),
+        mutant("no-credit-before-slot", ahead(), [Skip(CreditLoad), UncheckedRecords], Check::Race),
         mutant(
             "no-entry-before-direct-write",
             direct,

@@ -9,7 +9,8 @@ use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Launch};
 use iris_sync::{Access, End, Field, Memory, Record, Stop, SymWord};
 
-use super::{Lane, Op, Place, Scenario};
+use super::headers::programs;
+use super::{Headers, Lane, Op, Place, Scenario};
 
 const INBOX: u32 = 0;
 const RESULT: u32 = 1;
@@ -98,7 +99,8 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
 
     fn take_result(&mut self, tile: u32, parity: u32) {
         let element = self.mine();
-        self.lane.expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
+        self.lane
+            .expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
         self.lane.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
     }
 }
@@ -150,9 +152,14 @@ impl flow::StagedTiles for Tiles<'_, '_> {
     }
 
     fn multiply_unit(&mut self, _tile: u32, unit: u32) {
-        let (source, element) = (unit / self.tiles, self.mine());
-        let wanted = value(source, self.call, unit % self.tiles, element);
-        self.lane.expect(self.at(self.me(), STAGE, 0, unit, element), wanted);
+        let (source, tile, element) = (unit / self.tiles, unit % self.tiles, self.mine());
+        // This rank's own units are not staged.
+        let place = if source == self.me() {
+            self.at(source, SHARD, 0, tile, element)
+        } else {
+            self.at(self.me(), STAGE, 0, unit, element)
+        };
+        self.lane.expect(place, value(source, self.call, tile, element));
     }
 
     fn store(&mut self, _tile: u32) {}
@@ -243,6 +250,7 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::ONE_SHOT, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| flow::one_shot(launch, tiles, &mut body));
         })
@@ -253,6 +261,7 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::ONE_SHOT, tiles).used(used))
         .program(move |lane| {
             let mut used = used.iter();
             calls(lane, tiles, |launch, mut body| {
@@ -264,17 +273,19 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
 /// An all-reduce by the owners of tiles, tile t at rank t mod `ranks`; results into C if `direct`.
 pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "two_shot, direct" } else { "two_shot" };
-    let scenario = Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
-        .program(move |lane| {
-            calls(lane, tiles, |launch, mut body| {
-                flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
-                lane.boundary();
-                body.consume(0..1, |_, tile, element| body.sum(tile, element));
-                Ok(())
+    let scenario =
+        Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+            .calls(calls_, 7)
+            .tiles(tiles, 0)
+            .headers(Headers::new(programs::TWO_SHOT, tiles))
+            .program(move |lane| {
+                calls(lane, tiles, |launch, mut body| {
+                    flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
+                    lane.boundary();
+                    body.consume(0..1, |_, tile, element| body.sum(tile, element));
+                    Ok(())
+                });
             });
-        });
     directly(scenario, direct)
 }
 
@@ -292,6 +303,7 @@ pub fn reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("reduce_scatter, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::REDUCE_SCATTER, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| {
                 flow::reduce_scatter(launch, tiles, |tile| tile % owners, &mut body)
@@ -324,6 +336,7 @@ pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: boo
         Scenario::new(format!("{name}{how}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
             .calls(calls_, 7)
             .tiles(tiles, 0)
+            .headers(Headers::new(programs::DELIVER, tiles).option(broadcast.into()))
             .program(move |lane| {
                 calls(lane, tiles, |launch, mut body| {
                     let me = lane.rank();
@@ -356,6 +369,7 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("pull, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::PULL, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, body| {
                 fill_shard(lane, &body);
@@ -400,6 +414,7 @@ pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
         .calls(calls_, 7)
         .tiles(tiles, ranks * tiles)
         .groups(groups)
+        .headers(Headers::new(programs::STAGED, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, body| {
                 fill_shard(lane, &body);
@@ -413,6 +428,7 @@ pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
     Scenario::new(format!("gather, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::GATHER, tiles).option((!barrier).into()))
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| {
                 flow::gather(launch, tiles, &mut body)?;
@@ -437,6 +453,14 @@ pub struct Accumulate {
     pub second_barrier: bool,
 }
 
+impl Accumulate {
+    /// As option bits of the program over the device headers.
+    fn bits(self) -> u32 {
+        let Self { atomic, first_barrier, second_barrier } = self;
+        u32::from(atomic) | u32::from(!first_barrier) << 1 | u32::from(!second_barrier) << 2
+    }
+}
+
 /// An all-reduce into one workspace a tile: clear, barrier, add, barrier, convert.
 pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scenario {
     let Accumulate { atomic, first_barrier, second_barrier } = how;
@@ -444,6 +468,7 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::ACCUMULATE, tiles).option(how.bits()))
         .program(move |lane| {
             let owner = |tile| tile % ranks;
             calls(lane, tiles, |launch, body| {
@@ -476,4 +501,3 @@ pub fn different_m() -> Scenario {
     scenario.name = "one_shot, ranks with different M".into();
     scenario
 }
-

@@ -167,7 +167,8 @@ impl<'a> Machine<'a> {
     fn fingerprint(&self, state: &State) -> u128 {
         let mut sum = [0x243f_6a88_85a3_08d3_u64, 0x1319_8a2e_0370_7344];
         let mut add = |value: u64| {
-            for (half, odd) in sum.iter_mut().zip([0x9e37_79b9_7f4a_7c15_u64, 0xc2b2_ae3d_27d4_eb4f])
+            for (half, odd) in
+                sum.iter_mut().zip([0x9e37_79b9_7f4a_7c15_u64, 0xc2b2_ae3d_27d4_eb4f])
             {
                 *half = (*half ^ value).wrapping_mul(odd);
                 *half ^= *half >> 29;
@@ -226,11 +227,14 @@ impl<'a> Machine<'a> {
         let stuck = choices.is_empty() && !nexts().all(|next| matches!(next, Next::Ended));
         failed.or_else(|| {
             stuck.then(|| {
-                let waits = nexts().zip(&self.programs.lanes).filter_map(|(next, lane)| match next {
-                    Next::Ended => None,
-                    Next::Blocked { watch, .. } => Some(format!("{lane:?} waits for {watch:?}")),
-                    next => Some(format!("{lane:?} is at {next:?}")),
-                });
+                let waits =
+                    nexts().zip(&self.programs.lanes).filter_map(|(next, lane)| match next {
+                        Next::Ended => None,
+                        Next::Blocked { watch, .. } => {
+                            Some(format!("{lane:?} waits for {watch:?}"))
+                        }
+                        next => Some(format!("{lane:?} is at {next:?}")),
+                    });
                 Failure::Lost(waits.collect::<Vec<_>>().join("; "))
             })
         })

@@ -16,11 +16,7 @@ struct CellClock {
 
 impl Clocks {
     pub(super) fn new(lanes: usize) -> Self {
-        Self {
-            lanes: vec![vec![0; lanes]; lanes],
-            words: HashMap::new(),
-            cells: HashMap::new(),
-        }
+        Self { lanes: vec![vec![0; lanes]; lanes], words: HashMap::new(), cells: HashMap::new() }
     }
 
     /// Take note of an operation; the place, if it is in a race with an earlier one.

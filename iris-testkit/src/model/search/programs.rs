@@ -1,8 +1,6 @@
 use std::cell::{Cell, RefCell};
 
-use super::{
-    AssertUnwindSafe, Failure, Lane, LaneId, Op, Place, Rules, Scenario, panic,
-};
+use super::{AssertUnwindSafe, Failure, Lane, LaneId, Op, Place, Rules, Scenario, panic};
 use crate::model::Arena;
 
 /// What a lane does next, given the results of all it has done so far.
@@ -126,8 +124,7 @@ impl<'a> Programs<'a> {
     }
 
     fn replay(&self, lane: usize, results: Vec<i32>) -> (Next, Vec<i32>) {
-        let replay =
-            Replay { results, position: Cell::new(0), pending: RefCell::new(None) };
+        let replay = Replay { results, position: Cell::new(0), pending: RefCell::new(None) };
         let run = || Lane::run(self.lanes[lane], self.scenario, self.rules, &replay);
         let next = match panic::catch_unwind(AssertUnwindSafe(run)) {
             Ok(()) => Next::Ended,
@@ -173,7 +170,8 @@ impl<'a> Programs<'a> {
                 _ => return,
             }
         }
-        let watch = looks.iter().filter_map(|(op, value)| op.place().map(|p| (p, *value))).collect();
+        let watch =
+            looks.iter().filter_map(|(op, value)| op.place().map(|p| (p, *value))).collect();
         self.nodes[node as usize].next = Next::Blocked { head, watch };
     }
 }
