@@ -16,10 +16,13 @@
 //! **Limits.** f32, f16 and bf16, sums in f32.
 
 pub mod args;
+pub mod cache;
 pub mod cpu;
 mod kernel;
 mod launch;
+pub mod rtc;
 pub mod schedule;
+pub mod source;
 pub mod trace;
 
 pub use kernel::Kernel;

@@ -171,8 +171,14 @@ using namespace iris::model;
 
 extern "C" {
 
+/// A call that uses no tiles is a pull of one tile over the same words.
 int iris_model_one_shot(const Input& in) {
     return calls(in, [&](const Model& model) {
+        if (model.used == 0) {
+            PullTiles body{model};
+            body.fill_shard();
+            return flow::pull(model.launch(), 1, body);
+        }
         Tiles body{model};
         return flow::one_shot(model.launch(), model.used, body);
     });

@@ -28,7 +28,10 @@ struct Shards {
     IRIS_DEVICE View own(u32 source) const {
         const View a = View::of(args.a);
         if (source == args.channel.rank) return a;
-        return View{args.heap.address(source, args.pulled), args.pulled_ld, a.dtype, a.transposed};
+        // A shard without gaps is as wide as it is: shards differ.
+        const Range line = a.transposed ? units.shard_rows(source) : units.shard_cols(source);
+        const u64 ld = args.pulled_ld == 0 ? line.len() : args.pulled_ld;
+        return View{args.heap.address(source, args.pulled), ld, a.dtype, a.transposed};
     }
     /// The place of `source`'s shard in the gathered A of rank `at`.
     IRIS_DEVICE View inbox(u32 at, u32 source, u32 parity) const {

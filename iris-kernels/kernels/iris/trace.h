@@ -19,6 +19,8 @@ class Trace {
         if (buffer != 0 && group < MAX_GROUPS) {
             count_word = buffer + group * 4;
             slots = buffer + MAX_GROUPS * 4 + u64(group) * capacity * SPAN_BYTES;
+            // Launches of one call go on where the last one ended.
+            used = port::read<u32>(count_word);
         }
     }
 

@@ -73,13 +73,11 @@ class Workgroup {
         return true;
     }
 
-    /// Whether this rank lets peers write its C directly at all; if not, nobody need be asked.
-    IRIS_DEVICE bool may_be_direct() const { return own.direct != 0; }
-
-    /// Whether results go straight into C between this rank and `peer`: waits until it has entered.
+    /// Whether results go straight into C between this rank and `peer`. If this rank allows it at
+    /// all, waits until the peer has entered.
     [[nodiscard]] IRIS_DEVICE bool direct(u32 peer, bool& answer) {
         answer = false;
-        if (!may_be_direct()) return true;
+        if (own.direct == 0) return true;
         if (!wait_entry(peer)) return false;
         answer = entry::is_direct(m, number, own, peer);
         return true;
@@ -177,10 +175,10 @@ class Workgroup {
     template <class Wait> IRIS_DEVICE bool waiting(u32 what, Wait wait) {
         bool passed = true;
         if (port::lane() == 0) {
+            trace.add(Counter::Waits, 1);
             trace.begin(Span::Wait, what);
             passed = wait();
             trace.end(Span::Wait);
-            trace.add(Counter::Waits, 1);
         }
         return port::vote(passed, Site::Waited);
     }

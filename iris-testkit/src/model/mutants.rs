@@ -23,8 +23,8 @@ pub enum Engine {
     Search,
     /// So many random schedules.
     Random(u64),
-    /// [`whole_range`].
-    WholeRange,
+    /// [`whole_range`], ending with these calls.
+    WholeRange(&'static [u32]),
 }
 
 /// A protocol with one rule broken.
@@ -59,6 +59,11 @@ impl Mutant {
         let rules = Rules { changes: self.rules.changes.iter().filter(keep).copied().collect() };
         (!self.in_scenario).then(|| run(&self.scenario, &rules, self.engine))
     }
+
+    /// The same in the device headers, unless the scenario has no program over them.
+    pub fn on_headers(&self) -> Option<Self> {
+        Some(Self { scenario: self.scenario.on_headers()?, ..self.clone() })
+    }
 }
 
 /// States after which a search counts as unfinished.
@@ -69,22 +74,27 @@ fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
         Engine::Search => search::exhaust(scenario, rules, STATES),
         Engine::Random(runs) => search::random(scenario, rules, 1, runs),
-        Engine::WholeRange => whole_range(rules),
+        Engine::WholeRange(last) => whole_range(scenario.is_on_headers(), rules, last),
     }
 }
 
 /// Two ranks, an op planned for eight tiles of which calls use three, all the way round: at every
 /// multiple of the restamp period three calls are made, those between are jumped over, and at the
-/// end, more than 2^31 calls after the start, one call uses all eight tiles.
-pub fn whole_range(rules: &Rules) -> Report {
+/// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or a
+/// pull for 0.
+pub fn whole_range(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
     let (start, period) = (Instant::now(), RESTAMP_PERIOD);
     let mut number = period - 1;
     let mut memory: HashMap<Place, i32> = HashMap::new();
     let mut report = None;
     let mut executions = 0;
     for step in 0..6 {
-        let used: &[u32] = if step == 5 { &[3, 3, 8] } else { &[3, 3, 3] };
-        let mut scenario = ops::partial(2, 8, number, used);
+        let used = if step == 5 { last } else { &[3, 3, 3] };
+        // Words nobody has touched still hold what they held at the very start.
+        let mut scenario = ops::partial(2, 8, number, used).words(period - 2);
+        if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
+            scenario = headers;
+        }
         let words = scenario.channel(0);
         // Between, calls of three tiles went by: their words and the entries are of the last one.
         for rank in 0..2 {
@@ -119,7 +129,7 @@ pub fn whole_range(rules: &Rules) -> Report {
     }
     let report = report.unwrap_or_else(|| unreachable!("there are six steps"));
     Report {
-        scenario: "one_shot, 3 of 8 tiles, once round the counter".into(),
+        scenario: format!("one_shot, 3 of 8 tiles, once round the counter, then {last:?}"),
         executions,
         seconds: start.elapsed().as_secs_f64(),
         ..report
@@ -261,14 +271,21 @@ fn comparisons() -> Vec<Mutant> {
     let compare = |name, access, compare, scenario, expected| {
         mutant(name, scenario, Change::Compare(access, compare), expected)
     };
-    let wrapping = ops::partial(2, 1, i32::MAX, &[1, 1]);
-    let single = primitives::barrier(2, Members::all(2), 2, false);
+    let less = |name, access, scenario: Scenario, expected| {
+        let calls = scenario.calls;
+        compare(name, access, Compare::Less, scenario.calls(calls, i32::MAX), expected)
+    };
+    let barrier = |twice| primitives::barrier(2, Members::all(2), 2, twice);
     vec![
-        compare("signal-less", SignalLoad, Compare::Less, wrapping, Check::Race),
+        less("signal-less", SignalLoad, ops::one_shot(2, 1, 2), Check::Race),
+        less("entry-less", EntryLoad, primitives::entry(2, 2), Check::Fault(FaultKind::Mismatch)),
+        less("credit-less", CreditLoad, ops::deliver(2, 1, 3, true, false), Check::RecordRace),
+        less("done-less", DoneLoad, ops::pull(2, 1, 3), Check::Race),
+        less("barrier-less", BarrierLoad, barrier(true), Check::Wrong),
+        less("version-less", VersionLoad, primitives::versioned(2), Check::Wrong),
+        less("flag-less", FlagLoad, primitives::flags(2), Check::Race),
         compare("signal-equal", SignalLoad, Compare::Equal, ops::one_shot(2, 1, 2), Check::Lost),
-        compare("barrier-equal", BarrierLoad, Compare::Equal, single, Check::Lost),
-        compare("credit-equal", CreditLoad, Compare::Equal, two_and_one(2, 2), Check::Lost)
-            .by(Engine::Search),
+        compare("barrier-equal", BarrierLoad, Compare::Equal, barrier(false), Check::Lost),
         mutant(
             "literal-one",
             ops::one_shot(2, 1, 2),
@@ -276,11 +293,6 @@ fn comparisons() -> Vec<Mutant> {
             Check::Race,
         ),
     ]
-}
-
-/// One rank of two workgroups and one of one.
-fn two_and_one(tiles: u32, calls: u32) -> Scenario {
-    ops::one_shot(2, tiles, calls).groups(&[2, 1])
 }
 
 fn slot_rule() -> Vec<Mutant> {
@@ -304,7 +316,12 @@ fn slot_rule() -> Vec<Mutant> {
     blind.in_scenario = true;
     vec![
         mutant("no-credit-before-record", ahead(), Skip(CreditLoad), Check::RecordRace),
-        mutant("no-credit-before-slot", ahead(), [Skip(CreditLoad), UncheckedRecords], Check::Race),
+        mutant(
+            "no-credit-before-slot",
+            ahead(),
+            [Skip(CreditLoad), UncheckedRecords, BlindRecords],
+            Check::Race,
+        ),
         mutant(
             "no-entry-before-direct-write",
             direct,
@@ -315,7 +332,7 @@ fn slot_rule() -> Vec<Mutant> {
             "no-entry-before-pull",
             ops::pull(2, 1, 1),
             [Skip(EntryLoad), UncheckedRecords, BlindRecords],
-            Check::Race,
+            Check::Wrong,
         ),
         mutant("no-done-before-end", ops::pull(2, 1, 2), Skip(DoneLoad), Check::Race),
         different,
@@ -347,7 +364,14 @@ fn life_of_words() -> Vec<Mutant> {
             Skip(StampStore),
             Check::Wrong,
         )
-        .by(Engine::WholeRange),
+        .by(Engine::WholeRange(&[3, 3, 8])),
+        mutant(
+            "no-stamps-of-done",
+            ops::partial(2, 8, RESTAMP_PERIOD - 1, &[3, 0, 0]),
+            Skip(StampStore),
+            Check::Wrong,
+        )
+        .by(Engine::WholeRange(&[3, 0, 0])),
     ]
 }
 
@@ -366,11 +390,14 @@ fn barriers() -> Vec<Mutant> {
         let drop = Change::DropVote { rank, group, position };
         mutant(name, scenario.lanes(2), drop, Check::Race)
     };
+    let mut after_flag =
+        vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(20_000));
+    after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
     let locked = || ops::accumulate(2, 1, 1, PLAIN);
     vec![
         accumulate("spinlock-no-first-barrier", first, Check::Race),
-        accumulate("spinlock-no-second-barrier", second, Check::Race),
+        accumulate("spinlock-no-second-barrier", second, Check::Wrong),
         accumulate("atomic-no-first-barrier", Accumulate { atomic: true, ..first }, Check::Wrong),
         accumulate("atomic-no-second-barrier", Accumulate { atomic: true, ..second }, Check::Wrong),
         gather,
@@ -379,9 +406,9 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-after-credit", ops::deliver(2, 1, 3, true, false), 0, 0, 6)
             .by(Engine::Random(20_000)),
         vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
-        vote("no-vote-before-flag", ops::staged(&[2], 1, 1), 0, 0, 0),
-        vote("no-vote-after-flag", ops::staged(&[2], 1, 1), 0, 1, 0),
-        vote("no-vote-after-lock", locked(), 0, 0, 4).by(Engine::Random(20_000)),
-        vote("no-vote-before-unlock", locked(), 0, 0, 5).by(Engine::Random(20_000)),
+        vote("no-vote-before-flag", ops::staged(&[2, 1], 1, 1), 0, 0, 2).by(Engine::Random(20_000)),
+        after_flag,
+        vote("no-vote-after-lock", locked(), 0, 0, 5).by(Engine::Random(20_000)),
+        vote("no-vote-before-unlock", locked(), 0, 0, 6).by(Engine::Random(20_000)),
     ]
 }

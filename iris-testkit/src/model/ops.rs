@@ -152,14 +152,14 @@ impl flow::StagedTiles for Tiles<'_, '_> {
     }
 
     fn multiply_unit(&mut self, _tile: u32, unit: u32) {
-        let (source, tile, element) = (unit / self.tiles, unit % self.tiles, self.mine());
-        // This rank's own units are not staged.
+        let (source, element) = (unit / self.tiles, self.mine());
+        let wanted = value(source, self.call, unit % self.tiles, element);
         let place = if source == self.me() {
-            self.at(source, SHARD, 0, tile, element)
+            self.at(source, SHARD, 0, unit % self.tiles, element)
         } else {
             self.at(self.me(), STAGE, 0, unit, element)
         };
-        self.lane.expect(place, value(source, self.call, tile, element));
+        self.lane.expect(place, wanted);
     }
 
     fn store(&mut self, _tile: u32) {}
@@ -256,7 +256,8 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each.
+/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each; for 0, a [`pull`] of
+/// one tile over the same words.
 pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
@@ -264,8 +265,12 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
         .headers(Headers::new(programs::ONE_SHOT, tiles).used(used))
         .program(move |lane| {
             let mut used = used.iter();
-            calls(lane, tiles, |launch, mut body| {
-                flow::one_shot(launch, used.next().copied().unwrap_or(tiles), &mut body)
+            calls(lane, tiles, |launch, mut body| match used.next() {
+                Some(0) => {
+                    fill_shard(lane, &body);
+                    flow::pull(launch, 1, &mut Tiles { pull: true, ..body })
+                }
+                used => flow::one_shot(launch, used.copied().unwrap_or(tiles), &mut body),
             });
         })
 }

@@ -26,6 +26,7 @@ pub struct Scenario {
     pub(super) expires: Option<fn(LaneId, Limit, u32) -> bool>,
     pub(super) program: Arc<Program>,
     pub(super) headers: Option<Headers>,
+    on_headers: bool,
 }
 
 /// What cells hold before anybody has written them.
@@ -49,6 +50,7 @@ impl Scenario {
             expires: None,
             program: Arc::new(|_| ()),
             headers: None,
+            on_headers: false,
         }
     }
 
@@ -68,7 +70,13 @@ impl Scenario {
     /// could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
         let headers = self.headers.filter(|_| super::headers::AVAILABLE)?;
-        Some(self.clone().program(move |lane| headers.run(lane)))
+        let scenario = self.clone().program(move |lane| headers.run(lane));
+        Some(Self { on_headers: true, ..scenario })
+    }
+
+    /// Whether its program runs over the device headers.
+    pub(super) fn is_on_headers(&self) -> bool {
+        self.on_headers
     }
 
     /// Lanes of each workgroup.

@@ -55,7 +55,8 @@ pub fn exhaust_to_ends(
             }
             if frame.choices.is_empty() {
                 let end = machine.memory(&frame.state);
-                ends.insert(machine.fingerprint(&frame.state), end);
+                let memory = State { at: Vec::new(), ..frame.state.clone() };
+                ends.insert(machine.fingerprint(&memory), end);
             }
         }
         let Some(&lane) = frame.choices.get(frame.taken) else {

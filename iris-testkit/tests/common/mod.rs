@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
 
+pub mod ready;
+
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{Epilogue, Options, Shard};
 use iris_testkit::suite::{Case, OpName, heap_bytes, run_case};

@@ -1,0 +1,225 @@
+//! Compiled kernels on disk. What lies here is executed, so the folder must be the user's alone.
+//!
+//! An entry is written to a temporary name and then renamed, so that processes that start at once
+//! see it whole or not at all. One that does not match its checksum counts as absent, and is
+//! written anew.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::rtc::{Error, Result, hash};
+
+const MAGIC: &[u8; 8] = b"iriscub1";
+const HEADER: usize = 8 + 16 + 16;
+
+/// The name of an entry.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    file: String,
+    hash: u128,
+}
+
+impl Key {
+    pub(crate) fn new(source: &str, arch: &str, hash: u128) -> Self {
+        let plain = |text: &str| {
+            let kept = text.strip_suffix(".cu").unwrap_or(text).chars();
+            kept.map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).take(48).collect()
+        };
+        let (source, arch): (String, String) = (plain(source), plain(arch));
+        Self { file: format!("{source}-{arch}-{hash:032x}"), hash }
+    }
+}
+
+/// A folder of compiled kernels.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    /// The cache of this user: `IRIS_CACHE`, or `iris` in the user's folder of caches.
+    ///
+    /// # Errors
+    /// As [`Cache::open`].
+    pub fn of_user() -> Result<Self> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let folder = match (variable("IRIS_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME")) {
+            (Some(told), ..) => PathBuf::from(told),
+            (_, Some(caches), _) => PathBuf::from(caches).join("iris"),
+            (.., Some(home)) => PathBuf::from(home).join(".cache/iris"),
+            _ => std::env::temp_dir().join(format!("iris-{}", user())),
+        };
+        Self::open(&folder)
+    }
+
+    /// A folder, made with access for the user alone if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Cache`] if it cannot be made, is a link or no folder, belongs to somebody else or
+    /// lets others in.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let wrong = |why: String| Error::Cache { path: folder.into(), why };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|error| wrong(format!("cannot be made: {error}")))?;
+        // Of the path itself: a link could be pointed elsewhere by whoever owns the folder it is in.
+        let metadata = fs::symlink_metadata(folder).map_err(|error| wrong(error.to_string()))?;
+        if !metadata.is_dir() {
+            return Err(wrong("is no folder; expected one of this user's".into()));
+        }
+        if metadata.uid() != user() {
+            let owner = metadata.uid();
+            return Err(wrong(format!("belongs to user {owner}; expected user {}", user())));
+        }
+        if metadata.mode() & 0o077 != 0 {
+            let mode = metadata.mode() & 0o777;
+            return Err(wrong(format!("has mode {mode:o}; expected 700: its files are executed")));
+        }
+        Ok(Self { folder: folder.into() })
+    }
+
+    /// The code of an entry; none if it is absent or damaged.
+    pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
+        let path = self.folder.join(&key.file);
+        let mut bytes = Vec::new();
+        File::open(&path).ok()?.read_to_end(&mut bytes).ok()?;
+        let whole = bytes.len() > HEADER
+            && bytes.starts_with(MAGIC)
+            && bytes[8..24] == key.hash.to_le_bytes()
+            && bytes[24..HEADER] == hash::of(&bytes[HEADER..]).to_le_bytes();
+        if !whole {
+            tracing::warn!(entry = %path.display(), "damaged entry in the cache of kernels");
+            return None;
+        }
+        Some(bytes.split_off(HEADER))
+    }
+
+    /// Keep the code of an entry, in place of what is there.
+    ///
+    /// # Errors
+    /// [`Error::Cache`] if it cannot be written.
+    pub fn put(&self, key: &Key, code: &[u8]) -> Result<()> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let part = self.folder.join(format!(".{}-{number}-{}", std::process::id(), key.file));
+        let whole = self.folder.join(&key.file);
+        let written = write_new(&part, &[
+            MAGIC,
+            &key.hash.to_le_bytes(),
+            &hash::of(code).to_le_bytes(),
+            code,
+        ])
+        .and_then(|()| fs::rename(&part, &whole));
+        written.map_err(|error| {
+            let _ = fs::remove_file(&part);
+            Error::Cache { path: whole, why: format!("cannot be written: {error}") }
+        })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+/// The folder of kernels that a program carries with it: `kernels` beside its executable. It is
+/// trusted as much as the executable.
+pub(crate) fn carried() -> Option<Cache> {
+    let executable = std::env::current_exe().ok()?;
+    let folder = executable.parent()?.join("kernels");
+    folder.is_dir().then_some(Cache { folder })
+}
+
+fn write_new(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
+    // A file of this name can only be what a killed process with our number left behind.
+    let _ = fs::remove_file(path);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    parts.iter().try_for_each(|part| file.write_all(part))
+}
+
+fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn folder() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a temporary folder")
+    }
+
+    fn key(hash: u128) -> Key {
+        Key::new("some kernel.cu", "sm_90a", hash)
+    }
+
+    #[test]
+    fn keeps_and_finds_entries() {
+        let root = folder();
+        let cache = Cache::open(&root.path().join("a/b")).expect("a new folder");
+        assert_eq!(cache.get(&key(1)), None);
+        cache.put(&key(1), b"code").expect("room");
+        assert_eq!(cache.get(&key(1)).as_deref(), Some(&b"code"[..]));
+        assert_eq!(cache.get(&key(2)), None);
+        cache.put(&key(1), b"newer").expect("room");
+        assert_eq!(cache.get(&key(1)).as_deref(), Some(&b"newer"[..]));
+    }
+
+    #[test]
+    fn a_damaged_entry_is_absent_and_can_be_replaced() {
+        let root = folder();
+        let cache = Cache::open(&root.path().join("cache")).expect("a new folder");
+        cache.put(&key(1), b"some code").expect("room");
+        let file = cache.folder().join(&key(1).file);
+        let whole = fs::read(&file).expect("the entry");
+        for at in [0, 9, 30, HEADER, whole.len() - 1] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            fs::write(&file, bytes).expect("writable");
+            assert_eq!(cache.get(&key(1)), None, "byte {at} differs");
+        }
+        for len in [0, 10, HEADER, whole.len() - 1] {
+            fs::write(&file, &whole[..len]).expect("writable");
+            assert_eq!(cache.get(&key(1)), None, "cut to {len}");
+        }
+        // The right code under another's name.
+        cache.put(&key(2), b"other code").expect("room");
+        fs::copy(cache.folder().join(&key(2).file), &file).expect("writable");
+        assert_eq!(cache.get(&key(1)), None);
+        cache.put(&key(1), b"some code").expect("room");
+        assert_eq!(cache.get(&key(1)).as_deref(), Some(&b"some code"[..]));
+    }
+
+    #[test]
+    fn refuses_a_folder_that_is_not_the_users_alone() {
+        let root = folder();
+        let open = root.path().join("open");
+        fs::create_dir(&open).expect("room");
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("ours");
+        let error = Cache::open(&open).expect_err("others can read it").to_string();
+        assert!(error.contains("has mode 755; expected 700"), "{error}");
+
+        let own = root.path().join("own");
+        Cache::open(&own).expect("a new folder");
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink(&own, &link).expect("room");
+        let error = Cache::open(&link).expect_err("a link").to_string();
+        assert!(error.contains("is no folder"), "{error}");
+
+        let file = root.path().join("file");
+        fs::write(&file, "").expect("room");
+        assert!(Cache::open(&file).is_err());
+
+        // Of the root user everything is its own; elsewhere `/` belongs to somebody else.
+        if user() != 0 {
+            let error = Cache::open("/".as_ref()).expect_err("not ours").to_string();
+            assert!(error.contains("belongs to user"), "{error}");
+        }
+    }
+}

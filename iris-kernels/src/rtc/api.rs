@@ -1,0 +1,275 @@
+//! The functions that NVRTC and hiprtc have in common, called by name: the one table of them.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use super::{Error, KernelSource, Result, search};
+use crate::source::Text;
+
+/// The names of the functions in one vendor's library.
+pub(super) struct Names {
+    pub(super) what: &'static str,
+    pub(super) create: &'static str,
+    pub(super) destroy: &'static str,
+    pub(super) compile: &'static str,
+    pub(super) log_size: &'static str,
+    pub(super) log: &'static str,
+    pub(super) code_size: &'static str,
+    pub(super) code: &'static str,
+    pub(super) text_size: Option<&'static str>,
+    pub(super) text: Option<&'static str>,
+    pub(super) version: &'static str,
+    pub(super) error: &'static str,
+}
+
+type Program = *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Bytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
+
+/// A function that copies out some bytes, with the function that says how many.
+#[derive(Clone, Copy, Debug)]
+struct Output {
+    name: &'static str,
+    size: Size,
+    bytes: Bytes,
+}
+
+/// A loaded library.
+#[derive(Debug)]
+pub(super) struct Api {
+    path: PathBuf,
+    create: Create,
+    destroy: Destroy,
+    compile: Compile,
+    log: Output,
+    code: Output,
+    text: Option<Output>,
+    version: Version,
+    error: ErrorString,
+    create_name: &'static str,
+    // Last, so that functions go before the code they are in.
+    _libraries: Vec<Library>,
+}
+
+impl Api {
+    /// Look for the library: where the variable says, else in the folders, else by bare name where
+    /// the loader looks. `before` tells files that must be in the process first.
+    pub(super) fn find(
+        names: &Names,
+        variable: &str,
+        folders: &[PathBuf],
+        bare: &[&str],
+        is_library: impl Fn(&str) -> bool,
+        before: impl Fn(&str) -> bool,
+    ) -> Result<Self> {
+        let mut looked = Vec::new();
+        let told = search::variable(variable);
+        let files: Vec<PathBuf> = match &told {
+            Some(file) if !file.is_dir() => vec![file.clone()],
+            _ => {
+                let all = told.as_ref().map_or(folders, std::slice::from_ref);
+                looked.extend(all.iter().map(|folder| folder.display().to_string()));
+                all.iter().flat_map(|folder| search::named(folder, &is_library)).collect()
+            }
+        };
+        let mut bare: Vec<PathBuf> = bare.iter().map(PathBuf::from).collect();
+        if told.is_some() {
+            looked.insert(0, format!("{variable} says"));
+            bare.clear();
+        }
+        for file in files.into_iter().chain(bare) {
+            match Self::open(names, &file, &before) {
+                Ok(api) => return Ok(api),
+                Err(why) => looked.push(format!("{} ({why})", file.display())),
+            }
+        }
+        Err(Error::NotFound { what: names.what, looked })
+    }
+
+    fn open(
+        names: &Names,
+        file: &Path,
+        before: impl Fn(&str) -> bool,
+    ) -> std::result::Result<Self, libloading::Error> {
+        let mut libraries = Vec::new();
+        for file in file.parent().map(|folder| search::named(folder, before)).unwrap_or_default() {
+            // SAFETY: a library of the vendor, from the folder of the compiler itself; what it does
+            // when it is loaded is what it would do when the compiler loads it.
+            libraries.push(unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) }?);
+        }
+        // SAFETY: the vendor's library, which has no special requirements for loading.
+        let library = unsafe { Library::open(Some(file), RTLD_NOW) }?;
+        let output = |size: &'static str, bytes: &'static str| {
+            Ok::<_, libloading::Error>(Output {
+                name: bytes,
+                size: symbol::<Size>(&library, size)?,
+                bytes: symbol::<Bytes>(&library, bytes)?,
+            })
+        };
+        let text = match (names.text_size, names.text) {
+            (Some(size), Some(bytes)) => Some(output(size, bytes)?),
+            _ => None,
+        };
+        Ok(Self {
+            path: file.to_path_buf(),
+            create: symbol(&library, names.create)?,
+            destroy: symbol(&library, names.destroy)?,
+            compile: symbol(&library, names.compile)?,
+            log: output(names.log_size, names.log)?,
+            code: output(names.code_size, names.code)?,
+            text,
+            version: symbol(&library, names.version)?,
+            error: symbol(&library, names.error)?,
+            create_name: names.create,
+            _libraries: {
+                libraries.push(library);
+                libraries
+            },
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn version(&self) -> Result<(i32, i32)> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are places for an int.
+        let code = unsafe { (self.version)(&mut major, &mut minor) };
+        self.check("version", code)?;
+        Ok((major, minor))
+    }
+
+    /// Compile a source that may include `headers`; `text`: to PTX instead of machine code.
+    pub(super) fn compile(
+        &self,
+        source: KernelSource<'_>,
+        headers: &[Text],
+        options: &[String],
+        arch: &str,
+        text: bool,
+    ) -> Result<Vec<u8>> {
+        let program = self.create(source, headers)?;
+        let options = c_strings(options.iter().map(String::as_str), "an option")?;
+        let pointers = pointers(&options);
+        // SAFETY: the program is live, and the options are as many strings as said.
+        let code =
+            unsafe { (self.compile)(program.program, pointers.len() as c_int, pointers.as_ptr()) };
+        if code != 0 {
+            let mut log = self.output(&program, self.log).unwrap_or_default();
+            log.retain(|&byte| byte != 0);
+            let log = String::from_utf8_lossy(&log).trim_end().to_string();
+            let name = self.error_name(code);
+            return Err(Error::Compile {
+                source_name: source.name.into(),
+                arch: arch.into(),
+                log: if log.is_empty() { name } else { log },
+            });
+        }
+        match self.text.filter(|_| text) {
+            Some(output) => self.output(&program, output).map(|mut bytes| {
+                // The text ends with a zero.
+                bytes.pop();
+                bytes
+            }),
+            None => self.output(&program, self.code),
+        }
+    }
+
+    fn create(&self, source: KernelSource<'_>, headers: &[Text]) -> Result<Handle<'_>> {
+        let text = c_string(source.text, source.name)?;
+        let name = c_string(source.name, "the name of a source")?;
+        let bodies = c_strings(headers.iter().map(|header| header.text), "a header")?;
+        let names = c_strings(headers.iter().map(|header| header.name), "the name of a header")?;
+        let (bodies, names) = (pointers(&bodies), pointers(&names));
+        let mut program = ptr::null_mut();
+        // SAFETY: all strings live until the call returns, which copies them; both lists are as
+        // long as said.
+        let code = unsafe {
+            (self.create)(
+                &mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                headers.len() as c_int,
+                bodies.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        self.check(self.create_name, code)?;
+        Ok(Handle { program, api: self })
+    }
+
+    fn output(&self, program: &Handle<'_>, output: Output) -> Result<Vec<u8>> {
+        let mut size = 0;
+        // SAFETY: the program is live, and `size` is a place for a size.
+        let code = unsafe { (output.size)(program.program, &mut size) };
+        self.check(output.name, code)?;
+        let mut bytes = vec![0_u8; size];
+        // SAFETY: there is room for as many bytes as the library has just said.
+        let code = unsafe { (output.bytes)(program.program, bytes.as_mut_ptr().cast()) };
+        self.check(output.name, code)?;
+        Ok(bytes)
+    }
+
+    fn check(&self, function: &str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        Err(Error::Call { function: function.into(), code, name: self.error_name(code) })
+    }
+
+    fn error_name(&self, code: c_int) -> String {
+        // SAFETY: takes any number.
+        let name = unsafe { (self.error)(code) };
+        if name.is_null() {
+            return "unknown".into();
+        }
+        // SAFETY: a string of the library's own, which lives as long as the library.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    }
+}
+
+/// A program of the library, destroyed when dropped.
+struct Handle<'a> {
+    program: Program,
+    api: &'a Api,
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the program is live and not used after this. A failure leaves nothing to do.
+        let _ = unsafe { (self.api.destroy)(&mut self.program) };
+    }
+}
+
+fn symbol<T: Copy>(library: &Library, name: &str) -> std::result::Result<T, libloading::Error> {
+    // SAFETY: the callers in this file ask for the types that the vendors' headers give these names.
+    unsafe { library.get::<T>(name.as_bytes()) }.map(|symbol| *symbol)
+}
+
+fn c_string(text: &str, what: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| Error::ZeroByte { what: what.into() })
+}
+
+fn c_strings<'a>(texts: impl Iterator<Item = &'a str>, what: &str) -> Result<Vec<CString>> {
+    texts.map(|text| c_string(text, what)).collect()
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ptr()).collect()
+}

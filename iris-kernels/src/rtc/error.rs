@@ -1,0 +1,49 @@
+use std::path::PathBuf;
+
+/// What goes wrong between a source and its machine code.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The compiler's library is nowhere.
+    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    NotFound {
+        /// Which library.
+        what: &'static str,
+        /// Every place that was looked at, in order, and what was wrong with it if it was there.
+        looked: Vec<String>,
+    },
+    /// A function of the library failed.
+    #[error("{function}: {name} ({code})")]
+    Call {
+        /// Its name.
+        function: String,
+        /// What it returned.
+        code: i32,
+        /// The library's name for that.
+        name: String,
+    },
+    /// A source does not compile.
+    #[error("{source_name} for {arch} does not compile:\n{log}")]
+    Compile {
+        /// The source's name.
+        source_name: String,
+        /// The architecture.
+        arch: String,
+        /// The compiler's log.
+        log: String,
+    },
+    /// A text has a zero byte in it, which the compilers cannot take.
+    #[error("{what} has a zero byte in it")]
+    ZeroByte {
+        /// Which text.
+        what: String,
+    },
+    /// The cache folder cannot be used.
+    #[error("cache of kernels {}: {why}", path.display())]
+    Cache {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is wrong with it, and what was expected.
+        why: String,
+    },
+}

@@ -1,0 +1,253 @@
+//! Compiling device source at run time, by NVRTC or hiprtc, with a cache on disk.
+//!
+//! **Problem.** One source has to become machine code for whatever device is there, in programs that
+//! must also start where no compiler of a vendor is installed.
+//!
+//! **Solution.** The vendor's compiler is a library that is looked for when it is first needed, in
+//! the places where it is known to be; its functions are called by name. What it made is kept.
+//!
+//! **Running.** [`compile`] does it all: from a source of [`crate::source`], or one's own that
+//! includes `"iris/sym.h"` and `"iris/sync.h"`, to a cubin or code object.
+//!
+//! **Debugging.** An error of the compiler carries its log; a compiler that is missing, every place
+//! that was looked at.
+//!
+//! **Limits.** A cubin runs on the architecture it was made for, no other.
+
+mod api;
+mod error;
+pub(crate) mod hash;
+mod hiprtc;
+mod nvrtc;
+mod search;
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+pub use error::Error;
+
+use crate::cache::{self, Cache, Key};
+use crate::source::{HEADERS, Text};
+use api::Api;
+
+/// What rtc functions return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Whose compiler.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Vendor {
+    /// NVRTC.
+    Nvidia,
+    /// hiprtc.
+    Amd,
+}
+
+/// A source to compile, with a name for messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelSource<'a> {
+    /// What messages call it: a file name.
+    pub name: &'a str,
+    /// Its text. It may include the headers of [`crate::source::HEADERS`].
+    pub text: &'a str,
+}
+
+impl From<Text> for KernelSource<'static> {
+    fn from(text: Text) -> Self {
+        Self { name: text.name, text: text.text }
+    }
+}
+
+/// What a source is compiled with.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Options {
+    /// Macros and their values, in the order given.
+    pub defines: Vec<(String, String)>,
+    /// Further options, passed on as they are.
+    pub arguments: Vec<String>,
+}
+
+impl Options {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Add a macro.
+    #[must_use]
+    pub fn define(mut self, name: &str, value: impl ToString) -> Self {
+        self.defines.push((name.into(), value.to_string()));
+        self
+    }
+
+    /// Add an option of the compiler.
+    #[must_use]
+    pub fn argument(mut self, argument: &str) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// What the kernels of an op are built for: the type of A and B ([`crate::args::dtype_code`])
+    /// and the largest tile.
+    pub fn op(dtype: u32, tile: TileBuild) -> Self {
+        Self::new()
+            .define("IRIS_DTYPE", dtype)
+            .define("IRIS_TILE_M", tile.m)
+            .define("IRIS_TILE_N", tile.n)
+            .define("IRIS_TILE_K", tile.k)
+    }
+
+    /// The options as the compilers of both vendors take them.
+    fn words(&self) -> Vec<String> {
+        let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
+        defines.chain(self.arguments.iter().cloned()).collect()
+    }
+}
+
+/// The largest tile that a build of kernels takes, and the depth it has in shared memory at a time.
+/// Plans may use any smaller tile.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs, reason = "as the type says")]
+pub struct TileBuild {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+}
+
+impl TileBuild {
+    /// The builds there are, largest first; 32 x 32 needs 16 KiB of shared memory at most.
+    pub const ALL: [TileBuild; 3] = [
+        TileBuild { m: 128, n: 128, k: 32 },
+        TileBuild { m: 64, n: 64, k: 32 },
+        TileBuild { m: 32, n: 32, k: 16 },
+    ];
+
+    /// The smallest build that takes a tile of this size; none if it is too large.
+    pub fn fitting(tile_m: u32, tile_n: u32) -> Option<TileBuild> {
+        Self::ALL.into_iter().rev().find(|build| tile_m <= build.m && tile_n <= build.n)
+    }
+}
+
+/// Lanes of a workgroup of the kernels of ops on a device.
+pub const LANES: u32 = 256;
+
+/// A compiler that was found.
+#[derive(Debug)]
+pub struct Compiler {
+    vendor: Vendor,
+    api: Api,
+    version: (i32, i32),
+}
+
+impl Compiler {
+    /// NVRTC, loaded the first time.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] says where it was looked for.
+    pub fn nvrtc() -> Result<&'static Compiler> {
+        static LOADED: OnceLock<Result<Compiler>> = OnceLock::new();
+        LOADED.get_or_init(nvrtc::load).as_ref().map_err(Error::clone)
+    }
+
+    /// hiprtc, loaded the first time.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] says where it was looked for.
+    pub fn hiprtc() -> Result<&'static Compiler> {
+        static LOADED: OnceLock<Result<Compiler>> = OnceLock::new();
+        LOADED.get_or_init(hiprtc::load).as_ref().map_err(Error::clone)
+    }
+
+    fn of(vendor: Vendor) -> Result<&'static Compiler> {
+        match vendor {
+            Vendor::Nvidia => Self::nvrtc(),
+            Vendor::Amd => Self::hiprtc(),
+        }
+    }
+
+    fn new(vendor: Vendor, api: Api) -> Result<Self> {
+        let version = api.version()?;
+        tracing::debug!(library = %api.path().display(), ?version, "compiler of kernels");
+        Ok(Self { vendor, api, version })
+    }
+
+    /// Major and minor version.
+    pub fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// The library's file.
+    pub fn path(&self) -> &Path {
+        self.api.path()
+    }
+
+    /// Compile for an architecture (`sm_90a`, `gfx942`), without the cache. With `compute_90a` the
+    /// result is PTX, as text.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with the compiler's log.
+    pub fn compile(
+        &self,
+        source: KernelSource<'_>,
+        options: &Options,
+        arch: &str,
+    ) -> Result<Vec<u8>> {
+        let mut words = match self.vendor {
+            Vendor::Nvidia => nvrtc::fixed(arch),
+            Vendor::Amd => hiprtc::fixed(arch),
+        };
+        words.extend(options.words());
+        let text = self.vendor == Vendor::Nvidia && arch.starts_with("compute_");
+        self.api.compile(source, HEADERS, &words, arch, text)
+    }
+}
+
+/// Compile for an architecture, or take what was compiled before: from the folder that a program
+/// carries with it, which does not ask for a compiler at all, or from the cache.
+///
+/// # Errors
+/// [`Error::NotFound`] for a missing compiler, [`Error::Compile`] with its log, [`Error::Cache`] for
+/// a cache folder that others can write.
+pub fn compile(
+    vendor: Vendor,
+    source: KernelSource<'_>,
+    options: &Options,
+    arch: &str,
+) -> Result<Vec<u8>> {
+    if let Some(carried) = cache::carried()
+        && let Some(code) = carried.get(&key(source, options, arch, None))
+    {
+        return Ok(code);
+    }
+    let compiler = Compiler::of(vendor)?;
+    let cache = Cache::of_user()?;
+    let key = key(source, options, arch, Some(compiler.version));
+    if let Some(code) = cache.get(&key) {
+        return Ok(code);
+    }
+    let code = compiler.compile(source, options, arch)?;
+    cache.put(&key, &code)?;
+    Ok(code)
+}
+
+/// The name of a compiled source: by everything that it depends on. Without a version it is the
+/// name in a folder that a program carries with it.
+pub fn key(
+    source: KernelSource<'_>,
+    options: &Options,
+    arch: &str,
+    version: Option<(i32, i32)>,
+) -> Key {
+    let mut hash = hash::Fnv::default();
+    hash.part(source.text.as_bytes());
+    for header in HEADERS {
+        hash.part(header.name.as_bytes());
+        hash.part(header.text.as_bytes());
+    }
+    for word in options.words() {
+        hash.part(word.as_bytes());
+    }
+    hash.part(arch.as_bytes());
+    hash.part(format!("{version:?}").as_bytes());
+    Key::new(source.name, arch, hash.finish())
+}

@@ -1,0 +1,104 @@
+//! The device source, embedded: headers that any kernel may include, and the kernels of the ops.
+
+use crate::rtc::hash::Fnv;
+
+macro_rules! embed {
+    ($($name:literal),* $(,)?) => {
+        &[$(Text { name: $name, text: include_str!(concat!("../kernels/", $name)) },)*]
+    };
+}
+
+/// A source by name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Text {
+    /// Its name: what `#include` says of a header, the file's name of a kernel.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// The headers, as kernels include them: `#include "iris/sync.h"`.
+pub const HEADERS: &[Text] = embed![
+    "iris/accumulate.h",
+    "iris/args.h",
+    "iris/copy.h",
+    "iris/deliver.h",
+    "iris/flow.h",
+    "iris/gather.h",
+    "iris/gemm.h",
+    "iris/mma.h",
+    "iris/mma_sm80.h",
+    "iris/partial.h",
+    "iris/port.h",
+    "iris/port_cuda.h",
+    "iris/port_device.h",
+    "iris/port_hip.h",
+    "iris/port_host.h",
+    "iris/reduce.h",
+    "iris/sym.h",
+    "iris/sync.h",
+    "iris/tile.h",
+    "iris/trace.h",
+    "iris/values.h",
+    "iris/workgroup.h",
+];
+
+/// The kernels, one source an op.
+pub const KERNELS: &[Text] = embed![
+    "all_gather.cu",
+    "all_gather_matmul.cu",
+    "all_reduce.cu",
+    "all_to_all.cu",
+    "barrier.cu",
+    "broadcast.cu",
+    "matmul.cu",
+    "matmul_all_gather.cu",
+    "matmul_all_reduce.cu",
+    "matmul_reduce_scatter.cu",
+    "reduce_scatter.cu",
+];
+
+/// The source of the kernels of an op, by the op's name: `matmul_all_reduce`.
+pub fn kernel(op: &str) -> Option<Text> {
+    KERNELS.iter().copied().find(|text| text.name.strip_suffix(".cu") == Some(op))
+}
+
+/// A hash of all of it, the same on all ranks that were built from the same source.
+pub fn sources_hash() -> u64 {
+    let mut hash = Fnv::default();
+    for text in HEADERS.iter().chain(KERNELS) {
+        hash.part(text.name.as_bytes());
+        hash.part(text.text.as_bytes());
+    }
+    hash.finish() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_embedded() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+        let mut files = Vec::new();
+        for folder in ["", "iris/"] {
+            for entry in std::fs::read_dir(format!("{root}/{folder}")).expect("kernels/") {
+                let name = entry.expect("entry").file_name().into_string().expect("utf-8");
+                if name.ends_with(".h") || name.ends_with(".cu") {
+                    files.push(format!("{folder}{name}"));
+                }
+            }
+        }
+        let mut embedded: Vec<_> =
+            HEADERS.iter().chain(KERNELS).map(|text| text.name.to_string()).collect();
+        files.sort();
+        embedded.sort();
+        assert_eq!(files, embedded);
+    }
+
+    #[test]
+    fn kernels_are_found_by_op() {
+        assert!(kernel("matmul_all_reduce").is_some_and(|text| text.text.contains("iris_two_shot")));
+        assert_eq!(kernel("matmul_all_reduce.cu"), None);
+    }
+}

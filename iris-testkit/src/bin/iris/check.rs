@@ -1,0 +1,162 @@
+//! The results of all ranks against the oracle, and against each other.
+
+use anyhow::Result;
+use iris_heap::SymmetricHeap;
+use iris_ops::Ranks;
+use iris_testkit::numeric::{compare, frobenius};
+use iris_testkit::oracle::split;
+use iris_testkit::suite::OpName;
+use serde::{Deserialize, Serialize};
+
+use crate::matrices::{Matrix, values};
+use crate::problem::Problem;
+
+/// Multiply-adds that a rank spends on the reference. Of a larger product only some rows are
+/// checked, evenly spread, the first and the last among them.
+const WORK: usize = 1 << 29;
+
+/// Elements of a slab of rows that is checked at once, over all ranks' partials.
+const SLAB: usize = 1 << 22;
+
+/// What one rank found.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Found {
+    /// Sum of the squares of the errors; not a number if an element is none.
+    #[serde(with = "crate::job::bits")]
+    errors: f64,
+    /// Sum of the squares of what was expected.
+    #[serde(with = "crate::job::bits")]
+    wanted: f64,
+    /// Largest difference between two ranks' elements.
+    #[serde(with = "crate::job::bits")]
+    difference: f64,
+    /// Whether two ranks have other bits.
+    differs: bool,
+    /// The first thing that is wrong.
+    pub(crate) refused: Option<String>,
+    /// Rows that were checked, and rows there are.
+    pub(crate) rows: (usize, usize),
+}
+
+impl Found {
+    /// What all ranks found.
+    pub(crate) fn merged(all: impl IntoIterator<Item = Found>) -> Found {
+        let mut sum = Found::default();
+        for found in all {
+            sum.errors += found.errors;
+            sum.wanted += found.wanted;
+            sum.difference = larger(sum.difference, found.difference);
+            sum.differs |= found.differs;
+            sum.refused = sum.refused.or(found.refused);
+            sum.rows = (sum.rows.0 + found.rows.0, sum.rows.1 + found.rows.1);
+        }
+        sum
+    }
+
+    /// The norm of the errors over that of the expected matrix.
+    pub(crate) fn relative(&self) -> f64 {
+        if self.errors == 0.0 { 0.0 } else { (self.errors / self.wanted).sqrt() }
+    }
+
+    /// Largest difference between two ranks, where all have the same matrix; else 0.
+    pub(crate) fn difference(&self) -> f64 {
+        self.difference
+    }
+
+    /// What is wrong, if anything is.
+    pub(crate) fn wrong(&self, same_bits: bool) -> Option<String> {
+        let differs = || format!("ranks differ by up to {:e}", self.difference);
+        self.refused.clone().or_else(|| (same_bits && self.differs).then(differs))
+    }
+}
+
+/// The larger one; a NaN is larger than all numbers.
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+/// Checks what falls to this rank: of a result that all have, some rows on every rank, else its own
+/// result. All ranks have finished the call.
+pub(crate) fn check(
+    heap: &SymmetricHeap,
+    problem: &Problem,
+    op: OpName,
+    c: &Matrix,
+) -> Result<Found> {
+    let ranks = Ranks::from(heap.world());
+    let (rows, cols) = c.shape();
+    let (rows, holders) = if Problem::replicates(op) {
+        let first = (0..ranks.size).map(|step| (ranks.rank + step) % ranks.size);
+        (split(rows, ranks.size, ranks.rank), first.collect())
+    } else {
+        (0..rows, vec![ranks.rank])
+    };
+    let depth = if op.multiplies() { problem.k.max(1) } else { 1 };
+    let chosen = spread(rows.len(), WORK / (cols * depth).max(1));
+    let mut found = Found { rows: (chosen.len(), rows.len()), ..Found::default() };
+    if cols == 0 {
+        return Ok(found);
+    }
+    let chosen: Vec<_> = chosen.into_iter().map(|row| rows.start + row).collect();
+    for slab in chosen.chunks((SLAB / (cols * ranks.size)).max(1)) {
+        let expected = problem.expected(op, ranks, slab);
+        let (wanted, allowed) = expected.allowed(false);
+        let mut first = Vec::new();
+        for &holder in &holders {
+            let mut bytes = Vec::new();
+            for &row in slab {
+                bytes.extend(c.row_of(heap, holder, row)?);
+            }
+            if bytes == first {
+                continue;
+            }
+            let seen = values(problem.dtype, &bytes)?;
+            if first.is_empty() {
+                first = bytes;
+            } else {
+                found.differs = true;
+                let pairs = values(problem.dtype, &first)?.into_iter().zip(&seen);
+                let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, larger);
+                found.difference = larger(found.difference, most);
+            }
+            let what = format!("{op} on rank {holder}, rows {} and on", slab[0]);
+            let errors = seen.iter().zip(wanted).map(|(seen, wanted)| seen - wanted);
+            found.errors += frobenius(errors).powi(2);
+            found.wanted += frobenius(wanted.iter().copied()).powi(2);
+            let shape = (slab.len(), cols);
+            if let Err(refused) = compare(&what, shape, &seen, wanted, allowed) {
+                found.refused.get_or_insert(refused.to_string());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Up to `most` (at least 2) of `count` numbers from 0, evenly spread, with the first and the last.
+fn spread(count: usize, most: usize) -> Vec<usize> {
+    let most = most.max(2);
+    if count <= most {
+        return (0..count).collect();
+    }
+    (0..most).map(|at| at * (count - 1) / (most - 1)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_spread_over_all() {
+        assert_eq!(spread(3, 5), [0, 1, 2]);
+        assert_eq!(spread(10, 4), [0, 3, 6, 9]);
+        assert_eq!(spread(1000, 0), [0, 999]);
+        assert!(spread(0, 4).is_empty());
+    }
+
+    #[test]
+    fn a_nan_is_never_small() {
+        assert!(larger(1.0, f64::NAN).is_nan() && larger(f64::NAN, 1.0).is_nan());
+        let nan = Found { errors: f64::NAN, wanted: 1.0, ..Found::default() };
+        assert!(Found::merged([Found::default(), nan]).relative().is_nan());
+    }
+}

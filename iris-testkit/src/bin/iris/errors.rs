@@ -1,0 +1,41 @@
+//! Which errors are the caller's to correct, and the exit code of each.
+
+use std::fmt::Display;
+
+use anyhow::Error;
+use iris_heap::ErrorKind;
+
+/// An argument or a file that is not what it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} is {value}: expected {expected}")]
+struct Usage {
+    what: String,
+    value: String,
+    expected: String,
+}
+
+/// Ranks that failed; they have said why.
+#[derive(Debug, thiserror::Error)]
+#[error("the job failed, see above")]
+pub(crate) struct Ranks(pub(crate) i32);
+
+/// The error of a value that is not what it should be.
+pub(crate) fn usage(what: impl Display, value: impl Display, expected: impl Display) -> Error {
+    let (what, value, expected) = (what.to_string(), value.to_string(), expected.to_string());
+    Usage { what, value, expected }.into()
+}
+
+/// The exit code for an error: 2 where the caller can correct it, else 1.
+pub(crate) fn code(error: &Error) -> u8 {
+    let usage = error.chain().any(|cause| {
+        let kind = |kind| kind == ErrorKind::Usage;
+        cause.is::<Usage>()
+            || cause.downcast_ref::<iris_heap::Error>().is_some_and(|it| kind(it.kind()))
+            || cause.downcast_ref::<iris_ops::Error>().is_some_and(|it| kind(it.kind()))
+    });
+    match error.downcast_ref::<Ranks>() {
+        Some(Ranks(code)) => u8::try_from(*code).unwrap_or(1),
+        None if usage => 2,
+        None => 1,
+    }
+}

@@ -1,0 +1,371 @@
+//! `iris run`: one op on random input, checked and timed; without an op, the transformer layer.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use comfy_table::Table;
+use iris_heap::{BackendKind, DType, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
+use iris_ops::Ranks;
+use iris_testkit::suite::{AnyOp, OpName, Operands};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::check::{Found, check};
+use crate::errors::usage;
+use crate::job::{Job, Place, gather, median_of_slowest};
+use crate::layer;
+use crate::matrices::Matrix;
+use crate::problem::Problem;
+use crate::progress::Progress;
+use crate::trace::{self, RankTrace};
+
+/// What all runs have in common, and the shape of one op.
+#[derive(clap::Args)]
+#[command(after_help = "\
+M, N and K are those of the whole, of which the ranks have parts (evenly, the remainder first):
+  matmul-all-reduce      K is split; every rank gets all of C (M x N)
+  matmul-reduce-scatter  K is split; a rank gets some rows of C
+  all-gather-matmul      A (M x K) is split by --shard, and N is split; a rank gets its columns of C
+  matmul-all-gather      M is split; every rank gets all of C
+  all-reduce, broadcast  a message is M x N; broadcast is from rank 0
+  all-gather             M is split; every rank gets all rows
+  reduce-scatter         every rank has M x N and gets some rows of the sum
+  all-to-all             every rank has M x N and sends some rows to each
+  barrier                no message
+
+Calls are timed on one input. A further call, on another input, is compared with a reference in f64,
+element by element; of products above 2^29 multiply-adds a rank, some evenly spread rows are.")]
+pub(crate) struct Options {
+    /// The operator; without one, a transformer layer is run.
+    #[arg(value_parser = op)]
+    op: Option<OpName>,
+    /// Number of ranks, 1 to 64.
+    #[arg(long, default_value_t = 4)]
+    ranks: usize,
+    /// What computes: cpu.
+    #[arg(long, default_value = "cpu")]
+    backend: BackendKind,
+    /// Rows [default: 512].
+    #[arg(long, requires = "op")]
+    m: Option<usize>,
+    /// Columns [default: 512].
+    #[arg(long, requires = "op")]
+    n: Option<usize>,
+    /// Depth of the product [default: 512].
+    #[arg(long, requires = "op")]
+    k: Option<usize>,
+    /// Element type: f32, f16 or bf16 [default: f32].
+    #[arg(long, requires = "op", value_parser = dtype)]
+    dtype: Option<DType>,
+    /// How it is done: auto, or as in the table of the README [default: auto].
+    #[arg(long, requires = "op")]
+    variant: Option<String>,
+    /// How A is split, of all-gather-matmul [default: rows].
+    #[arg(long, requires = "op", value_parser = ["rows", "columns"])]
+    shard: Option<String>,
+    /// How the buffer of the variant staged is laid out and filled [default: k_contiguous].
+    #[arg(long, requires = "op", value_parser = ["k_contiguous", "m_contiguous"])]
+    staging: Option<String>,
+    /// Blocks of 64 columns of A that one flag of the variant staged stands for.
+    #[arg(long, requires = "op")]
+    k_per_flag: Option<usize>,
+    /// Workgroups that fetch, of the variant staged.
+    #[arg(long, requires = "op")]
+    fetchers: Option<usize>,
+    /// Timed calls.
+    #[arg(long, default_value_t = 10)]
+    iters: usize,
+    /// Begins the random input [default: 1].
+    #[arg(long, requires = "op")]
+    seed: Option<u64>,
+    /// Threads of a rank for its workgroups [default: cores / ranks, at least 1].
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Ranks are threads of one process instead of processes.
+    #[arg(long)]
+    threads_as_ranks: bool,
+    /// Prints the result as one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Writes a trace of all ranks and workgroups, for Perfetto or Chrome's tracing page.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Another safetensors file of the form of the embedded one, for the transformer layer.
+    #[arg(long, value_name = "FILE", conflicts_with = "op")]
+    weights: Option<PathBuf>,
+    /// What its tensors' names begin with: P.input, P.up.weight and so on [default: ffn].
+    #[arg(long, value_name = "P", conflicts_with = "op")]
+    layer_prefix: Option<String>,
+}
+
+fn op(text: &str) -> Result<OpName, String> {
+    text.parse().map_err(|_| {
+        let all = OpName::ALL.map(|op| op.name().replace('_', "-")).join(", ");
+        format!("expected one of {all}")
+    })
+}
+
+fn dtype(text: &str) -> Result<DType, String> {
+    match text.parse() {
+        Ok(dtype @ (DType::F32 | DType::F16 | DType::BF16)) => Ok(dtype),
+        _ => Err("expected f32, f16 or bf16".into()),
+    }
+}
+
+/// What a rank's heap is, beside its size.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Device {
+    backend: u8,
+    threads: Option<usize>,
+}
+
+impl Device {
+    const KINDS: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip];
+
+    fn new(backend: BackendKind, threads: Option<usize>) -> Device {
+        let backend = Self::KINDS.iter().position(|&kind| kind == backend).unwrap_or(0) as u8;
+        Device { backend, threads }
+    }
+
+    /// The options of a heap of this size.
+    pub(crate) fn heap(&self, data: u64, signal: u64) -> HeapOptions {
+        let options = HeapOptions::new()
+            .backend(Self::KINDS[usize::from(self.backend).min(2)])
+            .data_bytes(data)
+            .signal_bytes(signal);
+        match self.threads {
+            Some(threads) => options.threads(threads),
+            None => options,
+        }
+    }
+}
+
+/// Runs and prints; whether all was right.
+pub(crate) fn main(options: Options) -> Result<bool> {
+    let place = Place::new(options.ranks, options.threads_as_ranks)?;
+    if options.iters == 0 {
+        return Err(usage("--iters", 0, "at least 1"));
+    }
+    let device = Device::new(options.backend, options.threads);
+    let Some(op) = options.op else {
+        let weights = (options.weights, options.layer_prefix);
+        let run = (place, device, options.iters);
+        return layer::main(run, weights, options.json, options.trace.as_deref());
+    };
+    let columns = options.shard.as_deref() == Some("columns");
+    if columns && op != OpName::AllGatherMatmul {
+        return Err(usage("--shard", "columns", format!("rows, which {op} is split by")));
+    }
+    let dimension = |given: Option<usize>, used: bool| given.unwrap_or(if used { 512 } else { 0 });
+    let message = op != OpName::Barrier;
+    let problem = Problem {
+        op: op.name().into(),
+        variant: options.variant.map_or("auto".into(), |name| name.replace('-', "_")),
+        m: dimension(options.m, message),
+        n: dimension(options.n, message),
+        k: dimension(options.k, op.multiplies()),
+        dtype: options.dtype.unwrap_or(DType::F32),
+        columns,
+        m_contiguous: options.staging.as_deref() == Some("m_contiguous"),
+        k_per_flag: options.k_per_flag,
+        fetchers: options.fetchers,
+        seed: options.seed.unwrap_or(1),
+        trace: options.trace.is_some(),
+    };
+    // Planning is pure: what is wrong with the options shows before a rank is started.
+    let heap_bytes = problem.heap_bytes(place.ranks)?;
+    let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters };
+    let report = place.run(&job)?;
+    if let Some(path) = &options.trace {
+        trace::write(path, &report.traces)?;
+    }
+    print(&job.problem, place, options.backend, &report, options.json);
+    Ok(report.wrong.is_none())
+}
+
+fn print(problem: &Problem, place: Place, backend: BackendKind, report: &Report, as_json: bool) {
+    let Problem { op, m, n, k, dtype, .. } = problem;
+    let found = &report.found;
+    let (error, difference) = (found.relative(), found.difference());
+    if let Some(wrong) = &report.wrong {
+        eprintln!("iris: {wrong}");
+    }
+    if as_json {
+        let object = json!({
+            "op": op, "variant": report.variant, "m": m, "n": n, "k": k, "dtype": dtype.name(),
+            "ranks": place.ranks, "backend": backend.name(), "rel_error": error,
+            "max_rank_difference": difference, "median_us": report.median_us,
+            "ok": report.wrong.is_none(),
+        });
+        println!("{object}");
+        return;
+    }
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header([
+        "op",
+        "variant",
+        "m x n x k",
+        "dtype",
+        "ranks",
+        "backend",
+        "rel. error",
+        "rank difference",
+        "median",
+        "",
+    ]);
+    table.add_row([
+        op.clone(),
+        report.variant.clone(),
+        format!("{m} x {n} x {k}"),
+        dtype.to_string(),
+        place.ranks.to_string(),
+        backend.to_string(),
+        format!("{error:.1e}"),
+        format!("{difference:.1e}"),
+        format!("{:.1} us", report.median_us),
+        if report.wrong.is_none() { "ok".into() } else { "FAILED".into() },
+    ]);
+    println!("{table}");
+    let (checked, rows) = found.rows;
+    if checked < rows {
+        println!("{checked} of {rows} rows were checked");
+    }
+}
+
+/// One op on every rank.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct OperatorJob {
+    problem: Problem,
+    device: Device,
+    heap_bytes: (u64, u64),
+    iterations: usize,
+}
+
+/// What came of it, over all ranks.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Report {
+    variant: String,
+    median_us: f64,
+    found: Found,
+    wrong: Option<String>,
+    traces: Vec<RankTrace>,
+}
+
+impl Job for OperatorJob {
+    type Report = Report;
+
+    const NAME: &str = "operator";
+
+    fn run_rank(&self, world: &World) -> Result<Option<Report>> {
+        let (problem, ranks) = (&self.problem, Ranks::from(world));
+        let op = problem.op()?;
+        let (data, signal) = self.heap_bytes;
+        let heap = SymmetricHeap::open(world, self.device.heap(data, signal))?;
+        let plan = problem.plan(ranks)?;
+        let mut made = AnyOp::new(op, &heap, &plan)?;
+        let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);
+        let matrix = |which: usize| Matrix::new(&heap, problem.dtype, most[which], shapes[which]);
+        let [a, b, c] = [matrix(0)?, matrix(1)?, matrix(2)?];
+        let fill = |problem: &Problem| -> Result<()> {
+            a.fill(&heap, |row, col| problem.own_a(op, ranks, row, col))?;
+            b.fill(&heap, |row, col| problem.own_b(op, ranks, row, col))?;
+            c.poison(&heap)
+        };
+        let (a, b, c) = (&a, &b, &c);
+        let operands = Operands { a: a.matrix()?, b: b.matrix()?, c: c.matrix()?, bias: None };
+        let stream = heap.stream()?;
+        let mut crossed = Crossed::new(&heap, op)?;
+        let mut call = |late: bool| -> Result<f64> {
+            crossed.before(&heap, &stream, late)?;
+            world.barrier()?;
+            let begun = Instant::now();
+            made.run(&operands, &stream)?;
+            stream.sync()?;
+            let time = begun.elapsed().as_secs_f64() * 1e6;
+            crossed.after(&heap)?;
+            Ok(time)
+        };
+        fill(problem)?;
+        call(false)?;
+        let mut progress = Progress::new("calls", ranks.rank, self.iterations);
+        let mut times = Vec::with_capacity(self.iterations);
+        for _ in 0..self.iterations {
+            times.push(call(false)?);
+            progress.step();
+        }
+        drop(progress);
+        // Another input: what is left of the timed calls would be wrong now.
+        let other = Problem { seed: problem.seed.wrapping_add(0x9e37_79b9), ..problem.clone() };
+        fill(&other)?;
+        call(true)?;
+        world.barrier()?;
+        let mut found = check(&heap, &other, op, c)?;
+        found.refused = found.refused.or(crossed.wrong);
+        let spans = RankTrace::new(&problem.op, ranks.rank, &made.trace()?);
+        let all = gather(world, &(times, found, spans))?;
+        made.free()?;
+        heap.close()?;
+        let promised = Problem::replicates(op) && !matches!(plan.variant(), "spinlock" | "atomic");
+        let (mut times, mut found, mut traces) = (Vec::new(), Vec::new(), Vec::new());
+        for (time, one, spans) in all {
+            times.push(time);
+            found.push(one);
+            traces.push(spans);
+        }
+        let found = Found::merged(found);
+        Ok((ranks.rank == 0).then(|| Report {
+            variant: plan.variant().into(),
+            median_us: median_of_slowest(&times),
+            wrong: found.wrong(promised),
+            traces: if problem.trace { traces } else { Vec::new() },
+            found,
+        }))
+    }
+}
+
+/// Whether a barrier is one: what every rank's stream writes before it is seen by all after it.
+struct Crossed {
+    word: Option<SymSlice<i32>>,
+    calls: i32,
+    wrong: Option<String>,
+}
+
+impl Crossed {
+    /// Collective. Of another op there is nothing to see.
+    #[track_caller]
+    fn new(heap: &SymmetricHeap, op: OpName) -> Result<Crossed> {
+        let word = if op == OpName::Barrier { Some(heap.zeros(1)?) } else { None };
+        Ok(Crossed { word, calls: 0, wrong: None })
+    }
+
+    /// Of a late rank the others must wait for the word.
+    fn before(&mut self, heap: &SymmetricHeap, stream: &Stream, late: bool) -> Result<()> {
+        self.calls += 1;
+        if let Some(word) = self.word {
+            if late && heap.rank() + 1 == heap.size() {
+                stream.call_cpu("late", || {
+                    std::thread::sleep(Duration::from_millis(5));
+                    Ok(())
+                })?;
+            }
+            heap.write_on(stream, word, &[self.calls])?;
+        }
+        Ok(())
+    }
+
+    fn after(&mut self, heap: &SymmetricHeap) -> Result<()> {
+        let Some(word) = self.word else { return Ok(()) };
+        for rank in 0..heap.size() {
+            let seen = heap.read_from(word, rank)?[0];
+            // A rank may already be on its way to the next barrier.
+            if !(self.calls..=self.calls + 1).contains(&seen) {
+                let calls = self.calls;
+                let wrong = format!("after barrier {calls}, rank {rank} was seen before {seen}");
+                self.wrong.get_or_insert(wrong);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,259 @@
+//! One op on random input: what each rank has, and what it should get.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use iris_heap::{DType, random_unit};
+use iris_ops::{Options, Plan, Ranks, Shard, StagingLayout};
+use iris_testkit::numeric::rounded;
+use iris_testkit::oracle::{Dense, Expected, Part, Task, product, split};
+use iris_testkit::suite::{self, OpName};
+use serde::{Deserialize, Serialize};
+
+use crate::matrices::room;
+
+/// Columns of A that are multiplied at a time by the reference.
+const DEPTH: usize = 256;
+
+/// An op with its shape. `m`, `n`, `k` are those of the whole, of which the ranks have parts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Problem {
+    pub(crate) op: String,
+    pub(crate) variant: String,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) dtype: DType,
+    /// Whether A is split by columns.
+    pub(crate) columns: bool,
+    /// Whether the staging buffer is filled along M first.
+    pub(crate) m_contiguous: bool,
+    pub(crate) k_per_flag: Option<usize>,
+    pub(crate) fetchers: Option<usize>,
+    pub(crate) seed: u64,
+    pub(crate) trace: bool,
+}
+
+/// Shapes of A (or the message), B and C of one rank; 0 x 0 where there is none.
+pub(crate) type Shapes = [(usize, usize); 3];
+
+impl Problem {
+    pub(crate) fn op(&self) -> Result<OpName> {
+        self.op.parse()
+    }
+
+    /// Whether K is split over the ranks.
+    fn splits_k(op: OpName) -> bool {
+        matches!(op, OpName::MatmulAllReduce | OpName::MatmulReduceScatter)
+    }
+
+    /// The part of M, N or K of one rank.
+    fn part(total: usize, ranks: Ranks) -> Range<usize> {
+        split(total, ranks.size, ranks.rank)
+    }
+
+    /// What the op is planned with on one rank.
+    pub(crate) fn options(&self, op: OpName, ranks: Ranks) -> Options {
+        let k = if Self::splits_k(op) { Self::part(self.k, ranks).len() } else { self.k };
+        let gathers = op == OpName::AllGatherMatmul;
+        let n = if gathers { Self::part(self.n, ranks).len() } else { self.n };
+        let mut options = Options::new(self.m, n, k).dtype(self.dtype);
+        if self.columns {
+            options = options.shard(Shard::Columns);
+        }
+        if self.m_contiguous {
+            options = options.staging(StagingLayout::MContiguous);
+        }
+        options.k_per_flag = self.k_per_flag.unwrap_or(options.k_per_flag);
+        options.fetchers = self.fetchers;
+        if self.trace {
+            options = options.trace_spans(crate::trace::SPANS);
+        }
+        options
+    }
+
+    pub(crate) fn plan(&self, ranks: Ranks) -> Result<Plan> {
+        let op = self.op()?;
+        suite::plan(op, &self.variant, ranks, &self.options(op, ranks))
+    }
+
+    pub(crate) fn shapes(&self, ranks: Ranks) -> Result<Shapes> {
+        let op = self.op()?;
+        let (m, n) = (self.m, self.n);
+        let Options { n: own_n, k, .. } = self.options(op, ranks);
+        let rows = Self::part(m, ranks).len();
+        Ok(match op {
+            OpName::Matmul | OpName::MatmulAllReduce => [(m, k), (k, n), (m, n)],
+            OpName::MatmulReduceScatter => [(m, k), (k, n), (rows, n)],
+            OpName::MatmulAllGather => [(rows, k), (k, n), (m, n)],
+            OpName::AllGatherMatmul if self.columns => {
+                [(m, Self::part(k, ranks).len()), (k, own_n), (m, own_n)]
+            }
+            OpName::AllGatherMatmul => [(rows, k), (k, own_n), (m, own_n)],
+            OpName::AllReduce => [(m, n), (0, 0), (m, n)],
+            OpName::Broadcast if ranks.rank == 0 => [(m, n), (0, 0), (m, n)],
+            OpName::Broadcast => [(0, n), (0, 0), (m, n)],
+            OpName::AllGather => [(rows, n), (0, 0), (m, n)],
+            OpName::ReduceScatter => [(m, n), (0, 0), (rows, n)],
+            OpName::AllToAll => [(m, n), (0, 0), (ranks.size * rows, n)],
+            OpName::Barrier => [(0, 0); 3],
+        })
+    }
+
+    /// Most elements that A, B and C have on any rank.
+    pub(crate) fn most(&self, size: usize) -> Result<[usize; 3]> {
+        let mut most = [0; 3];
+        for rank in 0..size {
+            let shapes = self.shapes(Ranks::new(rank, size))?;
+            for (most, (rows, cols)) in most.iter_mut().zip(shapes) {
+                *most = rows.saturating_mul(cols).max(*most);
+            }
+        }
+        Ok(most)
+    }
+
+    /// Bytes of the data and the signal segment that every rank needs.
+    pub(crate) fn heap_bytes(&self, size: usize) -> Result<(u64, u64)> {
+        let (mut data, mut signal) = (0, 0);
+        for rank in 0..size {
+            let plan = self.plan(Ranks::new(rank, size))?;
+            (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
+        }
+        let matrices: u64 =
+            self.most(size)?.map(|elements| room(self.dtype, elements)).iter().sum();
+        // The signal segment begins with 4096 bytes that the heap keeps for itself.
+        Ok((data + matrices, signal + 4096))
+    }
+
+    fn element(&self, stream: usize, index: usize) -> f64 {
+        rounded(self.dtype, random_unit(self.seed, stream, index))
+    }
+
+    /// Element of the whole A, the same for all ranks.
+    fn a(&self, row: usize, col: usize) -> f64 {
+        self.element(0, row * self.k + col)
+    }
+
+    /// Element of the whole B.
+    fn b(&self, row: usize, col: usize) -> f64 {
+        self.element(1, row * self.n + col)
+    }
+
+    /// Element of what a rank sends.
+    fn sent(&self, rank: usize, row: usize, col: usize) -> f64 {
+        self.element(2 + rank, row * self.n + col)
+    }
+
+    /// Element of a rank's own A, or of what it sends.
+    pub(crate) fn own_a(&self, op: OpName, ranks: Ranks, row: usize, col: usize) -> f64 {
+        let rows = Self::part(self.m, ranks).start;
+        let depth = Self::part(self.k, ranks).start;
+        match op {
+            _ if Self::splits_k(op) => self.a(row, depth + col),
+            OpName::AllGatherMatmul if self.columns => self.a(row, depth + col),
+            OpName::AllGatherMatmul | OpName::MatmulAllGather => self.a(rows + row, col),
+            OpName::Matmul => self.a(row, col),
+            _ => self.sent(ranks.rank, row, col),
+        }
+    }
+
+    /// Element of a rank's own B.
+    pub(crate) fn own_b(&self, op: OpName, ranks: Ranks, row: usize, col: usize) -> f64 {
+        match op {
+            _ if Self::splits_k(op) => self.b(Self::part(self.k, ranks).start + row, col),
+            OpName::AllGatherMatmul => self.b(row, Self::part(self.n, ranks).start + col),
+            _ => self.b(row, col),
+        }
+    }
+
+    /// Whether every rank gets the same matrix.
+    pub(crate) fn replicates(op: OpName) -> bool {
+        use OpName::{AllGather, AllReduce, Broadcast, MatmulAllGather, MatmulAllReduce};
+        matches!(op, AllGather | AllReduce | Broadcast | MatmulAllGather | MatmulAllReduce)
+    }
+
+    /// What `rank` should have in these rows of its C.
+    pub(crate) fn expected(&self, op: OpName, ranks: Ranks, rows: &[usize]) -> Expected {
+        let first = Self::part(self.m, ranks).start;
+        let size = ranks.size;
+        let all = 0..self.n;
+        let mut options = self.options(op, ranks);
+        let task = |op, size, options| Task { op, size, m: rows.len(), options };
+        let whole = |parts: &[Part], op, options: Options| {
+            task(op, parts.len(), options).expected(0, parts, None, None)
+        };
+        let sent = |source: usize, first: usize| {
+            let value =
+                Dense::from_fn(rows.len(), self.n, |r, c| self.sent(source, first + rows[r], c));
+            let magnitude = Dense { data: value.data.iter().map(|x| x.abs()).collect(), ..value };
+            Part { value: Dense { data: value.data, ..magnitude }, magnitude }
+        };
+        let moved = |value: Dense| {
+            let part = Part { magnitude: value.clone(), value };
+            whole(&[part], OpName::AllGather, options.clone())
+        };
+        match op {
+            OpName::MatmulAllReduce | OpName::MatmulReduceScatter => {
+                let first = if op == OpName::MatmulReduceScatter { first } else { 0 };
+                let depth = |rank| split(self.k, size, rank);
+                options.k = depth(0).len();
+                let part = |rank| self.product(rows, first, depth(rank), all.clone());
+                whole(&(0..size).map(part).collect::<Vec<_>>(), OpName::MatmulAllReduce, options)
+            }
+            OpName::AllGatherMatmul => {
+                let cols = Self::part(self.n, ranks);
+                whole(&[self.product(rows, 0, 0..self.k, cols)], OpName::Matmul, options)
+            }
+            OpName::MatmulAllGather | OpName::Matmul => {
+                whole(&[self.product(rows, 0, 0..self.k, all)], OpName::Matmul, options)
+            }
+            OpName::AllReduce | OpName::ReduceScatter => {
+                let first = if op == OpName::ReduceScatter { first } else { 0 };
+                let parts: Vec<_> = (0..size).map(|rank| sent(rank, first)).collect();
+                whole(&parts, OpName::AllReduce, options)
+            }
+            OpName::AllGather => {
+                let owner = |row| (0..size).find(|&rank| split(self.m, size, rank).contains(&row));
+                moved(Dense::from_fn(rows.len(), self.n, |r, c| {
+                    let rank = owner(rows[r]).unwrap_or(0);
+                    self.sent(rank, rows[r] - split(self.m, size, rank).start, c)
+                }))
+            }
+            OpName::AllToAll => {
+                let block = Self::part(self.m, ranks).len().max(1);
+                moved(Dense::from_fn(rows.len(), self.n, |r, c| {
+                    self.sent(rows[r] / block, first + rows[r] % block, c)
+                }))
+            }
+            OpName::Broadcast => {
+                moved(Dense::from_fn(rows.len(), self.n, |r, c| self.sent(0, rows[r], c)))
+            }
+            OpName::Barrier => moved(Dense::default()),
+        }
+    }
+
+    /// Some rows (counted from `first`) of the whole A, with the columns `depth`, by those rows of
+    /// B with the columns `cols`.
+    fn product(
+        &self,
+        rows: &[usize],
+        first: usize,
+        depth: Range<usize>,
+        cols: Range<usize>,
+    ) -> Part {
+        let zero = Dense::from_fn(rows.len(), cols.len(), |_, _| 0.0);
+        let mut sum = Part { value: zero.clone(), magnitude: zero };
+        for begin in depth.clone().step_by(DEPTH) {
+            let len = DEPTH.min(depth.end - begin);
+            let a = Dense::from_fn(rows.len(), len, |r, c| self.a(first + rows[r], begin + c));
+            let b = Dense::from_fn(len, cols.len(), |r, c| self.b(begin + r, cols.start + c));
+            let more = product(&a, &b);
+            let add = |sum: &mut Dense, more: &Dense| {
+                sum.data.iter_mut().zip(&more.data).for_each(|(sum, more)| *sum += more);
+            };
+            add(&mut sum.value, &more.value);
+            add(&mut sum.magnitude, &more.magnitude);
+        }
+        sum
+    }
+}

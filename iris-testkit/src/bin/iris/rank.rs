@@ -1,0 +1,37 @@
+//! `iris rank`: one rank of a job, as the process that a launcher started.
+
+use anyhow::{Result, bail};
+use iris_heap::World;
+
+use crate::job::Job;
+use crate::layer::LayerJob;
+use crate::operator::OperatorJob;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Which job.
+    name: String,
+    /// The job, as JSON.
+    job: String,
+}
+
+/// Does this rank's part of the job. Rank 0 prints the report as one line of JSON.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    match options.name.as_str() {
+        LayerJob::NAME => part::<LayerJob>(&options.job)?,
+        OperatorJob::NAME => part::<OperatorJob>(&options.job)?,
+        other => bail!("no job is called {other}"),
+    }
+    Ok(true)
+}
+
+fn part<J: Job>(job: &str) -> Result<()> {
+    let job: J = serde_json::from_str(job)?;
+    let world = World::from_env()?;
+    let report = job.run_rank(&world)?;
+    world.close()?;
+    if let Some(report) = report {
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    Ok(())
+}

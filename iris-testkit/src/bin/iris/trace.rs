@@ -1,0 +1,103 @@
+//! Traces in the JSON form that Chrome's tracing page and Perfetto read: a process a rank, a thread
+//! a workgroup, all on the one clock of the host.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use iris_ops::TraceSpan;
+use iris_sync::Span;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+/// Spans that each workgroup of an op has room for. What does not fit is dropped, with a warning.
+pub(crate) const SPANS: u32 = 2048;
+
+/// The spans of one op on one rank.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub(crate) struct RankTrace {
+    pub(crate) op: String,
+    pub(crate) rank: usize,
+    /// By workgroup: (kind, what, begin, end), in nanoseconds.
+    groups: Vec<Vec<(u32, u32, u64, u64)>>,
+}
+
+impl RankTrace {
+    pub(crate) fn new(op: &str, rank: usize, groups: &[Vec<TraceSpan>]) -> RankTrace {
+        let span = |span: &TraceSpan| (span.kind, span.what, span.begin, span.end);
+        let groups = groups.iter().map(|spans| spans.iter().map(span).collect()).collect();
+        RankTrace { op: op.into(), rank, groups }
+    }
+}
+
+/// The name of a kind of span, and what its number counts.
+fn kind(number: u32) -> (&'static str, &'static str) {
+    const KINDS: [(Span, &str, &str); 5] = [
+        (Span::Fetch, "fetch", "unit"),
+        (Span::Gemm, "gemm", "tile"),
+        (Span::Wait, "wait", "for"),
+        (Span::Signal, "signal", "tile"),
+        (Span::Reduce, "reduce", "tile"),
+    ];
+    let found = KINDS.into_iter().find(|(span, ..)| *span as u32 == number);
+    found.map_or(("span", "number"), |(_, name, what)| (name, what))
+}
+
+/// The trace as a JSON document; times count from the first span.
+fn document(traces: &[RankTrace]) -> serde_json::Value {
+    let spans = traces.iter().flat_map(|trace| trace.groups.iter().flatten());
+    let origin = spans.map(|span| span.2).min().unwrap_or(0);
+    let micros = |nanos: u64| nanos as f64 / 1000.0;
+    let mut events = Vec::new();
+    for RankTrace { op, rank, groups } in traces {
+        let name = |what: &str, tid: usize, name: String| json!({"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}});
+        events.push(name("process_name", 0, format!("rank {rank}")));
+        for (group, spans) in groups.iter().enumerate().filter(|(_, spans)| !spans.is_empty()) {
+            events.push(name("thread_name", group, format!("workgroup {group}")));
+            events.extend(spans.iter().map(|&(number, what, begin, end)| {
+                let (name, counts) = kind(number);
+                json!({
+                    "ph": "X", "name": name, "cat": op, "pid": rank, "tid": group,
+                    "ts": micros(begin - origin), "dur": micros(end.saturating_sub(begin)),
+                    "args": {"op": op, counts: what},
+                })
+            }));
+        }
+    }
+    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+}
+
+/// Writes the trace file.
+pub(crate) fn write(path: &Path, traces: &[RankTrace]) -> Result<()> {
+    let what = || format!("trace {}", path.display());
+    let mut file = BufWriter::new(File::create(path).with_context(what)?);
+    serde_json::to_writer(&mut file, &document(traces)).with_context(what)?;
+    file.flush().with_context(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ranks_are_on_one_clock() {
+        let span = |kind, begin| TraceSpan { begin, end: begin + 500, kind, what: 3 };
+        let traces = [
+            RankTrace::new("all_reduce", 0, &[vec![span(Span::Wait as u32, 7000)], vec![]]),
+            RankTrace::new("all_reduce", 1, &[vec![], vec![span(Span::Gemm as u32, 5000)]]),
+        ];
+        let document = document(&traces);
+        let events = document["traceEvents"].as_array().unwrap();
+        let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+        let seen: Vec<_> = spans
+            .iter()
+            .map(|e| (e["pid"].as_u64(), e["tid"].as_u64(), e["ts"].as_f64(), &e["name"]))
+            .collect();
+        let (wait, gemm) = (json!("wait"), json!("gemm"));
+        assert_eq!(seen[0], (Some(0), Some(0), Some(2.0), &wait));
+        assert_eq!(seen[1], (Some(1), Some(1), Some(0.0), &gemm));
+        assert_eq!(spans[1]["dur"].as_f64(), Some(0.5));
+        assert_eq!(spans[1]["args"]["tile"], 3);
+    }
+}

@@ -1,0 +1,56 @@
+//! An op that is ready to run, for tests of what goes wrong.
+
+use std::sync::Arc;
+
+use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
+use iris_ops::{MatRef, Options, Ranks, TileShape};
+use iris_testkit::suite::{AnyOp, Case, Operands, plan};
+
+use super::base_cases;
+
+/// An op with its matrices, the same small shapes for all ops.
+pub struct Ready {
+    pub op: AnyOp,
+    pub operands: Operands,
+    pub stream: Stream,
+    pub heap: Arc<SymmetricHeap>,
+    pub c: SymSlice<f32>,
+}
+
+impl Ready {
+    pub fn new(world: &World, case: &Case) -> anyhow::Result<Self> {
+        let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
+        Self::on(heap, case)
+    }
+
+    pub fn on(heap: Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Self> {
+        let ranks = Ranks::from(heap.world());
+        let plan = plan(case.op, &case.variant, ranks, &case.options)?;
+        let op = AnyOp::new(case.op, &heap, &plan)?;
+        let room = 4096;
+        let (a, b) = (heap.rand::<f32>(room, 1)?, heap.rand::<f32>(room, 2)?);
+        let c = heap.full::<f32>(room, f32::NAN)?;
+        let operands = operands(case, ranks, [a, b, c], case.options.m);
+        let stream = heap.stream()?;
+        Ok(Self { op, operands, stream, heap, c })
+    }
+
+    pub fn call(&mut self) -> iris_ops::Result<()> {
+        self.op.run(&self.operands, &self.stream)
+    }
+
+    pub fn sync(&self) -> iris_heap::Result<()> {
+        self.stream.sync()
+    }
+}
+
+pub fn operands(case: &Case, ranks: Ranks, slices: [SymSlice<f32>; 3], m: usize) -> Operands {
+    let shapes = case.shapes(ranks, m);
+    let [a, b, c] = [0, 1, 2].map(|at| MatRef::sym(slices[at], shapes[at].0, shapes[at].1));
+    Operands { a, b, c, bias: None }
+}
+
+/// One case of every op and variant; small.
+pub fn all_cases() -> Vec<Case> {
+    base_cases(&Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).k_block(2).k_per_flag(2))
+}

@@ -1,0 +1,407 @@
+//! How ops fail: within their deadline, on every rank, with an error that says what was wrong; and
+//! that nothing else does.
+//!
+//! Faults seen in comparable systems, and the test that shows their absence:
+//!
+//! | fault | test |
+//! |---|---|
+//! | polling for the literal 1 | `counters::counters_at_the_ends_of_their_range` (calls begin anywhere) |
+//! | counters compared with `<` | the same |
+//! | accumulating in bf16 | `oracle::the_bounds_tell_accumulating_in_bf16_from_accumulating_in_f32` and every bf16 case |
+//! | own tile added first, so that ranks differ | [`every_rank_has_the_same_bits`] |
+//! | row groups that do not divide the tiles, so that flags stay unset | `ops::choices_of_the_plan`, `schedules` |
+//! | no entry barrier before a peer's shard is read | [`a_late_shard_is_waited_for`] |
+//! | a timeout that exists in debug builds only | [`a_rank_that_skips_a_call_is_named`] (tests are release builds) |
+//! | a barrier whose first call allocates | `misuse::calls_take_no_memory` |
+//! | a subgroup that enters a barrier of all | [`a_barrier_of_some_ranks_waits_for_those_only`] |
+//! | frees in a different order on each rank | `misuse::frees_in_another_order_are_refused` |
+//! | a host exchange on every call | `misuse::run_returns_before_any_peer_has_come` |
+//! | bias silently dropped | [`a_bias_is_added_once`] |
+//! | validated on ones | inputs of every case are random, outputs poisoned |
+//! | device scope on a word that peers see | the models of `iris-sync` |
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::ready::{Ready, all_cases, operands};
+use common::{base_cases, run_all, taken};
+use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
+use iris_ops::{Barrier, Error, MatRef, Options, Ranks, TileShape};
+use iris_sync::{FaultKind, Field};
+use iris_testkit::suite::{Case, Input, OpName};
+
+/// Entry and host collectives 2.4 s, progress 120 ms.
+fn settings() -> Settings {
+    Settings::default().deadline(0.004)
+}
+
+/// Entry and host collectives 6 s, progress 300 ms.
+fn patient() -> Settings {
+    Settings::default().deadline(0.01)
+}
+
+/// Run `f` for every case at the same time, each on a world of its own of 3 ranks, and give every
+/// rank's result to `check`.
+fn everywhere<T: Send>(
+    settings: &Settings,
+    cases: Vec<Case>,
+    f: impl Fn(World, &Case) -> anyhow::Result<T> + Sync,
+    check: impl Fn(&Case, Vec<anyhow::Result<T>>) + Sync,
+) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let results =
+                        World::run_threads_each(3, settings, |world| f(world, case)).unwrap();
+                    check(case, results);
+                }
+            });
+        }
+    });
+}
+
+/// The fault in an error of the heap.
+fn fault_of(error: &anyhow::Error) -> Option<(&'static str, iris_sync::Fault)> {
+    let fault = |error: &iris_heap::Error| match error {
+        iris_heap::Error::Fault { op, fault } => Some((*op, *fault)),
+        _ => None,
+    };
+    match error.downcast_ref::<Error>() {
+        Some(Error::Heap { source, .. }) => fault(source),
+        Some(Error::Poisoned { cause, .. }) => fault(cause),
+        _ => error.downcast_ref::<iris_heap::Error>().and_then(fault),
+    }
+}
+
+#[test]
+fn a_rank_that_skips_a_call_is_named() {
+    // Nobody waits for a receiver of a broadcast before the call after the next.
+    let skips = |case: &Case| if case.op == OpName::Broadcast { 0 } else { 1 };
+    let cases = all_cases().into_iter().filter(|case| case.op != OpName::Matmul).collect();
+    everywhere(
+        &settings(),
+        cases,
+        |world, case| {
+            let mut ready = Ready::new(&world, case)?;
+            ready.call()?;
+            ready.sync()?;
+            if world.rank() == skips(case) {
+                // Longer than the others wait, so that they do not see it leave.
+                std::thread::sleep(settings().entry_deadline().mul_f64(1.5));
+                return Ok(None);
+            }
+            let begun = Instant::now();
+            ready.call()?;
+            let error = anyhow::Error::from(ready.sync().unwrap_err());
+            let waited = begun.elapsed();
+            let checked = ready.op.check().unwrap_err();
+            assert_eq!(checked.kind(), ErrorKind::Fault, "{checked}");
+            let again = ready.call().unwrap_err();
+            assert!(matches!(again, Error::Poisoned { .. }), "{again}");
+            assert_eq!(again.kind(), ErrorKind::Fault);
+            Ok(Some((error, waited)))
+        },
+        |case, results| {
+            let mut named = 0;
+            for result in results.into_iter().map(Result::unwrap) {
+                let Some((error, waited)) = result else { continue };
+                let (op, fault) = fault_of(&error).unwrap_or_else(|| panic!("{case:?}: {error:?}"));
+                assert_eq!((op, fault.call), (case.op.name(), 2), "{error}");
+                match fault.kind {
+                    FaultKind::NotEntered => {
+                        assert_eq!(fault.rank, skips(case) as i32, "{case:?}: {error}");
+                        // The word is that of call 0 or of call 1.
+                        assert!(fault.seen < 2 && fault.wanted == 2, "{error}");
+                        named += 1;
+                    }
+                    FaultKind::PeerGaveUp => assert_ne!(fault.rank, skips(case) as i32, "{error}"),
+                    other => panic!("{case:?}: {other:?}: {error}"),
+                }
+                let (least, most) = (settings().entry_deadline(), Duration::from_secs(30));
+                let early = fault.kind == FaultKind::PeerGaveUp;
+                assert!((waited >= least || early) && waited < most, "{case:?}: {waited:?}");
+            }
+            assert!(named > 0, "{case:?}: nobody named the rank that skipped the call");
+        },
+    );
+}
+
+/// Later than the deadline of progress, but not than that of entering.
+#[test]
+fn a_rank_that_is_late_is_waited_for() {
+    everywhere(
+        &patient(),
+        all_cases(),
+        |world, case| {
+            let mut ready = Ready::new(&world, case)?;
+            for late in [0, 2, 1] {
+                if world.rank() == late {
+                    std::thread::sleep(patient().progress_deadline() * 2);
+                }
+                ready.call()?;
+            }
+            ready.sync()?;
+            ready.heap.close()?;
+            Ok(())
+        },
+        |case, results| {
+            for result in results {
+                result.unwrap_or_else(|e| panic!("{case:?}: {e:?}"));
+            }
+        },
+    );
+}
+
+/// What a rank writes into its shard just before it comes late is what the others read.
+#[test]
+fn a_late_shard_is_waited_for() {
+    let cases = all_cases().into_iter().filter(|case| case.op == OpName::AllGatherMatmul);
+    everywhere(
+        &settings(),
+        cases.collect(),
+        |world, case| {
+            let rank = world.rank();
+            let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+            let mut ready = Ready::on(heap.clone(), case)?;
+            let (a, b) = (heap.alloc::<f32>(4096)?, heap.full::<f32>(4096, 1.0)?);
+            let ranks = Ranks::from(&world);
+            ready.operands = operands(case, ranks, [a, b, ready.c], case.options.m);
+            for call in 0..6 {
+                if (call + rank) % 3 == 0 {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                heap.write(a, &vec![(1 + call + rank) as f32; 4096])?;
+                ready.call()?;
+                ready.sync()?;
+                let seen = heap.read(ready.c)?;
+                for row in 0..8 {
+                    let sum = (0..9).map(|col| {
+                        let source = match case.options.shard {
+                            iris_ops::Shard::Columns => col / 3,
+                            _ => [0, 0, 0, 1, 1, 1, 2, 2][row],
+                        };
+                        (1 + call + source) as f32
+                    });
+                    assert_eq!(seen[row * 6], sum.sum::<f32>(), "{case:?}, call {call}, row {row}");
+                }
+            }
+            heap.close()?;
+            Ok(())
+        },
+        |case, results| {
+            for result in results {
+                result.unwrap_or_else(|e| panic!("{case:?}: {e:?}"));
+            }
+        },
+    );
+}
+
+/// Ranks that call with different numbers of rows get a fault that names both, before any of them
+/// uses what the other sent.
+#[test]
+fn ranks_with_different_m_are_named() {
+    let cases = all_cases().into_iter();
+    let cases = cases.filter(|case| !matches!(case.op, OpName::Matmul | OpName::Barrier));
+    everywhere(
+        &settings(),
+        cases.collect(),
+        |world, case| {
+            let mut ready = Ready::new(&world, case)?;
+            let m = if world.rank() == 0 { 5 } else { 8 };
+            let slice = ready.heap.rand::<f32>(4096, 3)?;
+            let slices = [slice, ready.heap.rand(4096, 4)?, ready.c];
+            ready.operands = operands(case, Ranks::from(&world), slices, m);
+            ready.call()?;
+            Ok(ready.sync())
+        },
+        |case, results| {
+            let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+            let mut named = 0;
+            for (rank, result) in results.into_iter().enumerate() {
+                let error = match result {
+                    Err(error) => anyhow::Error::from(error),
+                    // A root waits for nobody.
+                    Ok(()) => {
+                        assert!(case.op == OpName::Broadcast && rank == 0, "{case:?}: rank {rank}");
+                        continue;
+                    }
+                };
+                let (_, fault) = fault_of(&error).unwrap_or_else(|| panic!("{error:?}"));
+                if fault.kind == FaultKind::Mismatch {
+                    assert_eq!(fault.differing(), Some(Field::M), "{error}");
+                    let mut both = [fault.seen, fault.wanted];
+                    both.sort_unstable();
+                    assert_eq!(both, [5, 8], "{error}");
+                    assert!(error.to_string().contains("entered with M"), "{error}");
+                    named += 1;
+                } else {
+                    assert_eq!(fault.kind, FaultKind::PeerGaveUp, "{error}");
+                }
+            }
+            assert!(named > 0, "{case:?}");
+        },
+    );
+}
+
+/// Two ops in another order on one rank: the heap's sequence tells.
+#[test]
+fn ops_in_another_order_are_named() {
+    let results = World::run_threads_each(2, &settings(), |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let options = Options::new(8, 6, 0);
+        let mut send =
+            Ready::on(heap.clone(), &Case::new(OpName::Broadcast, "push", options.clone()))?;
+        // Into the inbox, so that the root waits for nobody and goes on.
+        send.operands.c = MatRef::sym(send.c, 6, 8).transposed();
+        let mut sum = Ready::on(heap, &Case::new(OpName::AllReduce, "one_shot", options))?;
+        let order = if world.rank() == 0 { [&mut send, &mut sum] } else { [&mut sum, &mut send] };
+        for op in order {
+            op.call()?;
+            op.sync()?;
+        }
+        Ok(())
+    });
+    let errors: Vec<_> = results.unwrap().into_iter().map(Result::unwrap_err).collect();
+    let named = errors.iter().any(|error| {
+        matches!(fault_of(error), Some((_, fault)) if fault.differing() == Some(Field::Sequence))
+    });
+    assert!(named, "{errors:?}");
+}
+
+#[test]
+fn every_rank_has_the_same_bits() {
+    // run_case compares the bits of all ranks and of equal calls.
+    let options = Options::new(40, 30, 50).tile(TileShape { m: 8, n: 8 });
+    let cases = ["one_shot", "two_shot"].map(|variant| {
+        let mut case = Case::new(OpName::MatmulAllReduce, variant, options.clone());
+        assert!(case.same_on_all_ranks(variant) && case.same_in_all_runs(variant));
+        case.input = Input::Reals;
+        case
+    });
+    run_all(8, 1, &cases).unwrap();
+}
+
+#[test]
+fn a_bias_is_added_once() {
+    let options = Options::new(9, 10, 11).tile(TileShape { m: 4, n: 4 });
+    let with_bias = |mut case: Case| {
+        case.bias = true;
+        case
+    };
+    for size in [1, 4] {
+        let cases: Vec<_> = base_cases(&options).into_iter().map(with_bias).collect();
+        let multiply = cases.iter().filter(|case| case.op.multiplies()).count();
+        assert_eq!(multiply, 4 + 1 + 6 + 1 + 1);
+        assert!(cases.iter().all(|case| taken(case, size)));
+        run_all(size, 1, &cases).unwrap();
+    }
+}
+
+#[test]
+fn a_barrier_of_some_ranks_waits_for_those_only() {
+    let results = World::run_threads_each(3, &settings(), |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let options = Options::new(0, 0, 0).members(vec![0, 2]);
+        let mut some = Barrier::new(&heap, &Barrier::plan((&world).into(), &options)?)?;
+        let all = Barrier::plan((&world).into(), &Options::new(0, 0, 0))?;
+        let mut all = Barrier::new(&heap, &all)?;
+        let stream = heap.stream()?;
+        for _ in 0..100 {
+            if world.rank() == 1 {
+                let error = some.run(&stream).unwrap_err().to_string();
+                assert!(error.contains("rank is 1") && error.contains("[0, 2]"), "{error}");
+            } else {
+                some.run(&stream)?;
+            }
+        }
+        stream.sync()?;
+        // And the ops of all ranks still agree on how many calls there were.
+        let case = Case::new(OpName::AllReduce, "two_shot", Options::new(8, 6, 0));
+        let mut ready = Ready::on(heap.clone(), &case)?;
+        for _ in 0..3 {
+            all.run(&stream)?;
+            ready.call()?;
+        }
+        stream.sync()?;
+        ready.sync()?;
+        heap.close()?;
+        Ok(())
+    });
+    for result in results.unwrap() {
+        result.unwrap();
+    }
+    for members in [vec![], vec![0, 3]] {
+        let options = Options::new(0, 0, 0).members(members);
+        let error = Barrier::plan(Ranks::new(0, 3), &options).unwrap_err().to_string();
+        assert!(error.contains("below 3"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_panics_is_named_at_once() {
+    let results = World::run_threads_each(3, &Settings::default(), |world| -> anyhow::Result<_> {
+        let case = Case::new(OpName::MatmulAllReduce, "two_shot", Options::new(8, 6, 9));
+        let mut ready = Ready::new(&world, &case)?;
+        ready.call()?;
+        ready.sync()?;
+        assert_ne!(world.rank(), 2, "on purpose");
+        let begun = Instant::now();
+        // It may be known before the call.
+        let error = match ready.call() {
+            Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
+            Err(error) => error.into(),
+        };
+        // The deadline of entry is 600 s.
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        Ok(error)
+    });
+    let mut results = results.unwrap();
+    let panicked = results.pop().unwrap().unwrap_err();
+    assert!(panicked.to_string().contains("on purpose"), "{panicked}");
+    let errors: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+    for error in &errors {
+        let kind = error.downcast_ref::<Error>().map(Error::kind);
+        let kind = kind.or(error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind));
+        // One of them may have heard from the other.
+        let told =
+            matches!(fault_of(error), Some((_, fault)) if fault.kind == FaultKind::PeerGaveUp);
+        assert!(told || kind == Some(ErrorKind::PeerLost), "{error:?}");
+        assert!(told || error.to_string().contains("rank 2 is lost"), "{error}");
+    }
+}
+
+/// After a fault, the same process goes on with a new world.
+#[test]
+fn a_new_world_works_after_a_fault() {
+    for round in 0..2 {
+        let results = World::run_threads_each(2, &settings(), |world| -> anyhow::Result<()> {
+            let case = Case::new(OpName::AllReduce, "one_shot", Options::new(8, 6, 0));
+            let mut ready = Ready::new(&world, &case)?;
+            ready.call()?;
+            ready.sync()?;
+            if round == 0 && world.rank() == 0 {
+                ready.call()?;
+                let error = ready.sync().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Fault, "{error}");
+                // Every op of the heap says so, and its host calls still work.
+                let again = ready.call().unwrap_err();
+                assert!(again.to_string().contains("poisoned"), "{again}");
+            }
+            let begun = Instant::now();
+            while round == 0 && world.rank() == 1 && ready.op.check().is_ok() {
+                assert!(begun.elapsed() < Duration::from_secs(30), "nobody told this rank");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            ready.heap.close()?;
+            world.close()?;
+            Ok(())
+        });
+        for result in results.unwrap() {
+            result.unwrap();
+        }
+    }
+}
