@@ -59,7 +59,9 @@ pub mod primitives;
 pub mod recorder;
 mod report;
 mod scenario;
+pub mod schedule;
 pub mod search;
+pub mod sequence;
 
 pub use arena::{Arena, LaneId, Op, Place};
 pub use headers::Headers;

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
-use iris_sync::{Access, Call, DevWord, Fault, Limit, Memory, Order, Scope, SymWord};
+use iris_sync::{Access, Call, DevWord, Fault, LINE_WORDS, Limit, Memory, Order, Scope, SymWord};
 
 use super::{LaneId, Op, Place};
 
@@ -26,19 +26,27 @@ pub enum Event {
     Record(Fault),
 }
 
-/// The answers: whether lanes, deadlines and peers are kind.
+/// The answers. A list is gone through in turn; what comes behind its end is said at each.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
-    /// What loads find, in turn; then what the last one said. As differences from the call.
+    /// The number of the call, and of the op in its heap.
+    pub number: i32,
+    /// What loads of other words find; then, what the last one did, or the number.
     pub words: Vec<i32>,
-    /// What fields of records hold, likewise.
+    /// What the words of every record hold.
     pub fields: Vec<i32>,
-    /// Whether the deadline is over, in turn; then yes.
+    /// Whether the deadline is over; then yes.
     pub expired: Vec<bool>,
-    /// What other lanes say at barriers, in turn; then yes.
+    /// What the other lanes say at barriers; then yes.
     pub votes: Vec<bool>,
-    /// What the host says.
+    /// What the host says; then 0.
     pub host: Vec<i32>,
+    /// What the abort word holds.
+    pub abort: i32,
+    /// What a lock holds; then 0.
+    pub locks: Vec<i32>,
+    /// How many workgroups have finished.
+    pub finished: i32,
 }
 
 /// One lane of one workgroup, on its own.
@@ -47,7 +55,6 @@ pub struct Recorder {
     extent: (u32, u32),
     script: Script,
     asked: [Cell<usize>; 5],
-    abort: i32,
     events: RefCell<Vec<Event>>,
 }
 
@@ -56,10 +63,10 @@ thread_local! {
 }
 
 impl Recorder {
-    /// A recorder that answers by `script`; the abort word holds `abort`.
-    pub fn new(id: LaneId, extent: (u32, u32), script: Script, abort: i32) -> Self {
+    /// A recorder that answers by `script`, as lane `id` among so many lanes and workgroups.
+    pub fn new(id: LaneId, extent: (u32, u32), script: Script) -> Self {
         let asked = [const { Cell::new(0) }; 5];
-        Self { id, extent, script, asked, abort, events: RefCell::default() }
+        Self { id, extent, script, asked, events: RefCell::default() }
     }
 
     /// Let `f`, a program in C++, ask this recorder.
@@ -106,9 +113,12 @@ impl Recorder {
     fn found(&self, access: Access, op: Op) -> i32 {
         self.note(Event::Atomic(access, op));
         match access {
-            Access::AbortLoad => self.abort,
+            Access::AbortLoad => self.script.abort,
+            Access::CallLoad => self.script.number,
+            Access::FinishAdd => self.script.finished,
+            Access::LockTake => self.answer(1, &self.script.locks, 0),
             _ => {
-                let last = self.script.words.last().copied().unwrap_or(0);
+                let last = self.script.words.last().copied().unwrap_or(self.script.number);
                 self.answer(0, &self.script.words, last)
             }
         }
@@ -151,7 +161,8 @@ impl Memory for Recorder {
 
     fn get(&self, word: SymWord) -> i32 {
         self.note(Event::Get(word));
-        self.answer(1, &self.script.fields, 0)
+        let field = (word.index % LINE_WORDS) as usize;
+        self.script.fields.get(field).copied().unwrap_or(0)
     }
 
     fn put(&self, word: SymWord, value: i32) {
