@@ -83,6 +83,21 @@ int iris_model_barrier(const Input& in) {
     return 1;
 }
 
+/// What lanes wrote before the barrier, other lanes of another rank read after it.
+int iris_model_barrier_in_launch(const Input& in) {
+    const Model model(in, 0);
+    return flow::run(model.launch(), End::Advance, [&](Workgroup& wg) {
+        const u32 mine = model.mine(), crossed = model.crossed();
+        Model::put(model.cell(model.me(), 0, mine), value(model.me(), in.first, 0, mine));
+        if (!wg.barrier(0, Members{in.members})) return false;
+        for (u32 step = 1; step < wg.size(); ++step) {
+            const u32 peer = wg.peer(step);
+            Model::expect(model.cell(peer, 0, crossed), value(peer, in.first, 0, crossed));
+        }
+        return true;
+    });
+}
+
 /// A workgroup fills two units, another reads them.
 int iris_model_flags(const Input& in) {
     const Words m{*in.heap, *in.channel};

@@ -236,6 +236,8 @@ pub mod programs {
         SPINLOCK = iris_model_spinlock;
         /// [`barrier`](crate::model::primitives::barrier); option 1 is twice.
         BARRIER = iris_model_barrier;
+        /// [`barrier_in_launch`](crate::model::primitives::barrier_in_launch).
+        BARRIER_IN_LAUNCH = iris_model_barrier_in_launch;
         /// [`flags`](crate::model::primitives::flags).
         FLAGS = iris_model_flags;
         /// [`entry`](crate::model::primitives::entry); option 1 clears the words late.

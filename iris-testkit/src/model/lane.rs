@@ -44,6 +44,8 @@ pub enum Change {
     },
     /// All lanes, in the device headers, leave out the barriers of this place.
     DropSite(Site),
+    /// There is one entry record a source, instead of two by parity.
+    OneRecord,
     /// Races on the fields of entry records are not looked for.
     UncheckedRecords,
     /// Entry records are not compared.
@@ -289,6 +291,17 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Where a word of symmetric memory lies.
+    fn place_of(&self, word: SymWord) -> SymWord {
+        let records = self.channel.entries..self.channel.signals;
+        if !records.contains(&word.index) || !self.rules.has(Change::OneRecord) {
+            return word;
+        }
+        let at = word.index - records.start;
+        let index = records.start + at / (2 * LINE_WORDS) * (2 * LINE_WORDS) + at % LINE_WORDS;
+        SymWord { index, ..word }
+    }
+
     fn dev(&self, word: DevWord) -> Place {
         Place::Dev { rank: self.id.rank, index: word.index }
     }
@@ -300,7 +313,7 @@ impl<'a> Lane<'a> {
     }
 
     fn data(&self, word: SymWord) -> Place {
-        let SymWord { rank, index } = word;
+        let SymWord { rank, index } = self.place_of(word);
         if self.rules.has(Change::UncheckedRecords) {
             Place::Unchecked { rank, index }
         } else {
@@ -360,7 +373,8 @@ impl Memory for Lane<'_> {
         if access == Access::AbortLoad && self.scenario.expires.is_none() {
             return 0;
         }
-        let place = Place::Sym { rank: word.rank, index: word.index };
+        let SymWord { rank, index } = self.place_of(word);
+        let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         self.perform(Op::Load { place, order, scope })
     }
@@ -375,13 +389,15 @@ impl Memory for Lane<'_> {
         } else {
             word
         };
-        let place = Place::Sym { rank: word.rank, index: word.index };
+        let SymWord { rank, index } = self.place_of(word);
+        let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         self.perform(Op::Store { place, value, order, scope });
     }
 
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
-        let place = Place::Sym { rank: word.rank, index: word.index };
+        let SymWord { rank, index } = self.place_of(word);
+        let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         self.perform(Op::CompareExchange { place, expected, value, order, scope })
     }

@@ -48,6 +48,7 @@
 //! consistent. Neither knows GPU caches or the asynchronous proxy.
 
 mod arena;
+mod device_mutants;
 pub mod headers;
 #[cfg(iris_cxx)]
 mod hooks;

@@ -69,7 +69,8 @@ impl Mutant {
 /// States after which a search counts as unfinished.
 pub const STATES: u64 = 20_000_000;
 
-fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
+/// Search `scenario` under `rules`.
+pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
     match engine {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
         Engine::Search => search::exhaust(scenario, rules, STATES),
@@ -136,7 +137,7 @@ pub fn whole_range(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Rep
     }
 }
 
-fn mutant(
+pub(super) fn mutant(
     name: &'static str,
     scenario: Scenario,
     rules: impl Into<Rules>,
@@ -159,10 +160,13 @@ impl Mutant {
         Self { access: Some(access), ..self }
     }
 
-    fn by(self, engine: Engine) -> Self {
+    pub(super) fn by(self, engine: Engine) -> Self {
         Self { engine, ..self }
     }
 }
+
+/// Those of the device headers alone, which say more about where an operation stands.
+pub use super::device_mutants::of_headers;
 
 /// All of them.
 pub fn all() -> Vec<Mutant> {

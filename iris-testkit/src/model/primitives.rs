@@ -88,6 +88,26 @@ pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenari
         })
 }
 
+/// The barrier in the middle of a launch: what the lanes of one workgroup wrote before it, other
+/// lanes of another rank read after it.
+pub fn barrier_in_launch(ranks: u32) -> Scenario {
+    Scenario::new(format!("barrier in a launch, {ranks} ranks"), ranks)
+        .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1))
+        .program(move |lane| {
+            let (me, lanes) = (lane.id().lane, lane.lanes());
+            let crossed = (me + 1) % lanes;
+            let wanted = |rank, element| value(rank, lane.call(0).number(), 0, element);
+            let _ = launch(lane).run(End::Advance, |wg| {
+                lane.write(lane.cell(lane.rank(), 0, me), wanted(lane.rank(), me));
+                wg.barrier(0, Members::all(ranks))?;
+                for peer in wg.channel.peers() {
+                    lane.expect(lane.cell(peer, 0, crossed), wanted(peer, crossed));
+                }
+                Ok(())
+            });
+        })
+}
+
 /// Tile flags: a workgroup fills two units, another reads them.
 pub fn flags(calls: u32) -> Scenario {
     Scenario::new(format!("tile flags, {calls} calls"), 1)

@@ -66,6 +66,12 @@ impl Scenario {
         Self { headers: Some(headers), ..self }
     }
 
+    /// The mutant of the device headers' program that does not use double buffers.
+    #[must_use]
+    pub fn one_buffer(self) -> Self {
+        Self { headers: self.headers.map(Headers::one_buffer), ..self }
+    }
+
     /// This scenario with its program over the device headers; none if it has none, or if they
     /// could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
