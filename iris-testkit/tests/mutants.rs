@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use comfy_table::Table;
 use iris_sync::{Access, Order, Scope};
-use iris_testkit::model::Report;
 use iris_testkit::model::mutants::{self, Mutant};
+use iris_testkit::model::{Change, Report};
 
 /// Run `work` over all mutants on two threads, keeping their order.
 fn over_all<T: Send>(mutants: &[Mutant], work: impl Fn(&Mutant) -> T + Sync) -> Vec<T> {
@@ -62,8 +62,8 @@ fn the_same_searches_find_nothing_where_nothing_is_broken() {
     let distinct: Vec<Mutant> = mutants
         .into_iter()
         .filter(|m| {
-            let changes = format!("{:?}", m.rules.changes.contains(&mutants_unchecked()));
-            seen.insert((m.scenario.name().to_string(), format!("{:?}", m.engine), changes))
+            let unchecked = m.rules.changes.contains(&Change::UncheckedRecords);
+            seen.insert((m.scenario.name().to_string(), format!("{:?}", m.engine), unchecked))
         })
         .collect();
     let reports = over_all(&distinct, Mutant::control);
@@ -73,10 +73,6 @@ fn the_same_searches_find_nothing_where_nothing_is_broken() {
         println!("{report}");
         assert!(report.failure.is_none(), "{report}");
     }
-}
-
-fn mutants_unchecked() -> iris_testkit::model::Change {
-    iris_testkit::model::Change::UncheckedRecords
 }
 
 #[test]
@@ -99,5 +95,44 @@ fn every_row_of_the_table_has_its_mutants() {
         assert_eq!(orders, needed, "mutants that weaken the order of {access:?}");
         let needed = usize::from(access.scope() == Scope::System);
         assert_eq!(scopes, needed, "mutants that narrow the scope of {access:?}");
+    }
+}
+
+/// Words between backquotes.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn protocol_md_names_every_access_with_its_mutants() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-sync/PROTOCOL.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mutants = mutants::all();
+    for &access in Access::ALL {
+        let row = text
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{}` |", access.name())))
+            .unwrap_or_else(|| panic!("PROTOCOL.md has no row for {}", access.name()));
+        let order = format!("{:?}, {:?}", access.order(), access.scope());
+        assert!(row.contains(&order.to_lowercase()), "not {order}: {row}");
+        let own: Vec<_> = mutants.iter().filter(|m| m.access == Some(access)).collect();
+        for mutant in &own {
+            assert!(
+                quoted(row).any(|name| name == mutant.name),
+                "{} is not in: {row}",
+                mutant.name
+            );
+        }
+        assert!(!own.is_empty() || row.contains("no mutant: "), "no reason given: {row}");
+    }
+    for mutant in &mutants {
+        assert!(quoted(&text).any(|name| name == mutant.name), "{} is not argued", mutant.name);
+    }
+    // And every mutant that the text speaks of exists.
+    let is_mutant = |name: &&str| {
+        name.contains('-') && name.chars().all(|c| c.is_ascii_lowercase() || c == '-')
+    };
+    for name in quoted(&text).filter(is_mutant) {
+        assert!(mutants.iter().any(|m| m.name == name), "there is no mutant {name}");
     }
 }

@@ -193,7 +193,7 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
             let word = self.accumulator(owner, tile, parity);
             let seen = self.lane.load(word, Access::AbortStore);
             let place = Place::Sym { rank: word.rank, index: word.index };
-            self.lane.check(place, seen, self.sum(tile, 0));
+            self.lane.check(place, seen, self.sum(tile, self.mine()));
         } else {
             let element = self.crossed();
             let place = self.at(owner, WORK, parity, tile, element);
@@ -203,9 +203,11 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
 }
 
 impl Tiles<'_, '_> {
-    /// An accumulator is data, accessed with relaxed additions: a word far behind all others.
+    /// An accumulator is data, accessed with relaxed additions: a word for each lane, far behind
+    /// all others.
     fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
-        SymWord { rank: owner, index: (1 << 20) + parity * self.tiles + tile }
+        let element = (parity * self.tiles + tile) * self.lane.lanes() + self.mine();
+        SymWord { rank: owner, index: (1 << 20) + element }
     }
 
     /// The next kernel on the stream reads C.
@@ -415,7 +417,7 @@ impl flow::Staging for Staging {
 /// An all-gather and product through a staging buffer, the first of two workgroups fetching.
 pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
     let ranks = groups.len() as u32;
-    Scenario::new(format!("staged, workgroups {groups:?}, {tiles} tiles, {calls_} calls"), ranks)
+    Scenario::new(format!("staged, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, ranks * tiles)
         .groups(groups)

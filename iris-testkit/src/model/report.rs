@@ -102,6 +102,16 @@ impl Report {
     pub fn caught_by(&self) -> Option<Check> {
         self.failure.as_ref().and_then(Failure::check)
     }
+
+    /// The last operations before the failure, a line each: rank.workgroup.lane, then the operation.
+    pub fn history(&self) -> String {
+        let skipped = self.trace.len().saturating_sub(80);
+        let line = |(id, op): &(LaneId, Op)| {
+            let LaneId { rank, group, lane } = id;
+            format!("{rank}.{group}.{lane} {op:?}\n")
+        };
+        self.trace[skipped..].iter().map(line).collect()
+    }
 }
 
 impl fmt::Display for Report {

@@ -88,14 +88,15 @@ impl Scenario {
     /// Lanes of each workgroup.
     #[must_use]
     pub fn lanes(self, lanes: u32) -> Self {
-        Self { lanes, ..self }
+        Self { name: format!("{}, {lanes} lanes", self.name), lanes, ..self }
     }
 
     /// Workgroups of each rank.
     #[must_use]
     pub fn groups(self, groups: &[u32]) -> Self {
         assert_eq!(groups.len(), self.ranks as usize, "one number of workgroups a rank");
-        Self { groups: groups.to_vec(), ..self }
+        let name = format!("{}, workgroups {groups:?}", self.name);
+        Self { name, groups: groups.to_vec(), ..self }
     }
 
     /// How many calls, and the number of the first.

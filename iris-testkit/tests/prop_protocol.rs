@@ -1,0 +1,79 @@
+//! Properties of calls and of the layout of words, for any numbers.
+
+use std::collections::HashMap;
+
+use iris_sync::{Call, Channel, LINE_WORDS, RESTAMP_PERIOD, Shape};
+use proptest::prelude::*;
+
+proptest! {
+    /// The order of two calls is that of their distance, wherever the counter stands.
+    #[test]
+    fn calls_compare_by_distance(start: i32, ahead in 0..i32::MAX, behind in 1..=i32::MAX) {
+        let call = Call::new(start);
+        prop_assert!(call.reached_by(start.wrapping_add(ahead)));
+        prop_assert!(!call.reached_by(start.wrapping_sub(behind)));
+        prop_assert_eq!(call.next().previous(), call);
+        prop_assert_ne!(call.parity(), call.next().parity());
+    }
+
+    /// Whatever call one is in, a word refreshed when that was due last has not changed sign, and
+    /// no call comes that could see it as its own.
+    #[test]
+    fn a_refreshed_word_stays_behind(start: i32) {
+        let due = Call::new(start & -RESTAMP_PERIOD);
+        prop_assert!(due.restamps());
+        let age = start.wrapping_sub(due.number());
+        prop_assert!((0..RESTAMP_PERIOD).contains(&age));
+        prop_assert!(due.reached_by(start));
+        prop_assert!(!Call::new(start).next().reached_by(due.number()));
+    }
+
+    /// Words of an op do not overlap, lie where the op said they would, and words that different
+    /// ranks write do not share a line.
+    #[test]
+    fn words_lie_apart(
+        size in 1u32..9,
+        tiles in 0u32..70,
+        flags in 0u32..70,
+        locks: bool,
+        first_line in 0u32..50,
+    ) {
+        let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0 };
+        let signal = first_line * LINE_WORDS;
+        let (channel, words) = Channel::lay_out(shape, 0, signal, 64);
+        // (word, how many words it stands for, its writer)
+        let mut taken = Vec::new();
+        for source in 0..size {
+            for parity in 0..2 {
+                taken.push((channel.entry(0, source, parity).index, LINE_WORDS, source));
+            }
+            for phase in 0..2 {
+                taken.push((channel.barrier(0, source, phase).index, 1, source));
+            }
+            taken.push((channel.done(0, source).index, 1, source));
+            for tile in 0..tiles {
+                taken.push((channel.signal(0, source, tile).index, 1, source));
+                taken.push((channel.result(0, source, tile).index, 1, source));
+            }
+        }
+        if locks {
+            taken.extend((0..tiles).map(|tile| (channel.lock(0, tile).index, 1, u32::MAX)));
+        }
+        let mut lines = HashMap::new();
+        for &(index, _, writer) in &taken {
+            let other = *lines.entry(index / LINE_WORDS).or_insert(writer);
+            prop_assert_eq!(other, writer, "line of word {}", index);
+        }
+        taken.sort_unstable();
+        for pair in taken.windows(2) {
+            prop_assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{:?} overlap", pair);
+        }
+        let ends = taken.iter().map(|&(index, count, _)| index + count).max().unwrap_or(signal);
+        prop_assert!(taken.iter().all(|&(index, ..)| index >= signal));
+        prop_assert!(ends <= signal + words.signal, "{} words, said {}", ends - signal, words.signal);
+        let device = [channel.call, channel.finished, 64 + iris_sync::PRIVATE_SEQUENCE];
+        prop_assert!((0..flags).all(|unit| !device.contains(&channel.flag(unit).index)));
+        prop_assert!((0..flags).all(|unit| channel.flag(unit).index < 64 + words.device));
+        prop_assert!(channel.call != channel.finished);
+    }
+}

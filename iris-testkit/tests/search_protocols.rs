@@ -1,0 +1,117 @@
+//! The protocols of iris-sync with three and four ranks: every interleaving, each state once, and
+//! random schedules from printed seeds with vector clocks. Also the counter, all the way round.
+
+use iris_sync::RESTAMP_PERIOD;
+use iris_sync::barrier::Members;
+use iris_testkit::model::mutants::{STATES, whole_range};
+use iris_testkit::model::ops::Accumulate;
+use iris_testkit::model::{Level, Report, Rules, Scenario, ops, primitives, search};
+
+fn report(report: &Report, at_least: u64) {
+    println!("{report}");
+    assert!(report.failure.is_none(), "{report}\n{}", report.history());
+    assert!(report.executions >= at_least, "{report}: expected at least {at_least}");
+}
+
+/// Every op skeleton over so many ranks and calls.
+fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
+    let accumulate = |atomic| {
+        let how = Accumulate { atomic, first_barrier: true, second_barrier: true };
+        ops::accumulate(ranks, 1, calls, how)
+    };
+    vec![
+        ops::one_shot(ranks, 1, calls),
+        ops::two_shot(ranks, 1, calls, false),
+        ops::two_shot(ranks, 2, calls, false),
+        ops::two_shot(ranks, 2, calls, true),
+        ops::reduce_scatter(ranks, 1, calls),
+        ops::reduce_scatter(ranks, 3, calls),
+        ops::deliver(ranks, 1, calls, true, false),
+        ops::deliver(ranks, 1, calls, true, true),
+        ops::deliver(ranks, 1, calls, false, false),
+        ops::deliver(ranks, 1, calls, false, true),
+        ops::pull(ranks, 1, calls),
+        ops::staged(&vec![1; ranks as usize], 1, calls),
+        ops::gather(ranks, 1, calls, true),
+        accumulate(false),
+        accumulate(true),
+    ]
+}
+
+#[test]
+fn every_interleaving_of_three_and_four_ranks() {
+    let level = Level::from_env();
+    let mut scenarios = all_ops(3, 2);
+    scenarios.push(ops::staged(&[2, 2, 1], 1, 1));
+    if level >= Level::Default {
+        scenarios.extend(all_ops(4, 1));
+        scenarios.extend(all_ops(2, 4));
+        scenarios.push(ops::staged(&[2, 2, 2], 1, 1));
+    }
+    if level >= Level::Full {
+        scenarios.extend(all_ops(3, 3));
+    }
+    for scenario in scenarios {
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
+    }
+    for ranks in [3, 4] {
+        let scenario = primitives::barrier(ranks, Members::all(ranks), 2, true);
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 200);
+        report(&search::exhaust(&primitives::spinlock(ranks, 2), &Rules::default(), STATES), 200);
+        report(&search::exhaust(&primitives::entry(ranks, 2), &Rules::default(), STATES), 1_000);
+    }
+    let middle = Members::from_bits(0b1011);
+    report(
+        &search::exhaust(&primitives::barrier(4, middle, 2, true), &Rules::default(), STATES),
+        200,
+    );
+}
+
+#[test]
+fn random_schedules_of_up_to_four_ranks() {
+    let runs = Level::from_env().pick(500, 3_000, 10_000);
+    let mut scenarios: Vec<Scenario> = [2, 3, 4].into_iter().flat_map(|r| all_ops(r, 3)).collect();
+    for ranks in [2, 3, 4] {
+        let groups = vec![2; ranks as usize];
+        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.lanes(2)));
+        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.groups(&groups)));
+        scenarios.push(ops::staged(&groups, 2, 2).lanes(2));
+    }
+    let mut total = 0;
+    for (scenario, place) in scenarios.iter().zip(1..) {
+        let found = search::random(scenario, &Rules::default(), place * 1_000_000, runs);
+        assert!(found.failure.is_none(), "{found}\n{}", found.history());
+        total += found.executions;
+    }
+    println!(
+        "{} scenarios, {runs} schedules each, seeds from 1000000 times the place in the list",
+        scenarios.len()
+    );
+    assert_eq!(total, runs * scenarios.len() as u64);
+}
+
+/// From just below the largest number and just below each multiple of the period, calls that use
+/// three of eight tiles, then all of them.
+#[test]
+fn counters_about_to_wrap_or_to_refresh() {
+    let level = Level::from_env();
+    let starts = (-4..4).map(|k: i32| k.wrapping_mul(RESTAMP_PERIOD)).chain([i32::MIN]);
+    for multiple in starts {
+        let first = multiple.wrapping_sub(2);
+        for ranks in [2, 3, 4] {
+            let scenario = ops::partial(ranks, 8, first, &[3, 3, 1, 8]);
+            let runs = level.pick(100, 500, 5_000);
+            report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+        }
+        if level >= Level::Default {
+            let scenario = ops::partial(2, 8, multiple.wrapping_sub(1), &[3, 3, 8]);
+            report(&search::exhaust(&scenario, &Rules::default(), STATES), 5_000);
+        }
+    }
+}
+
+#[test]
+fn once_round_the_counter() {
+    report(&whole_range(&Rules::default(), &[3, 3, 8]), 100_000);
+    report(&whole_range(&Rules::default(), &[3, 0, 0]), 100_000);
+}
