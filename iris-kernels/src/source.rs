@@ -51,6 +51,7 @@ pub const KERNELS: &[Text] = embed![
     "all_to_all.cu",
     "barrier.cu",
     "broadcast.cu",
+    "copy.cu",
     "matmul.cu",
     "matmul_all_gather.cu",
     "matmul_all_reduce.cu",

@@ -57,11 +57,11 @@ class MultiplyAdd {
             load(a, b, rows, cols, k, depth);
             port::barrier(Site::Body);
             IRIS_NO_UNROLL
-            for (u32 d = 0; d < TILE_K; ++d) {
+            for (u32 d = 0; d < min_of(TILE_K, depth - k); ++d) {
                 IRIS_UNROLL
                 for (u32 i = 0; i < VECTORS; ++i) {
                     const u32 vector = port::lane() + i * LANES;
-                    if (TOTAL % LANES != 0 && vector >= TOTAL) continue;
+                    if (vector / ACROSS >= rows) continue;
                     const float left = shared.a[vector / ACROSS][d];
                     IRIS_UNROLL
                     for (u32 j = 0; j < WIDTH; ++j) {
@@ -79,9 +79,14 @@ class MultiplyAdd {
             const u32 vector = port::lane() + i * LANES;
             if (TOTAL % LANES != 0 && vector >= TOTAL) continue;
             Values values{};
-            IRIS_UNROLL
-            for (u32 j = 0; j < VECTORS; ++j) {
-                if (i == j) values = sums[j];
+            if constexpr (VECTORS > 16) {
+                // So many are in memory anyway, as on a host.
+                values = sums[i];
+            } else {
+                IRIS_UNROLL
+                for (u32 j = 0; j < VECTORS; ++j) {
+                    if (i == j) values = sums[j];
+                }
             }
             sink(vector / ACROSS, vector % ACROSS * WIDTH, values);
         }

@@ -70,6 +70,25 @@ class LoadProducer {
     Tile area;
 };
 
+/// This rank alone: no words, no call number.
+template <class Producer>
+IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared) {
+    Producer producer(args, shared);
+    Trace trace(args.trace, args.trace_spans, args.counters, port::workgroup());
+    const View c = View::of(args.c);
+    const Grid grid = grid_of(args);
+    for (u32 tile = port::workgroup(); tile < grid.tiles(); tile += port::workgroups()) {
+        trace.begin(Span::Gemm, tile);
+        const Tile area = grid.tile(tile);
+        producer.produce(area);
+        producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
+            finish_values(args, area.col + col, count, values);
+            c.store(area.row + row, area.col + col, count, values);
+        });
+        trace.end(Span::Gemm);
+    }
+}
+
 } // namespace iris
 
 #endif

@@ -1,0 +1,183 @@
+// The hooks of the host form over real memory and real threads, so that whole kernels run as host
+// code: each lane of a workgroup is a thread. Built into one library with a kernel's source.
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "iris/args.h"
+
+using namespace iris;
+
+namespace {
+
+struct Group {
+    explicit Group(u32 index, u32 count) : index(index), count(count), meet(LANES) {}
+    u32 index, count;
+    std::barrier<> meet;
+    std::atomic<int> votes[2] = {1, 1};
+    alignas(16) unsigned char shared[512 * 1024];
+};
+
+thread_local Group* group;
+thread_local u32 lane_index;
+thread_local u32 rounds;
+thread_local std::chrono::steady_clock::time_point began;
+
+u64 nanoseconds() {
+    return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                std::chrono::steady_clock::now().time_since_epoch())
+                                .count());
+}
+
+// GCC takes an order that is not constant as the strongest, which would hide nothing here but
+// costs nothing either: the models are where orders are checked.
+int order_of(int order) {
+    constexpr int orders[] = {__ATOMIC_RELAXED, __ATOMIC_ACQUIRE, __ATOMIC_RELEASE,
+                              __ATOMIC_ACQ_REL};
+    return orders[order];
+}
+
+template <class T> T load(u64 address, int order) {
+    return __atomic_load_n(reinterpret_cast<T*>(address), order_of(order));
+}
+template <class T> void store(u64 address, T value, int order) {
+    __atomic_store_n(reinterpret_cast<T*>(address), value, order_of(order));
+}
+template <class T> T rmw(u64 address, int op, T value) {
+    T* at = reinterpret_cast<T*>(address);
+    switch (static_cast<Rmw>(op)) {
+    case Rmw::Add: return __atomic_fetch_add(at, value, __ATOMIC_ACQ_REL);
+    case Rmw::Exchange: return __atomic_exchange_n(at, value, __ATOMIC_ACQ_REL);
+    case Rmw::And: return __atomic_fetch_and(at, value, __ATOMIC_ACQ_REL);
+    case Rmw::Or: return __atomic_fetch_or(at, value, __ATOMIC_ACQ_REL);
+    case Rmw::Xor: return __atomic_fetch_xor(at, value, __ATOMIC_ACQ_REL);
+    default: break;
+    }
+    T seen = __atomic_load_n(at, __ATOMIC_RELAXED);
+    for (;;) {
+        const bool lower = value < seen;
+        const T next = lower == (static_cast<Rmw>(op) == Rmw::Min) ? value : seen;
+        if (__atomic_compare_exchange_n(at, &seen, next, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE)) {
+            return seen;
+        }
+    }
+}
+template <class T> T cas(u64 address, T expected, T value) {
+    __atomic_compare_exchange_n(reinterpret_cast<T*>(address), &expected, value, false,
+                                __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+}
+
+} // namespace
+
+extern "C" {
+
+u32 iris_hook_lane(void) { return lane_index; }
+u32 iris_hook_lanes(void) { return LANES; }
+u32 iris_hook_workgroup(void) { return group->index; }
+u32 iris_hook_workgroups(void) { return group->count; }
+
+int iris_hook_vote(int ok, int) {
+    if (LANES == 1) return ok;
+    // Two ballots by turns: nobody can be two rounds ahead of a lane that still reads.
+    std::atomic<int>& ballot = group->votes[rounds++ % 2];
+    if (!ok) ballot.store(0);
+    group->meet.arrive_and_wait();
+    const int all = ballot.load();
+    group->meet.arrive_and_wait();
+    if (lane_index == 0) ballot.store(1);
+    return all;
+}
+
+u64 iris_hook_now(void) { return nanoseconds(); }
+void iris_hook_pause(u32) { std::this_thread::yield(); }
+int iris_hook_expired(int, u32 spins, u64 ns) {
+    if (spins == 0) {
+        began = std::chrono::steady_clock::now();
+        return 0;
+    }
+    return std::chrono::steady_clock::now() - began >= std::chrono::nanoseconds(ns);
+}
+int iris_hook_reached(int, i32, i32, int answer) { return answer; }
+
+i32 iris_hook_host_abort(u64 control) { return load<i32>(control, 0); }
+void iris_hook_record(u64 control, const i32* words) {
+    if (cas<i32>(control + 4, 0, 1) != 0) return;
+    for (u32 i = 0; i < 8; ++i) store<i32>(control + 8 + 4 * i, words[i], 0);
+    store<i32>(control + 4, 2, 2);
+}
+
+i32 iris_hook_load32(u64 address, int order, int, int) { return load<i32>(address, order); }
+void iris_hook_store32(u64 address, i32 value, int order, int, int) {
+    store<i32>(address, value, order);
+}
+i32 iris_hook_rmw32(u64 address, int op, i32 value, int, int, int) {
+    return rmw<i32>(address, op, value);
+}
+i32 iris_hook_cas32(u64 address, i32 expected, i32 value, int, int, int) {
+    return cas<i32>(address, expected, value);
+}
+i64 iris_hook_load64(u64 address, int order, int, int) { return load<i64>(address, order); }
+void iris_hook_store64(u64 address, i64 value, int order, int, int) {
+    store<i64>(address, value, order);
+}
+i64 iris_hook_rmw64(u64 address, int op, i64 value, int, int, int) {
+    return rmw<i64>(address, op, value);
+}
+i64 iris_hook_cas64(u64 address, i64 expected, i64 value, int, int, int) {
+    return cas<i64>(address, expected, value);
+}
+void iris_hook_add_f32(u64 address, float value, int) {
+    i32 seen = load<i32>(address, 0);
+    for (;;) {
+        float sum;
+        std::memcpy(&sum, &seen, 4);
+        sum += value;
+        i32 next;
+        std::memcpy(&next, &sum, 4);
+        const i32 old = cas<i32>(address, seen, next);
+        if (old == seen) return;
+        seen = old;
+    }
+}
+void iris_hook_fence(int, int) { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+
+void iris_hook_read(u64 address, void* value, u32 bytes) {
+    if (address % bytes != 0) __builtin_trap();
+    std::memcpy(value, reinterpret_cast<const void*>(address), bytes);
+}
+void iris_hook_write(u64 address, const void* value, u32 bytes) {
+    if (address % bytes != 0) __builtin_trap();
+    std::memcpy(reinterpret_cast<void*>(address), value, bytes);
+}
+void* iris_hook_shared(u64 bytes) {
+    if (bytes > sizeof(group->shared)) __builtin_trap();
+    return group->shared;
+}
+
+/// Run one workgroup of a kernel, with the arguments of a barrier for those that take them.
+void iris_host_run(void* entry, const OpArgs* args, u32 index, u32 count, int is_barrier, u32 phase,
+                   u64 members, u32 last) {
+    const auto own = std::make_unique<Group>(index, count);
+    const auto lane = [&](u32 number) {
+        group = own.get();
+        lane_index = number;
+        rounds = 0;
+        if (is_barrier) {
+            using Entry = void (*)(OpArgs, u32, u64, u32);
+            reinterpret_cast<Entry>(entry)(*args, phase, members, last);
+        } else {
+            reinterpret_cast<void (*)(OpArgs)>(entry)(*args);
+        }
+    };
+    std::vector<std::thread> lanes;
+    for (u32 number = 1; number < LANES; ++number) lanes.emplace_back(lane, number);
+    lane(0);
+    for (std::thread& thread : lanes) thread.join();
+}
+}
