@@ -10,11 +10,11 @@ const WORDS: usize = 2 + FAULT_WORDS;
 
 /// Abort word and fault record of one rank's heap.
 ///
-/// On the CPU the block lies in the process's own memory. It lives as long as anything that may
-/// touch it: heap, streams and enqueued work hold it by `Arc`.
+/// On the CPU the block lies in the process's own memory, on a GPU in pinned memory of the host. It
+/// lives as long as anything that may touch it: heap, streams and enqueued work hold it by `Arc`.
 #[derive(Debug)]
 pub struct Control {
-    words: Box<Line>,
+    words: Words,
     /// Names of the ops of the heap, by id: kernels know numbers only.
     ops: Mutex<Vec<&'static str>>,
 }
@@ -22,49 +22,97 @@ pub struct Control {
 /// The words of a `ControlBlock`, on a cache line of their own: every waiting workgroup reads them.
 #[derive(Debug)]
 #[repr(C, align(128))]
-struct Line([AtomicI32; WORDS]);
+pub(crate) struct Line([AtomicI32; WORDS]);
 
-impl Default for Control {
-    fn default() -> Self {
-        Control {
-            words: Box::new(Line([const { AtomicI32::new(0) }; WORDS])),
-            ops: Mutex::default(),
+/// Where the words are.
+#[derive(Debug)]
+enum Words {
+    Own(Box<Line>),
+    Pinned(PinnedLine),
+}
+
+/// A line of pinned memory, given back to its pool when it is dropped.
+#[derive(Debug)]
+pub(crate) struct PinnedLine {
+    line: &'static Line,
+    /// Where kernels find it.
+    pub(crate) address: u64,
+    give_back: fn(&'static Line),
+}
+
+impl PinnedLine {
+    pub(crate) fn new(line: &'static Line, give_back: fn(&'static Line)) -> PinnedLine {
+        PinnedLine { line, address: 0, give_back }
+    }
+
+    /// Sets all words to zero.
+    pub(crate) fn clear(&mut self) {
+        for word in &self.line.0 {
+            word.store(0, Ordering::Relaxed);
         }
     }
 }
 
+impl Drop for PinnedLine {
+    fn drop(&mut self) {
+        (self.give_back)(self.line);
+    }
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        let words = Words::Own(Box::new(Line([const { AtomicI32::new(0) }; WORDS])));
+        Control { words, ops: Mutex::default() }
+    }
+}
+
 impl Control {
+    /// A block in pinned memory.
+    pub(crate) fn pinned(line: PinnedLine) -> Control {
+        Control { words: Words::Pinned(line), ops: Mutex::default() }
+    }
+
     /// Where kernels find the block.
     pub fn address(&self) -> u64 {
-        self.words.0.as_ptr() as u64
+        match &self.words {
+            Words::Own(line) => line.0.as_ptr() as u64,
+            Words::Pinned(line) => line.address,
+        }
+    }
+
+    fn words(&self) -> &[AtomicI32; WORDS] {
+        match &self.words {
+            Words::Own(line) => &line.0,
+            Words::Pinned(line) => &line.line.0,
+        }
     }
 
     /// Tells every waiting kernel of this rank to leave. The first reason stays. Zero is no reason
     /// and changes nothing; the others are in [`abort`].
     pub fn set_host_abort(&self, reason: i32) {
         // Release: who sees the word also sees what led to it.
-        let _ = self.words.0[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
+        let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
     /// The reason given to [`Control::set_host_abort`], or zero.
     pub fn host_abort(&self) -> i32 {
-        self.words.0[0].load(Ordering::Acquire)
+        self.words()[0].load(Ordering::Acquire)
     }
 
     /// The first fault record a kernel completed.
     pub fn fault(&self) -> Option<[i32; FAULT_WORDS]> {
         // Acquire pairs with the release store of 2 behind the record.
-        (self.words.0[1].load(Ordering::Acquire) == 2)
-            .then(|| std::array::from_fn(|i| self.words.0[2 + i].load(Ordering::Relaxed)))
+        (self.words()[1].load(Ordering::Acquire) == 2)
+            .then(|| std::array::from_fn(|i| self.words()[2 + i].load(Ordering::Relaxed)))
     }
 
     /// Leaves a fault record, as a kernel does. False if there is one already.
     pub fn record_fault(&self, words: &[i32; FAULT_WORDS]) -> bool {
-        let claim = &self.words.0[1];
+        let claim = &self.words()[1];
         if claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
-        for (to, &word) in self.words.0[2..].iter().zip(words) {
+        for (to, &word) in self.words()[2..].iter().zip(words) {
             to.store(word, Ordering::Relaxed);
         }
         claim.store(2, Ordering::Release);

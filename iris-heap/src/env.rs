@@ -43,6 +43,13 @@ pub const VARIABLES: &[Variable] = &[
         agreed: false,
     },
     Variable {
+        name: "IRIS_NVRTC",
+        doc: "the library of NVIDIA's run-time compiler, or the folder it is in; default: it is \
+              looked for where it is usually installed",
+        agreed: false,
+    },
+    Variable { name: "IRIS_HIPRTC", doc: "the same of AMD's", agreed: false },
+    Variable {
         name: "IRIS_LOG",
         doc: "level of the programs' log (error, warn, info, debug, trace); default warn",
         agreed: false,

@@ -225,6 +225,26 @@ pub enum Error {
         /// The system's error.
         source: Arc<std::io::Error>,
     },
+    /// A library that is loaded at run time is missing or cannot be used.
+    #[error("{library} could not be loaded: {problem}; looked for it in {looked}")]
+    Library {
+        /// Its name, and what it is.
+        library: String,
+        /// Where it was looked for.
+        looked: String,
+        /// What was wrong.
+        problem: String,
+    },
+    /// A call of a device's driver failed.
+    #[error("{api}: {name} (code {code})")]
+    Device {
+        /// The function, with what it was about.
+        api: String,
+        /// The driver's code.
+        code: u32,
+        /// The driver's name of the code.
+        name: String,
+    },
     /// Something a layer above enqueued or hooked in failed.
     #[error("{0}")]
     Other(Arc<dyn std::error::Error + Send + Sync>),
@@ -275,7 +295,10 @@ impl Error {
             | Error::Fault { .. }
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
-            Error::Unsupported { .. } => ErrorKind::Unsupported,
+            Error::Unsupported { .. } | Error::Library { .. } => ErrorKind::Unsupported,
+            // Of the drivers of CUDA and HIP alike.
+            Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
+            Error::Device { .. } => ErrorKind::System,
             Error::System { .. } | Error::Wire { .. } | Error::Rendezvous { .. } => {
                 ErrorKind::System
             }

@@ -92,7 +92,7 @@ mod wire;
 mod world;
 
 pub use abi::{HeapView, MAX_RANKS};
-pub use backend::BackendKind;
+pub use backend::{BackendKind, cuda};
 pub use bootstrap::launch::UniqueId;
 pub use control::Control;
 pub use dtype::{DType, Element};

@@ -113,11 +113,6 @@ impl Stream {
         Stream { inner }
     }
 
-    /// The backend's stream.
-    pub fn backend(&self) -> &dyn StreamBackend {
-        &*self.inner
-    }
-
     /// Waits until everything enqueued before is done.
     ///
     /// # Errors
@@ -191,6 +186,11 @@ impl Stream {
     /// [`Error::OutOfBounds`], [`Error::Closed`].
     pub fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()> {
         self.inner.write(to, data)
+    }
+
+    /// The backend's stream.
+    pub fn backend(&self) -> &dyn StreamBackend {
+        &*self.inner
     }
 
     /// The device's handle of the stream: a `CUstream` or `hipStream_t`; a number on the CPU.

@@ -2,31 +2,67 @@
 
 use std::sync::Arc;
 
+use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
 use iris_heap::{BackendKind, Error, Group, Result, Stream, SymmetricHeap};
 
 use crate::args::OpArgs;
+use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
+use crate::rtc::{self, KernelSource, LANES, Options, Vendor};
+use crate::trace::MAX_GROUPS;
 
-/// What an op keeps to launch its kernels: on a GPU the loaded modules, on the CPU nothing.
+/// What an op keeps to launch its kernels: on a GPU the loaded functions, on the CPU nothing.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     resident: u32,
+    device: Device,
+}
+
+#[derive(Clone, Debug)]
+enum Device {
+    Cpu,
+    /// The kernels of the op by name.
+    Cuda(Vec<(&'static str, Function)>),
 }
 
 impl Launcher {
-    /// Prepare to launch the kernels of one op on the heap's device.
+    /// Prepare to launch `kernels`, those of one op, on the heap's device. On a GPU they are
+    /// compiled, unless they were before, and loaded, which may wait for the device: call it where
+    /// all ranks make the op.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a device that there are no kernels for.
-    pub fn new(heap: &SymmetricHeap) -> Result<Self> {
+    /// [`Error::Unsupported`] for a device, type or tile that there are no kernels for;
+    /// [`Error::Other`] with an [`rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so
+    /// many ranks share the device that not one workgroup of each is resident.
+    pub fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         match heap.backend().device().kind {
-            BackendKind::Cpu => Ok(Self { resident: heap.workgroups() }),
-            other => Err(Error::Unsupported {
-                what: format!("kernels on {other}"),
-                why: "this build has kernels for the CPU".into(),
-            }),
+            BackendKind::Cpu => Ok(Self { resident: heap.workgroups(), device: Device::Cpu }),
+            BackendKind::Cuda => Self::cuda(CudaBackend::of(heap)?, op, kernels),
+            other => Err(unsupported(format!("kernels on {other}"), "there are none yet")),
         }
+    }
+
+    fn cuda(backend: &CudaBackend, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
+        let arch = build::cuda_arch(backend.arch());
+        let mut functions: Vec<(&'static str, Function)> = Vec::new();
+        let mut resident = MAX_GROUPS as u32;
+        for &kernel in kernels {
+            let name = kernel.name();
+            if functions.iter().any(|(known, _)| *known == name) {
+                continue;
+            }
+            let build = op.of(kernel).map_err(|what| {
+                unsupported(format!("{} on CUDA: {what}", op.op), "no device source has it")
+            })?;
+            let image = build::compile(&build, &arch).map_err(Error::other)?;
+            let function = backend.load(&image)?.function(&format!("iris_{name}"), 0)?;
+            if !matches!(kernel, Kernel::Barrier { .. }) {
+                resident = resident.min(share(backend, &function, LANES, 0)?);
+            }
+            functions.push((name, function));
+        }
+        Ok(Self { resident, device: Device::Cuda(functions) })
     }
 
     /// Workgroups that run at the same time, all of them: a launch may have no more.
@@ -37,12 +73,13 @@ impl Launcher {
     /// Enqueue `kernel` of `op` on `stream`, with `groups` workgroups.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`], [`Error::Closed`]. What goes wrong in the kernel comes from
-    /// [`Stream::sync`].
+    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a
+    /// kernel that was not prepared. What goes wrong in the kernel comes from [`Stream::sync`].
     ///
     /// # Safety
     /// As for [`cpu::run`]: every address in `args` must be live until the stream has finished the
-    /// launch. Those of the heap are, since the launch keeps the heap.
+    /// launch, and every replay of a graph that it is captured in. Those of the heap are until it
+    /// is closed.
     pub unsafe fn launch(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -51,14 +88,127 @@ impl Launcher {
         args: OpArgs,
         groups: u32,
     ) -> Result<()> {
-        let memory = heap.memory();
-        let name = if op == kernel.name() { op } else { kernel.name() };
-        let run = move |group: Group| {
-            // SAFETY: the caller vouches for the matrices; `memory` keeps the rest.
-            let result = unsafe { cpu::run(kernel, &args, group.index, group.count) };
-            // A fault says more than that there was one; the record is complete, or a peer's is.
-            result.or_else(|_stop| memory.control.check())
+        let functions = match &self.device {
+            Device::Cuda(functions) => functions,
+            Device::Cpu => {
+                let memory = heap.memory();
+                let name = if op == kernel.name() { op } else { kernel.name() };
+                let run = move |group: Group| {
+                    // SAFETY: the caller vouches for the matrices; `memory` keeps the rest.
+                    let result = unsafe { cpu::run(kernel, &args, group.index, group.count) };
+                    // A fault says more than that there was one; the record is complete, or a
+                    // peer's is.
+                    result.or_else(|_stop| memory.control.check())
+                };
+                return stream.launch_cpu(name, groups, Arc::new(run));
+            }
         };
-        stream.launch_cpu(name, groups, Arc::new(run))
+        let name = kernel.name();
+        let function = functions.iter().find(|(known, _)| *known == name);
+        let (_, function) = function.ok_or_else(|| {
+            unsupported(format!("kernel {name} of {op}"), "the op was prepared without it")
+        })?;
+        fits(name, groups, self.resident)?;
+        let shape = LaunchShape { groups, threads: LANES, shared_bytes: 0 };
+        let args = bytemuck::bytes_of(&args);
+        match kernel {
+            Kernel::Barrier { phase, members, last } => {
+                let (phase, last) = (phase.to_ne_bytes(), u32::from(last).to_ne_bytes());
+                let members = members.bits().to_ne_bytes();
+                // SAFETY: the parameters are those of `iris_barrier`; the caller vouches for the
+                // addresses; `groups` are resident.
+                unsafe { function.launch(stream, shape, &[args, &phase, &members, &last]) }
+            }
+            // SAFETY: the one parameter of the kernels of ops is an `OpArgs`; the rest as above.
+            _ => unsafe { function.launch(stream, shape, &[args]) },
+        }
     }
+}
+
+/// A kernel of the user's on the CUDA device of a heap, from source that may include the headers of
+/// [`crate::source::HEADERS`]: `#include "iris/sync.h"`.
+#[derive(Clone, Debug)]
+pub struct UserKernel {
+    function: Function,
+    resident: u32,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+impl UserKernel {
+    /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
+    /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
+    /// do. `threads` a workgroup are [`LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is its
+    /// dynamic shared memory.
+    ///
+    /// # Errors
+    /// As [`Launcher::new`].
+    pub fn new(
+        heap: &SymmetricHeap,
+        source: KernelSource<'_>,
+        options: &Options,
+        name: &str,
+        (threads, shared_bytes): (u32, u32),
+    ) -> Result<Self> {
+        let backend = CudaBackend::of(heap)?;
+        let arch = build::cuda_arch(backend.arch());
+        let image = rtc::compile(Vendor::Nvidia, source, options, &arch).map_err(Error::other)?;
+        let function = backend.load(&image)?.function(name, shared_bytes)?;
+        let resident = share(backend, &function, threads, shared_bytes)?;
+        Ok(Self { function, resident, threads, shared_bytes })
+    }
+
+    /// Workgroups that run at the same time beside those of the ranks that share the device.
+    pub fn resident(&self) -> u32 {
+        self.resident
+    }
+
+    /// Enqueue a launch behind the last op of the heap. `args` are the bytes of the parameters, in
+    /// order: of a heap's view, `bytemuck::bytes_of(&heap.view())`.
+    ///
+    /// # Errors
+    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]. What goes wrong in the kernel
+    /// comes from [`Stream::sync`].
+    ///
+    /// # Safety
+    /// As for [`Function::launch`]: the parameters are the kernel's, and what it accesses through
+    /// them is valid until the stream has finished the launch.
+    pub unsafe fn launch(&self, stream: &Stream, groups: u32, args: &[&[u8]]) -> Result<()> {
+        fits(self.function.name(), groups, self.resident)?;
+        let (threads, shared_bytes) = (self.threads, self.shared_bytes);
+        let shape = LaunchShape { groups, threads, shared_bytes };
+        // SAFETY: the caller vouches for the parameters; `groups` are resident.
+        unsafe { self.function.launch(stream, shape, args) }
+    }
+}
+
+/// This rank's part of the workgroups that the device takes at a time.
+fn share(backend: &CudaBackend, function: &Function, threads: u32, shared: u32) -> Result<u32> {
+    let all = function.resident(threads, shared)?;
+    match all / backend.sharing() {
+        0 => Err(Error::TooManyGroups {
+            name: format!("{} for each of {} ranks", function.name(), backend.sharing()),
+            groups: backend.sharing(),
+            threads: all,
+        }),
+        groups => Ok(groups),
+    }
+}
+
+fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
+    match groups {
+        0 => Err(Error::Invalid {
+            what: format!("workgroups of {name}"),
+            value: "0".into(),
+            expected: "at least 1".into(),
+        }),
+        _ if groups > resident => {
+            Err(Error::TooManyGroups { name: name.into(), groups, threads: resident })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn unsupported(what: String, why: &str) -> Error {
+    Error::Unsupported { what, why: why.into() }
 }

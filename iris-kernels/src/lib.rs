@@ -16,6 +16,7 @@
 //! **Limits.** f32, f16 and bf16, sums in f32.
 
 pub mod args;
+pub mod build;
 pub mod cache;
 pub mod cpu;
 mod kernel;
@@ -26,4 +27,4 @@ pub mod source;
 pub mod trace;
 
 pub use kernel::Kernel;
-pub use launch::Launcher;
+pub use launch::{Launcher, UserKernel};

@@ -1,6 +1,7 @@
 //! What an op is planned with.
 
-use iris_heap::{DType, World};
+use iris_heap::{BackendKind, DType, World};
+use iris_kernels::rtc::TileBuild;
 
 use crate::error::{Error, Result};
 
@@ -92,6 +93,8 @@ pub struct Options {
     pub output: Option<DType>,
     /// Element type that partials travel in.
     pub wire: Option<DType>,
+    /// Kind of device that the op will run on.
+    pub backend: BackendKind,
     /// Shape of a tile.
     pub tile: Option<TileShape>,
     /// What is done to a finished element.
@@ -139,6 +142,7 @@ impl Options {
             dtype: DType::F32,
             output: None,
             wire: None,
+            backend: BackendKind::Cpu,
             tile: None,
             epilogue: Epilogue::None,
             shard: Shard::Rows,
@@ -161,6 +165,8 @@ impl Options {
         output: DType => Some(output);
         /// Element type that partials travel in; by default that of C.
         wire: DType => Some(wire);
+        /// Kind of device that the op will run on: that of its heap.
+        backend: BackendKind => backend;
         /// Shape of a tile; by default chosen by the shape and the device.
         tile: TileShape => Some(tile);
         /// What is done to a finished element.
@@ -231,6 +237,15 @@ impl Options {
             && (m.min(n) == 0 || m.max(n) > 65536)
         {
             return invalid("tile", &format!("{m} x {n}"), "from 1 to 65536 either way");
+        }
+        if self.backend == BackendKind::Cuda
+            && op.contains("matmul")
+            && let Some(TileShape { m, n }) = self.tile
+            && TileBuild::fitting(m as u32, n as u32).is_none()
+        {
+            let TileBuild { m: most_m, n: most_n, .. } = TileBuild::ALL[0];
+            let expected = format!("at most {most_m} x {most_n} on {}", self.backend);
+            return invalid("tile", &format!("{m} x {n}"), &expected);
         }
         for (name, value) in [("k_per_flag", self.k_per_flag), ("k_block", self.k_block)] {
             if value == 0 || value > limit {

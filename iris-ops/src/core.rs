@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use iris_heap::{DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, counter, dtype_code, epilogue, producer};
+use iris_kernels::build::OpBuild;
 use iris_kernels::trace::{self, TraceSpan};
 use iris_kernels::{Kernel, Launcher};
-use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS};
+use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS, Record};
 
 use crate::config::{Epilogue, Shard, StagingLayout};
 use crate::error::{Error, InOp, Result};
@@ -70,7 +71,19 @@ impl Own {
                 size: heap.size(),
             });
         }
-        let launcher = Launcher::new(heap).in_op(op)?;
+        let (planned, backend) = (plan.options.backend, heap.options().backend);
+        if planned != backend {
+            let expected = format!("{backend}, the device of the heap");
+            return invalid("backend of the plan", planned.to_string(), expected);
+        }
+        let build = OpBuild {
+            op,
+            product: plan.product,
+            dtype: plan.options.dtype,
+            tile_m: plan.tile.m as u32,
+            tile_n: plan.tile.n as u32,
+        };
+        let launcher = Launcher::new(heap, &build, &plan.kernels()).in_op(op)?;
         let resident = launcher.resident();
         let groups = plan.options.workgroups.unwrap_or(resident as usize);
         if groups > resident as usize {
@@ -231,8 +244,29 @@ impl Core {
             members: [members as u32, (members >> 32) as u32],
             trace_spans: options.trace_spans,
             sources: needs.sources,
+            record: self.record(),
             ..bytemuck::Zeroable::zeroed()
         }
+    }
+
+    /// What this rank says in every call: all but M and where its matrices lie.
+    fn record(&self) -> Record {
+        let Plan { options, common, .. } = &self.plan;
+        // Those of the plan: a rank that only receives has no A.
+        let types = [options.dtype, options.dtype, options.output_dtype(), options.wire_dtype()];
+        let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
+        let config = self.plan.fingerprint().into_iter().flat_map(|(name, value)| {
+            let text = format!("{name}={value}\n");
+            text.into_bytes()
+        });
+        let mut record = Record::default();
+        let mut set = |field: Field, value: i32| record.fields[field as usize] = value;
+        set(Field::N, if common.0 { options.n as i32 } else { 0 });
+        set(Field::K, if common.1 { options.k as i32 } else { 0 });
+        set(Field::Dtypes, codes.iter().fold(0, |all, code| all << 8 | code));
+        set(Field::Variant, hash(self.plan.variant.bytes()));
+        set(Field::Config, hash(config));
+        record
     }
 
     fn fetchers(&self) -> u32 {
@@ -304,22 +338,12 @@ impl Core {
             })?;
             args.pulled_ld = self.pulled_ld(&args.a)?;
         }
-        let fields = &mut args.record.fields;
-        fields[Field::M as usize] = call.m as i32;
-        let Plan { options, common, .. } = &self.plan;
-        fields[Field::N as usize] = if common.0 { options.n as i32 } else { 0 };
-        fields[Field::K as usize] = if common.1 { options.k as i32 } else { 0 };
-        // Those of the plan: a rank that only receives has no A.
-        let types = [options.dtype, options.dtype, options.output_dtype(), options.wire_dtype()];
-        let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
-        fields[Field::Dtypes as usize] = codes.iter().fold(0, |all, code| all << 8 | code);
-        fields[Field::Variant as usize] = hash(&[("variant", self.plan.variant.into())]);
-        let mut items = self.plan.fingerprint();
+        args.record.fields[Field::M as usize] = call.m as i32;
         if call.pulls {
             // Peers read A at this rank's own offset and leading dimension.
-            items.push(("pulled", format!("{} {}", args.pulled, args.pulled_ld)));
+            let place = [args.pulled, args.pulled_ld].map(u64::to_le_bytes);
+            args.record.fields[Field::Config as usize] ^= hash(place.into_iter().flatten());
         }
-        fields[Field::Config as usize] = hash(&items);
         if call.direct
             && !self.plan.alone()
             && let Some(c) = call.c.filter(|c| {
@@ -411,11 +435,8 @@ impl Core {
     }
 }
 
-/// FNV-1a, 32 bits, of names and values.
-fn hash(items: &[(&str, String)]) -> i32 {
-    let bytes = items
-        .iter()
-        .flat_map(|(name, value)| name.bytes().chain([b'=']).chain(value.bytes()).chain([b'\n']));
+/// FNV-1a, 32 bits.
+fn hash(bytes: impl Iterator<Item = u8>) -> i32 {
     bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
         as i32
 }

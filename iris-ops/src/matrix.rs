@@ -169,6 +169,10 @@ impl MatRef {
     /// Whether the memory of two matrices has bytes in common.
     pub(crate) fn overlaps(&self, own: &Matrix, other: &MatRef, theirs: &Matrix) -> bool {
         let (a, b) = (own.address, theirs.address);
-        self.extent() > 0 && other.extent() > 0 && a < b + other.extent() && b < a + self.extent()
+        let before = |first: u64, matrix: &Self, second: u64| {
+            first.saturating_add(matrix.extent()) <= second
+        };
+        let empty = self.extent() == 0 || other.extent() == 0;
+        !empty && !before(a, self, b) && !before(b, other, a)
     }
 }

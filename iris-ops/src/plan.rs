@@ -1,7 +1,9 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
 use iris_heap::DType;
+use iris_kernels::Kernel;
 use iris_kernels::schedule::{Grid, SplitGrid};
+use iris_sync::barrier::Members;
 use iris_sync::{Channel, Shape};
 
 use crate::config::{Options, Ranks, TileShape};
@@ -216,6 +218,28 @@ impl Plan {
         match &self.options.members {
             None => iris_sync::barrier::Members::all(self.size()).bits(),
             Some(ranks) => ranks.iter().fold(0, |bits, rank| bits | 1 << rank),
+        }
+    }
+
+    /// The kernels that its calls launch.
+    pub(crate) fn kernels(&self) -> Vec<Kernel> {
+        let members = Members::all(self.size());
+        let barrier = Kernel::Barrier { phase: 0, members, last: false };
+        match (self.op, self.variant) {
+            ("barrier", _) => vec![barrier],
+            ("matmul", _) => vec![Kernel::Local],
+            _ if self.alone() => vec![Kernel::Local],
+            ("all_reduce" | "matmul_all_reduce", _) => {
+                let launches = crate::matmul_all_reduce::kernels(self);
+                launches.into_iter().map(|(kernel, _)| kernel).collect()
+            }
+            ("reduce_scatter" | "matmul_reduce_scatter", _) => vec![Kernel::ReduceScatter],
+            ("all_gather_matmul", "pull") => vec![Kernel::Pull],
+            ("all_gather_matmul", "staged") => vec![Kernel::Staged],
+            ("all_gather_matmul", _) => vec![Kernel::Gather, barrier, Kernel::Gathered],
+            ("all_to_all", _) => vec![Kernel::AllToAll],
+            ("broadcast", _) => vec![Kernel::Broadcast],
+            _ => vec![Kernel::AllGather],
         }
     }
 

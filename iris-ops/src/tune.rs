@@ -1,6 +1,9 @@
 //! Which variant and which tile: a table first, then a rule. Both depend only on values that all
 //! ranks have in common.
 
+use iris_heap::BackendKind;
+use iris_kernels::rtc::TileBuild;
+
 use crate::config::{Options, Ranks, TileShape};
 use crate::{all_gather_matmul, matmul_all_reduce};
 
@@ -33,6 +36,9 @@ pub(crate) fn all_gather_matmul(ranks: Ranks, options: &Options) -> all_gather_m
 /// The shape of a tile. A product wants large tiles, so that packing its factors is paid back; a
 /// message wants as many tiles as there are workgroups anywhere.
 pub(crate) fn tile(op: &'static str, ranks: Ranks, options: &Options) -> TileShape {
+    if options.backend != BackendKind::Cpu {
+        return device_tile(op, ranks, options);
+    }
     if let Some(tile) = table::tile(op, ranks, options) {
         return tile;
     }
@@ -45,6 +51,32 @@ pub(crate) fn tile(op: &'static str, ranks: Ranks, options: &Options) -> TileSha
     // N of an all-gather in front of a product is a rank's own and must not count.
     let n = if op == "all_gather_matmul" { 256 } else { clamp(256, options.n) };
     TileShape { m: clamp(256, options.m.div_ceil(ranks.size)).max(8), n }
+}
+
+/// The shape of a tile on a GPU: of a product the largest that the kernels are built for and that
+/// still gives most multiprocessors one; of a message some 32 KiB, in whole vectors.
+fn device_tile(op: &'static str, ranks: Ranks, options: &Options) -> TileShape {
+    /// Tiles below which a smaller shape is taken.
+    const ENOUGH: usize = 64;
+    if !op.contains("matmul") {
+        let n = options.n.clamp(1, 4096).next_multiple_of(8);
+        return TileShape { m: (16384 / n).clamp(1, options.m.max(1)), n };
+    }
+    // N of an all-gather in front of a product is a rank's own and must not count.
+    let n = if op == "all_gather_matmul" { 4096 } else { options.n.max(1) };
+    // Where rows are split, a tile lies in one rank's part.
+    let rows = match op {
+        "matmul" | "matmul_all_reduce" => options.m,
+        _ => options.m.div_ceil(ranks.size),
+    };
+    let rows = rows.max(1);
+    let enough = |build: &&TileBuild| {
+        options.m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= ENOUGH
+    };
+    let smallest = &TileBuild::ALL[TileBuild::ALL.len() - 1];
+    let build = TileBuild::ALL.iter().find(enough).unwrap_or(smallest);
+    let (m, wide) = (build.m as usize, build.n as usize);
+    TileShape { m: m.min(rows.next_multiple_of(8)), n: wide.min(n.next_multiple_of(8)) }
 }
 
 /// The table: `tuning/cpu.toml`, read once.
@@ -90,6 +122,9 @@ mod table {
     }
 
     fn find(op: &str, ranks: Ranks, options: &Options) -> Option<&'static Row> {
+        if options.backend != iris_heap::BackendKind::Cpu {
+            return None;
+        }
         ROWS.iter().find(|row| {
             row.op == op
                 && row.world == ranks.size

@@ -8,3 +8,8 @@ pub mod model;
 pub mod numeric;
 pub mod oracle;
 pub mod suite;
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

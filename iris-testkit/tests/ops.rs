@@ -40,7 +40,13 @@ fn shapes_of(size: usize, threads: usize) {
         for (turn, dtype) in TYPES.into_iter().enumerate() {
             for input in [Input::Integers, Input::Reals] {
                 let at = index + turn + usize::from(input == Input::Reals);
-                if level() == Level::Quick && at % 4 != 0 {
+                // Many ranks on few cores take their time.
+                let every = match level() {
+                    Level::Quick => 2 * size.clamp(2, 6),
+                    Level::Normal => size.div_ceil(3),
+                    Level::Full => 1,
+                };
+                if !(at + size).is_multiple_of(every) {
                     continue;
                 }
                 let tiles = if level() == Level::Full { 0..3 } else { at % 3..at % 3 + 1 };
@@ -126,6 +132,10 @@ fn features_of_matrices_and_options() {
         }),
         ("external C", |mut case| {
             (case.c.external, case.c.pad) = (true, 2);
+            case
+        }),
+        ("external C on some ranks", |mut case| {
+            case.c.external_on_odd = true;
             case
         }),
         ("C elsewhere on each rank", |mut case| {

@@ -16,13 +16,14 @@ fn dtype() -> impl Strategy<Value = DType> {
 
 fn layout() -> impl Strategy<Value = Layout> {
     let flag = || prop::bool::weighted(0.2);
-    (flag(), 0..5usize, 0..9usize, flag(), flag()).prop_map(
-        |(transposed, pad, before, skewed, external)| Layout {
+    (flag(), 0..5usize, 0..9usize, flag(), flag(), flag()).prop_map(
+        |(transposed, pad, before, skewed, external, external_on_odd)| Layout {
             transposed,
             pad,
             before,
             skewed,
             external,
+            external_on_odd,
             ..Layout::default()
         },
     )

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod dist;
 mod prepush;
 mod program;
 mod run;
@@ -41,6 +42,8 @@ enum Task {
     /// Builds `iris` and starts `iris bench ...`.
     #[command(disable_help_flag = true)]
     Bench(Passed),
+    /// A folder dist/ with all that a GPU host needs which has neither Rust nor this repository.
+    Dist(dist::Options),
 }
 
 /// Arguments that the started program reads, `--help` included.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Task::Prepush => prepush::run(&root),
         Task::Run(passed) => run::run(&root, &passed.arguments),
         Task::Bench(passed) => bench::run(&root, &passed.arguments),
+        Task::Dist(options) => dist::run(&root, &options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::world::World;
 
 pub(crate) mod cpu;
+pub mod cuda;
 
 /// The kinds of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -178,6 +180,34 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`Error::System`], [`Error::Closed`].
     fn stream(&self) -> Result<Stream>;
+
+    /// The caller's own stream, by the device's handle of it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there is none; [`Error::Invalid`] for one of another device;
+    /// [`Error::Closed`].
+    ///
+    /// # Safety
+    /// It is a stream, and stays one until the last clone of what is returned is dropped.
+    unsafe fn wrap_stream(&self, raw: u64) -> Result<Stream> {
+        let why = format!("{raw:#x} means nothing to it");
+        Err(unsupported("a stream of the caller's on this device", &why))
+    }
+
+    /// Whether no stream of the heap is being captured into a graph.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with `what`, if one is.
+    fn check_no_capture(&self, what: &str) -> Result<()> {
+        let _ = what;
+        Ok(())
+    }
+
+    /// Whether giving memory back may wait for work of the whole device, so that all ranks must
+    /// have done it before one goes on.
+    fn waits_for_device(&self) -> bool {
+        false
+    }
 
     /// Waits until all streams have done what was enqueued. Errors stay with their streams.
     fn finish(&self);

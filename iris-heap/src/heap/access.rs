@@ -118,6 +118,7 @@ impl SymmetricHeap {
     /// [`Error::OutOfHeap`]; [`Error::Closed`].
     pub fn alloc_device_words(&self, words: usize) -> Result<DevWords> {
         drop(self.open_state()?);
+        self.backend.check_no_capture("allocation of device-local words")?;
         let bytes = (words as u64).saturating_mul(4);
         let block = lock(&self.device_words).alloc(bytes).map_err(|full| Error::OutOfHeap {
             what: "alloc_device_words".into(),

@@ -1,4 +1,4 @@
-//! The caller's own memory as a segment.
+//! The caller's own memory as a segment, and the caller's own streams.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,9 +9,24 @@ use crate::bootstrap::unsupported;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::slice::{Segment, SymSlice};
+use crate::stream::Stream;
 use crate::world::lock;
 
 impl SymmetricHeap {
+    /// The caller's own stream, by the device's handle of it: `CUstream` or `hipStream_t`. For one of
+    /// cudarc's see [`CudaBackend::stream_of`](crate::cuda::CudaBackend::stream_of).
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] on the CPU; [`Error::Invalid`] for a stream of another device;
+    /// [`Error::Closed`].
+    ///
+    /// # Safety
+    /// It is a stream, and stays one until the last clone of what is returned is dropped.
+    pub unsafe fn stream_from_raw(&self, raw: u64) -> Result<Stream> {
+        // SAFETY: the caller vouches for the stream, in the words of the trait.
+        unsafe { self.backend.wrap_stream(raw) }
+    }
+
     /// Makes `len` elements of the caller's, on each rank its own, a symmetric slice: collective.
     /// It needs ranks that are threads of one process; for processes see
     /// [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends it.
@@ -76,6 +91,7 @@ impl SymmetricHeap {
         made: Result<Arc<dyn Mapping>>,
     ) -> Result<SymSlice<T>> {
         self.world.agree(what, &[("elements", format!("{} x {len}", T::DTYPE))])?;
+        let made = self.backend.check_no_capture(what).and(made);
         let mapping = self.world.all_ok(what, made)?;
         let shared = self.backend.share(&self.world, mapping);
         let mappings = self.world.all_ok(what, shared)?;

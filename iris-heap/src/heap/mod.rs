@@ -20,6 +20,7 @@ use std::time::SystemTime;
 
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
 use crate::backend::cpu::CpuBackend;
+use crate::backend::cuda::CudaBackend;
 use crate::backend::{Backend, BackendKind, Mapping, Memory, Purpose};
 use crate::bootstrap::unsupported;
 use crate::control::Control;
@@ -122,6 +123,7 @@ impl SymmetricHeap {
             ("data_bytes", options.data_bytes.to_string()),
             ("signal_bytes", options.signal_bytes.to_string()),
             ("device_words", options.device_words.to_string()),
+            ("legacy_memory", options.legacy_memory.to_string()),
             ("deadline factor", world.settings().deadline.to_string()),
         ];
         items.extend(env::agreed());
@@ -175,9 +177,11 @@ impl SymmetricHeap {
                 "words of 4 bytes that fit 64 bits",
             )
         })?;
-        let threads = options.resolve_threads(world)?;
         let backend: Box<dyn Backend> = match options.backend {
-            BackendKind::Cpu => Box::new(CpuBackend::new(world.rank(), threads)?),
+            BackendKind::Cpu => {
+                Box::new(CpuBackend::new(world.rank(), options.resolve_threads(world)?)?)
+            }
+            BackendKind::Cuda => Box::new(CudaBackend::new(world, options)?),
             other => return Err(unsupported(&format!("backend {other}"), "it is not built in")),
         };
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
@@ -247,7 +251,10 @@ impl SymmetricHeap {
             }
         }
         let mut outcome = Writer::default();
+        // The peers are told, and change nothing either.
+        let capture = self.backend.check_no_capture("allocation");
         match full {
+            _ if let Err(e) = &capture => outcome.u64(2).text(&e.to_string()),
             Some((r, full)) => outcome
                 .u64(1)
                 .text(&r.name)
@@ -258,9 +265,14 @@ impl SymmetricHeap {
             None => blocks.iter().fold(outcome.u64(0), |w, b| w.u64(b.offset).u64(b.serial)),
         };
         let outcomes = self.world.agree_with("alloc", &items, &outcome.finish())?;
+        capture?;
         for (rank, outcome) in outcomes.iter().enumerate() {
             let mut r = Reader::new("alloc", outcome);
-            if r.u64()? == 1 {
+            let code = r.u64()?;
+            if code == 2 {
+                return Err(Error::PeerFailed { rank, what: what.into(), message: r.text()? });
+            }
+            if code == 1 {
                 return Err(Error::OutOfHeap {
                     what: what.into(),
                     name: r.text()?,
@@ -316,7 +328,8 @@ impl SymmetricHeap {
             let (segment, offset, serial) = (s.segment(), s.offset(), s.serial());
             items.push(("block", format!("{segment} {offset} (allocation {serial})")));
         }
-        let planned = self.plan_free(slices);
+        let capture = self.backend.check_no_capture("giving memory back");
+        let planned = capture.and_then(|()| self.plan_free(slices));
         let message = match &planned {
             Ok(_) => Vec::new(),
             Err(e) => e.to_string().into_bytes(),
@@ -340,7 +353,18 @@ impl SymmetricHeap {
                 *place = None;
             }
         }
-        Ok(())
+        drop(state);
+        self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
+    }
+
+    /// Memory was unmapped. Where that may wait for the device, no rank goes on before all have
+    /// done it: what a rank launches next may wait for another that still unmaps.
+    #[track_caller]
+    fn settle(&self, unmapped: bool) -> Result<()> {
+        match unmapped && self.backend.waits_for_device() {
+            true => self.world.barrier(),
+            false => Ok(()),
+        }
     }
 
     /// The layouts without these blocks.
@@ -362,7 +386,8 @@ impl SymmetricHeap {
     }
 
     /// Closes the heap: collective. Waits until the streams of all ranks have finished, and ends
-    /// them. The memory is unmapped when the last `Arc` of heap or stream goes.
+    /// them. On the CPU the memory is unmapped when the last `Arc` of heap or stream goes; that of
+    /// a GPU is unmapped here, and addresses in it mean nothing afterwards.
     ///
     /// # Errors
     /// [`Error::Closed`] if it was closed; those of [`World::barrier`], and what is local is closed
@@ -375,8 +400,9 @@ impl SymmetricHeap {
         let outcome = self.world.agree("close heap", &[("heap", format!("{:#x}", self.id))]);
         self.state_mut().closed = true;
         self.backend.shutdown();
+        let settled = outcome.and_then(|()| self.settle(true));
         lock(&self.registration).take();
-        outcome
+        settled
     }
 
     /// A new stream.

@@ -4,7 +4,7 @@ use crate::backend::BackendKind;
 use crate::error::{Error, Result};
 use crate::world::World;
 
-/// What a heap is opened with. All but `threads` must be the same on all ranks.
+/// What a heap is opened with. All but `threads` and `device` must be the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct HeapOptions {
@@ -15,8 +15,14 @@ pub struct HeapOptions {
     pub signal_bytes: u64,
     /// Device-local words of each rank; 262,144.
     pub device_words: u64,
-    /// The device.
+    /// The kind of device.
     pub backend: BackendKind,
+    /// Number of the device among those that the process sees; by default the rank's number on its
+    /// host, modulo their count. Several ranks may have one.
+    pub device: Option<usize>,
+    /// On a GPU: plain memory, with legacy handles between processes, also where there is virtual
+    /// memory. It is the fallback of older devices, which tests ask for.
+    pub legacy_memory: bool,
     /// Threads of this rank for workgroups, on the CPU; by default `IRIS_THREADS`, or cores by
     /// ranks of this host, at least 1.
     pub threads: Option<usize>,
@@ -31,6 +37,8 @@ impl Default for HeapOptions {
             signal_bytes: 16 << 20,
             device_words: 1 << 18,
             backend: BackendKind::Cpu,
+            device: None,
+            legacy_memory: false,
             threads: None,
             sources: String::new(),
         }
@@ -61,9 +69,21 @@ impl HeapOptions {
         self
     }
 
-    /// Sets the device.
+    /// Sets the kind of device.
     pub fn backend(mut self, backend: BackendKind) -> HeapOptions {
         self.backend = backend;
+        self
+    }
+
+    /// Sets the device of this rank, by its number among those that the process sees.
+    pub fn device(mut self, index: usize) -> HeapOptions {
+        self.device = Some(index);
+        self
+    }
+
+    /// Asks for plain memory.
+    pub fn legacy_memory(mut self, legacy: bool) -> HeapOptions {
+        self.legacy_memory = legacy;
         self
     }
 

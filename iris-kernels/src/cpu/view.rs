@@ -127,6 +127,13 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
             let part = &mut buffer[..(len - begin).min(256)];
             widen(matrix.dtype, address, part.len(), part);
             address = address.wrapping_add(part.len() * element_bytes(matrix.dtype));
+            if step == 1 {
+                // Only with `add`; a loop of its own, since it vectorises.
+                let sums = &mut out[place..place + part.len()];
+                sums.iter_mut().zip(part.iter()).for_each(|(sum, value)| *sum += value);
+                place += part.len();
+                continue;
+            }
             for value in part {
                 out[place] = if add { out[place] + *value } else { *value };
                 place += step;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use iris_heap::{DType, Element, SymSlice, SymmetricHeap};
+use iris_heap::{DType, Element, RawSlice, SymmetricHeap};
 use iris_ops::MatRef;
 
 use crate::oracle::Dense;
@@ -26,11 +26,13 @@ pub struct Layout {
     pub skewed: bool,
     /// Whether the op is given the address instead of the symmetric slice.
     pub external: bool,
+    /// The same, on ranks with an odd number only.
+    pub external_on_odd: bool,
 }
 
 /// Room for a matrix in the heap, at the same place on all ranks.
 pub(super) struct Buffer {
-    slice: SymSlice<u8>,
+    slice: RawSlice,
     dtype: DType,
     layout: Layout,
 }
@@ -81,14 +83,9 @@ macro_rules! with_type {
 }
 
 impl Buffer {
-    /// Collective.
-    pub(super) fn new(
-        heap: &SymmetricHeap,
-        elements: usize,
-        dtype: DType,
-        layout: Layout,
-    ) -> anyhow::Result<Self> {
-        Ok(Self { slice: heap.alloc::<u8>(elements * dtype.size())?, dtype, layout })
+    /// A buffer in a block of the heap.
+    pub(super) fn new(slice: RawSlice, dtype: DType, layout: Layout) -> Self {
+        Self { slice, dtype, layout }
     }
 
     /// Fill it with poison, and with `values` where the matrix lies.
@@ -160,7 +157,7 @@ impl Buffer {
         let matrix = with_type!(self.dtype, T => {
             let whole = self.slice.cast::<T>()?;
             let slice = whole.slice(layout.first(heap.rank())..)?;
-            if layout.external {
+            if layout.external || layout.external_on_odd && heap.rank() % 2 == 1 {
                 let address = heap.resolve(slice, heap.rank())?;
                 // SAFETY: the memory is the heap's own and is given back after the calls.
                 unsafe { MatRef::external(address, slice.len(), rows, cols) }
@@ -170,10 +167,5 @@ impl Buffer {
         });
         let matrix = matrix.with_ld(layout.ld(shape));
         Ok(if layout.transposed { matrix.transposed() } else { matrix })
-    }
-
-    /// Collective.
-    pub(super) fn free(self, heap: &SymmetricHeap) -> anyhow::Result<()> {
-        Ok(heap.free(self.slice)?)
     }
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use iris_heap::{DType, Stream, SymmetricHeap, random_unit};
+use iris_heap::{DType, Request, Segment, Stream, SymmetricHeap, random_unit};
 use iris_ops::{Counters, Ranks, Shard};
 
 use super::any_op::{AnyOp, Operands, plan};
@@ -143,15 +143,19 @@ fn calls(
     let ranks = Ranks::from(heap.world());
     let dtype = case.options.dtype;
     let count = if case.burst { case.rows.len() } else { 1 };
-    let mut sets = Vec::new();
-    for _ in 0..count {
-        let rooms = rooms(case, ranks.size);
-        let buffer = |which: usize| {
-            let (elements, dtype, layout) = rooms[which];
-            Buffer::new(heap, elements, dtype, layout)
-        };
-        sets.push(Set { a: buffer(0)?, b: buffer(1)?, c: buffer(2)?, bias: buffer(3)? });
-    }
+    let rooms = rooms(case, ranks.size);
+    let request = |&(elements, dtype, _): &(usize, DType, Layout)| {
+        Request::new(Segment::Data, (elements * dtype.size()) as u64, "matrix")
+    };
+    let requests: Vec<_> = (0..count).flat_map(|_| rooms.iter().map(request)).collect();
+    let slices = heap.alloc_many("matrices of a case", &requests)?;
+    let sets: Vec<_> = slices
+        .chunks_exact(rooms.len())
+        .map(|slices| {
+            let buffer = |at: usize| Buffer::new(slices[at], rooms[at].1, rooms[at].2);
+            Set { a: buffer(0), b: buffer(1), c: buffer(2), bias: buffer(3) }
+        })
+        .collect();
     let root = ranks.rank == case.options.root;
     let in_place = match case.op {
         OpName::AllReduce => case.in_place,
@@ -206,12 +210,7 @@ fn calls(
             call.output = Some(set.c.read(heap, case.shapes(ranks, call.m)[2])?);
         }
     }
-    for Set { a, b, c, bias } in sets {
-        a.free(heap)?;
-        b.free(heap)?;
-        c.free(heap)?;
-        bias.free(heap)?;
-    }
+    heap.free_many(&slices)?;
     Ok((called, times))
 }
 

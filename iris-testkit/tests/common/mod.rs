@@ -54,7 +54,8 @@ pub fn taken(case: &Case, size: usize) -> bool {
     let moves = matches!(case.op, OpName::AllGather | OpName::AllToAll | OpName::Broadcast);
     // Peers read A where it lies.
     !(moves && case.options.epilogue != Epilogue::None)
-        && !(pulls && (case.a.external || case.a.transposed || case.a.skewed))
+        && !(pulls
+            && (case.a.external || case.a.external_on_odd || case.a.transposed || case.a.skewed))
 }
 
 /// Run all cases on one world of `size` ranks with heaps of `threads` threads.

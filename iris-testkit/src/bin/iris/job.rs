@@ -50,13 +50,17 @@ impl Place {
     /// # Errors
     /// The first failure of a rank. What rank processes said about theirs is on stderr then.
     pub(crate) fn run<J: Job>(self, job: &J) -> Result<J::Report> {
+        self.run_with(job, &Said::default())
+    }
+
+    /// As [`Place::run`]; what rank 0 says as a process goes into `said`.
+    pub(crate) fn run_with<J: Job>(self, job: &J, said: &Said) -> Result<J::Report> {
         if self.threads {
             let reports = World::run_threads(self.ranks, |world| job.run_rank(&world))?;
             return reports.into_iter().flatten().next().context("rank 0 made no report");
         }
         let program = std::env::current_exe().context("where this program lies is not known")?;
         let text = serde_json::to_string(job)?;
-        let said = Said::default();
         let options =
             launch::Options::default().stdout(said.clone()).progress(io::stderr().is_terminal());
         let outcome = launch(&program, &["rank", J::NAME, &text], self.ranks, options)?;
@@ -72,10 +76,10 @@ impl Place {
 
 /// All that rank 0 said.
 #[derive(Clone, Default)]
-struct Said(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
 
 impl Said {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).into_owned()
     }
@@ -99,11 +103,16 @@ pub(crate) fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -
     all.iter().map(|bytes| Ok(serde_json::from_slice(bytes)?)).collect()
 }
 
-/// The median over the iterations of the slowest rank's time.
-pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
+/// The slowest rank's time of each iteration.
+pub(crate) fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
     let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
     let slowest = |at: usize| ranks.iter().map(|times| times[at]).fold(0.0, f64::max);
-    median((0..count).map(slowest).collect())
+    (0..count).map(slowest).collect()
+}
+
+/// The median over the iterations of the slowest rank's time.
+pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
+    median(slowest(ranks))
 }
 
 /// The middle one, or the mean of the two in the middle; 0 of none.

@@ -22,7 +22,9 @@ use crate::trace::{self, RankTrace};
 
 /// What all runs have in common, and the shape of one op.
 #[derive(clap::Args)]
-#[command(after_help = "\
+#[command(
+    allow_negative_numbers = true,
+    after_help = "\
 M, N and K are those of the whole, of which the ranks have parts (evenly, the remainder first):
   matmul-all-reduce      K is split; every rank gets all of C (M x N)
   matmul-reduce-scatter  K is split; a rank gets some rows of C
@@ -35,7 +37,8 @@ M, N and K are those of the whole, of which the ranks have parts (evenly, the re
   barrier                no message
 
 Calls are timed on one input. A further call, on another input, is compared with a reference in f64,
-element by element; of products above 2^29 multiply-adds a rank, some evenly spread rows are.")]
+element by element; of products above 2^29 multiply-adds a rank, some evenly spread rows are."
+)]
 pub(crate) struct Options {
     /// The operator; without one, a transformer layer is run.
     #[arg(value_parser = op)]
@@ -123,15 +126,21 @@ pub(crate) struct Device {
 impl Device {
     const KINDS: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip];
 
-    fn new(backend: BackendKind, threads: Option<usize>) -> Device {
+    /// This backend, with so many threads a rank.
+    pub(crate) fn new(backend: BackendKind, threads: Option<usize>) -> Device {
         let backend = Self::KINDS.iter().position(|&kind| kind == backend).unwrap_or(0) as u8;
         Device { backend, threads }
+    }
+
+    /// The kind of the device.
+    pub(crate) fn backend(&self) -> BackendKind {
+        Self::KINDS[usize::from(self.backend).min(2)]
     }
 
     /// The options of a heap of this size.
     pub(crate) fn heap(&self, data: u64, signal: u64) -> HeapOptions {
         let options = HeapOptions::new()
-            .backend(Self::KINDS[usize::from(self.backend).min(2)])
+            .backend(self.backend())
             .data_bytes(data)
             .signal_bytes(signal);
         match self.threads {
@@ -171,10 +180,12 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         k_per_flag: options.k_per_flag,
         fetchers: options.fetchers,
         seed: options.seed.unwrap_or(1),
+        backend: options.backend,
         trace: options.trace.is_some(),
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.
     let heap_bytes = problem.heap_bytes(place.ranks)?;
+    fits(place.ranks, heap_bytes.0, options.backend)?;
     let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters };
     let report = place.run(&job)?;
     if let Some(path) = &options.trace {
@@ -182,6 +193,22 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     }
     print(&job.problem, place, options.backend, &report, options.json);
     Ok(report.wrong.is_none())
+}
+
+/// Refuses heaps that the host has no memory for: it would fail late, or others would.
+fn fits(ranks: usize, data: u64, backend: BackendKind) -> Result<()> {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    match kib {
+        Some(kib)
+            if backend == BackendKind::Cpu && data.saturating_mul(ranks as u64) > kib << 10 =>
+        {
+            let value = format!("{ranks} x {} MiB", data >> 20);
+            Err(usage("memory for the ranks", value, format!("at most {} MiB", kib >> 10)))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn print(problem: &Problem, place: Place, backend: BackendKind, report: &Report, as_json: bool) {
@@ -345,10 +372,7 @@ impl Crossed {
         self.calls += 1;
         if let Some(word) = self.word {
             if late && heap.rank() + 1 == heap.size() {
-                stream.call_cpu("late", || {
-                    std::thread::sleep(Duration::from_millis(5));
-                    Ok(())
-                })?;
+                std::thread::sleep(Duration::from_millis(5));
             }
             heap.write_on(stream, word, &[self.calls])?;
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use iris_heap::{DType, random_unit};
+use iris_heap::{BackendKind, DType, random_unit};
 use iris_ops::{Options, Plan, Ranks, Shard, StagingLayout};
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Part, Task, product, split};
@@ -31,6 +31,7 @@ pub(crate) struct Problem {
     pub(crate) k_per_flag: Option<usize>,
     pub(crate) fetchers: Option<usize>,
     pub(crate) seed: u64,
+    pub(crate) backend: BackendKind,
     pub(crate) trace: bool,
 }
 
@@ -57,7 +58,7 @@ impl Problem {
         let k = if Self::splits_k(op) { Self::part(self.k, ranks).len() } else { self.k };
         let gathers = op == OpName::AllGatherMatmul;
         let n = if gathers { Self::part(self.n, ranks).len() } else { self.n };
-        let mut options = Options::new(self.m, n, k).dtype(self.dtype);
+        let mut options = Options::new(self.m, n, k).dtype(self.dtype).backend(self.backend);
         if self.columns {
             options = options.shard(Shard::Columns);
         }
@@ -121,8 +122,9 @@ impl Problem {
         }
         let matrices: u64 =
             self.most(size)?.map(|elements| room(self.dtype, elements)).iter().sum();
+        // A word for a barrier.
         // The signal segment begins with 4096 bytes that the heap keeps for itself.
-        Ok((data + matrices, signal + 4096))
+        Ok((data + matrices + room(DType::I32, 1), signal + 4096))
     }
 
     fn element(&self, stream: usize, index: usize) -> f64 {

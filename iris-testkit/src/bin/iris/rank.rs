@@ -6,6 +6,8 @@ use iris_heap::World;
 use crate::job::Job;
 use crate::layer::LayerJob;
 use crate::operator::OperatorJob;
+use crate::ratios::RatioJob;
+use crate::suite::SuiteJob;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -20,6 +22,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     match options.name.as_str() {
         LayerJob::NAME => part::<LayerJob>(&options.job)?,
         OperatorJob::NAME => part::<OperatorJob>(&options.job)?,
+        RatioJob::NAME => part::<RatioJob>(&options.job)?,
+        SuiteJob::NAME => part::<SuiteJob>(&options.job)?,
         other => bail!("no job is called {other}"),
     }
     Ok(true)

@@ -1,0 +1,242 @@
+//! Devices of this process: what they are, and their primary contexts.
+
+use std::ffi::{CStr, c_int};
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::api::{Driver, check, driver};
+use crate::error::{Error, Result};
+use crate::world::{World, lock};
+
+/// A device with its primary context, which is retained until the process ends: heaps come and go,
+/// the context and what others of the process have in it stay.
+pub(crate) struct Device {
+    pub(crate) driver: &'static Driver,
+    pub(crate) ordinal: c_int,
+    pub(super) handle: sys::CUdevice,
+    context: Context,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) name: String,
+    /// Compute capability, as 90 for 9.0.
+    pub(crate) arch: u32,
+    pub(crate) multiprocessors: u32,
+    /// Virtual memory management, and its handles as POSIX descriptors.
+    pub(super) virtual_memory: bool,
+    pub(super) descriptors: bool,
+}
+
+/// A context's handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Context(sys::CUcontext);
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for Context {}
+// SAFETY: as for Send; the driver does its own locking.
+unsafe impl Sync for Context {}
+
+/// How many devices this process sees.
+pub(crate) fn count() -> Result<usize> {
+    let driver = driver()?;
+    let mut count = 0;
+    // SAFETY: `count` is where the answer goes.
+    check("cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
+    Ok(count as usize)
+}
+
+impl Device {
+    /// Number `ordinal` of the devices that this process sees.
+    pub(crate) fn get(ordinal: usize) -> Result<Arc<Device>> {
+        static DEVICES: OnceLock<Mutex<Vec<Option<Arc<Device>>>>> = OnceLock::new();
+        let count = count()?;
+        if ordinal >= count {
+            let expected = match count {
+                1 => "0: one CUDA device is visible".into(),
+                _ => format!("below {count}, the number of CUDA devices that are visible"),
+            };
+            return Err(Error::invalid("device", ordinal, expected));
+        }
+        let mut devices = lock(DEVICES.get_or_init(Mutex::default));
+        if devices.len() < count {
+            devices.resize(count, None);
+        }
+        if let Some(device) = &devices[ordinal] {
+            return Ok(device.clone());
+        }
+        let device = Arc::new(Device::open(ordinal as c_int)?);
+        devices[ordinal] = Some(device.clone());
+        Ok(device)
+    }
+
+    /// The device of a rank: the one asked for, or by the rank's number on its host.
+    pub(crate) fn choose(world: &World, asked: Option<usize>) -> Result<Arc<Device>> {
+        let count = count()?;
+        if count == 0 {
+            return Err(Error::invalid("number of CUDA devices", 0, "at least 1 that is visible"));
+        }
+        Device::get(asked.unwrap_or(world.local_rank() % count))
+    }
+
+    fn open(ordinal: c_int) -> Result<Device> {
+        let driver = driver()?;
+        let mut handle = 0;
+        // SAFETY: `handle` is where the answer goes.
+        check("cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut handle, ordinal) })?;
+        let mut name = [0; 256];
+        // SAFETY: the array has the length that is given.
+        let code = unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr(), 256, handle) };
+        check("cuDeviceGetName", code)?;
+        let name = name.map(|c| c as u8);
+        let name = CStr::from_bytes_until_nul(&name).map_err(|_| {
+            Error::invalid("name of a CUDA device", "unterminated", "a string that ends")
+        })?;
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: `uuid` is where the answer goes.
+        check("cuDeviceGetUuid", unsafe { (driver.cuDeviceGetUuid_v2)(&mut uuid, handle) })?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: `value` is where the answer goes.
+            let code = unsafe { (driver.cuDeviceGetAttribute)(&mut value, attribute, handle) };
+            check("cuDeviceGetAttribute", code).map(|()| value as u32)
+        };
+        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let virtual_memory =
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED)?;
+        let descriptors =
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?;
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        // Last, so that nothing that can fail comes after it: it is never released.
+        let mut context = null_mut();
+        // SAFETY: `context` is where the answer goes.
+        let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, handle) };
+        check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(Device {
+            driver,
+            ordinal,
+            handle,
+            context: Context(context),
+            uuid: uuid.bytes.map(|b| b as u8),
+            name: name.to_string_lossy().into_owned(),
+            arch: 10 * major + minor,
+            multiprocessors,
+            virtual_memory: virtual_memory != 0,
+            descriptors: descriptors != 0,
+        })
+    }
+
+    /// Name and architecture: the same on all ranks of a world.
+    pub(crate) fn title(&self) -> String {
+        format!("{} sm_{}", self.name, self.arch)
+    }
+
+    pub(crate) fn uuid_text(&self) -> String {
+        let hex: String = self.uuid.iter().map(|b| format!("{b:02x}")).collect();
+        format!("GPU-{hex}")
+    }
+
+    /// The device's primary context.
+    pub(crate) fn context(&self) -> sys::CUcontext {
+        self.context.0
+    }
+
+    /// Makes the context current on this thread until the guard is dropped.
+    pub(crate) fn bind(&self) -> Result<Bound> {
+        let driver = self.driver;
+        let mut current = null_mut();
+        // SAFETY: `current` is where the answer goes.
+        check("cuCtxGetCurrent", unsafe { (driver.cuCtxGetCurrent)(&mut current) })?;
+        let pushed = current != self.context.0;
+        if pushed {
+            // SAFETY: the context is retained until the process ends.
+            let code = unsafe { (driver.cuCtxPushCurrent_v2)(self.context.0) };
+            check("cuCtxPushCurrent", code)?;
+        }
+        Ok(Bound { driver, pushed, mode: None, thread: PhantomData })
+    }
+
+    /// As [`Device::bind`], for calls that touch nothing a capture could be about: while the guard
+    /// lives, a capture of another thread in global mode is not broken by them.
+    pub(crate) fn bind_apart(&self) -> Result<Bound> {
+        let mut bound = self.bind()?;
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `mode` holds the new mode and is where the old one goes, one of three.
+        let code = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", code)?;
+        bound.mode = Some(mode);
+        Ok(bound)
+    }
+
+    /// Bytes of the device's memory that are free, and all.
+    pub(crate) fn memory_info(&self) -> Result<(u64, u64)> {
+        let _bound = self.bind_apart()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the two are where the answers go.
+        let code = unsafe { (self.driver.cuMemGetInfo_v2)(&mut free, &mut total) };
+        check("cuMemGetInfo", code)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Whether kernels of this device can access memory of the other.
+    pub(super) fn can_access(&self, other: &Device) -> Result<bool> {
+        if self.ordinal == other.ordinal {
+            return Ok(true);
+        }
+        let mut can = 0;
+        // SAFETY: `can` is where the answer goes.
+        let code =
+            unsafe { (self.driver.cuDeviceCanAccessPeer)(&mut can, self.handle, other.handle) };
+        check("cuDeviceCanAccessPeer", code)?;
+        Ok(can != 0)
+    }
+
+    /// Lets kernels of this device access plain memory of the other: needed for memory that was
+    /// not mapped for this device by name.
+    pub(super) fn enable_access(&self, other: &Device) -> Result<()> {
+        const ALREADY: u32 = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32;
+        if self.ordinal == other.ordinal {
+            return Ok(());
+        }
+        let _bound = self.bind_apart()?;
+        // SAFETY: the other context is retained until the process ends; the flags must be zero.
+        match unsafe { (self.driver.cuCtxEnablePeerAccess)(other.context.0, 0) } {
+            ALREADY => Ok(()),
+            code => check("cuCtxEnablePeerAccess", code),
+        }
+    }
+}
+
+/// A context is current on this thread.
+pub(crate) struct Bound {
+    driver: &'static Driver,
+    pushed: bool,
+    /// The thread's mode of capture before, if it was changed.
+    mode: Option<sys::CUstreamCaptureMode>,
+    /// What was pushed belongs to the thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if let Some(mode) = &mut self.mode {
+            // SAFETY: as in `bind_apart`, with the mode that was there.
+            let code = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(mode) };
+            warn(check("cuThreadExchangeStreamCaptureMode", code));
+        }
+        if self.pushed {
+            let mut context = null_mut();
+            // SAFETY: `context` is where the context goes that `bind` pushed.
+            let code = unsafe { (self.driver.cuCtxPopCurrent_v2)(&mut context) };
+            warn(check("cuCtxPopCurrent", code));
+        }
+    }
+}
+
+/// For destructors, which have nobody to tell.
+pub(super) fn warn(outcome: Result<()>) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "a call of the CUDA driver failed");
+    }
+}

@@ -1,0 +1,394 @@
+//! Device memory: virtual memory that peers map, plain memory as the fallback, the caller's own.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+
+use super::api::{check, check_for};
+use super::device::{Device, warn};
+use crate::backend::Mapping;
+use crate::bootstrap::unsupported;
+use crate::error::{Error, Result};
+use crate::segment::duplicate;
+use crate::world::lock;
+
+const DESCRIPTOR: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// Plain memory is taken in multiples of this: the driver shares its blocks of this size between
+/// small allocations, and a legacy handle of a part would give a peer the whole.
+const PLAIN_BLOCK: u64 = 2 << 20;
+
+/// Device memory as a backend handed it out: an address, and what it belongs to until the heap
+/// closes. Unmapping may wait for the whole device, so it takes place in the collective steps that
+/// end a mapping's use, whoever holds an `Arc` of it still.
+pub(crate) struct CudaMapping {
+    address: u64,
+    bytes: u64,
+    region: Mutex<Option<Arc<Region>>>,
+}
+
+impl CudaMapping {
+    pub(super) fn new(region: Arc<Region>) -> CudaMapping {
+        let (address, bytes) = (region.address, region.bytes);
+        CudaMapping { address, bytes, region: Mutex::new(Some(region)) }
+    }
+
+    /// What it belongs to.
+    pub(super) fn region(&self) -> Result<Arc<Region>> {
+        lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })
+    }
+
+    /// Lets the memory go. The last mapping of it unmaps it.
+    pub(super) fn release(&self) {
+        let region = lock(&self.region).take();
+        drop(region);
+    }
+
+    /// Keeps the memory for good: something may still run on it.
+    pub(super) fn leak(&self) {
+        std::mem::forget(lock(&self.region).take());
+    }
+
+    /// The address of `bytes` bytes from `offset` on, which are in it and mapped.
+    pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<CUdeviceptr> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => {}
+            end => {
+                return Err(Error::OutOfBounds {
+                    what: "bytes of a mapping".into(),
+                    start: offset,
+                    end: end.unwrap_or(u64::MAX),
+                    len: self.bytes,
+                });
+            }
+        }
+        match &*lock(&self.region) {
+            Some(_) => Ok(self.address + offset),
+            None => Err(Error::Closed { what: "the heap" }),
+        }
+    }
+}
+
+impl Mapping for CudaMapping {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The mapping as this backend's.
+pub(super) fn own(mapping: &dyn Mapping) -> Result<&CudaMapping> {
+    let memory = mapping.as_any().downcast_ref::<CudaMapping>();
+    memory.ok_or_else(|| unsupported("access by a CUDA device", "it is memory of another device"))
+}
+
+/// Memory that is given back when this is dropped.
+pub(super) struct Region {
+    pub(super) device: Arc<Device>,
+    address: CUdeviceptr,
+    bytes: u64,
+    kind: Kind,
+}
+
+/// Where memory comes from, and so how it is shared.
+pub(super) enum Kind {
+    /// A handle that is mapped; the descriptor it came by, if a peer or the caller gave it.
+    Virtual { handle: sys::CUmemGenericAllocationHandle, descriptor: Option<OwnedFd> },
+    /// Plain memory of this process.
+    Plain,
+    /// Plain memory of another process.
+    Legacy,
+    /// The caller's.
+    Foreign,
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:#x}", self.bytes, self.address)
+    }
+}
+
+impl Region {
+    /// New virtual memory of this device, not zeroed. `exported`: for other processes, too.
+    pub(super) fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<Region> {
+        let _bound = device.bind_apart()?;
+        let driver = device.driver;
+        let properties = properties(device, exported);
+        let size = round(bytes, granularity(device, &properties)?)?;
+        let mut handle = 0;
+        // SAFETY: `handle` is where the answer goes, `properties` is complete, the flags are zero.
+        let code = unsafe { (driver.cuMemCreate)(&mut handle, size, &properties, 0) };
+        check_for("cuMemCreate", || format!("of {size} bytes"), code)?;
+        Region::map(device, handle, size as u64, None)
+    }
+
+    /// Virtual memory that came as a descriptor, of `bytes` bytes at least.
+    pub(super) fn import(device: &Arc<Device>, descriptor: OwnedFd, bytes: u64) -> Result<Region> {
+        let _bound = device.bind_apart()?;
+        let driver = device.driver;
+        let size = round(bytes, granularity(device, &properties(device, true))?)?;
+        let mut handle = 0;
+        let number = descriptor.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: `handle` is where the answer goes; of this type of handle the pointer is the
+        // descriptor's number, and the driver duplicates it.
+        let code =
+            unsafe { (driver.cuMemImportFromShareableHandle)(&mut handle, number, DESCRIPTOR) };
+        check("cuMemImportFromShareableHandle", code)?;
+        Region::map(device, handle, size as u64, Some(descriptor))
+    }
+
+    /// Maps a handle for this device; it is released if that fails.
+    fn map(
+        device: &Arc<Device>,
+        handle: sys::CUmemGenericAllocationHandle,
+        size: u64,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<Region> {
+        let driver = device.driver;
+        let mut address = 0;
+        // SAFETY: `address` is where the answer goes; alignment, wish and flags are zero.
+        let code = unsafe { (driver.cuMemAddressReserve)(&mut address, size as usize, 0, 0, 0) };
+        let reserved = check_for("cuMemAddressReserve", || format!("of {size} bytes"), code);
+        let mapped = reserved.and_then(|()| {
+            // SAFETY: the range was reserved just now with this size; nothing is mapped in it.
+            let code = unsafe { (driver.cuMemMap)(address, size as usize, 0, handle, 0) };
+            check_for("cuMemMap", || format!("of {size} bytes"), code).inspect_err(|_| {
+                // SAFETY: the range was reserved just now with this size, and nobody knows it.
+                let code = unsafe { (driver.cuMemAddressFree)(address, size as usize) };
+                warn(check("cuMemAddressFree", code));
+            })
+        });
+        if let Err(error) = mapped {
+            // SAFETY: the handle is this function's, and nothing is mapped from it.
+            warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(handle) }));
+            return Err(error);
+        }
+        let kind = Kind::Virtual { handle, descriptor };
+        // From here on dropping gives all of it back.
+        let region = Region { device: device.clone(), address, bytes: size, kind };
+        region.grant(&[device.ordinal])?;
+        Ok(region)
+    }
+
+    /// Plain memory of this device, not zeroed.
+    pub(super) fn plain(device: &Arc<Device>, bytes: u64) -> Result<Region> {
+        let _bound = device.bind_apart()?;
+        let size = round(bytes, PLAIN_BLOCK as usize)?;
+        let mut address = 0;
+        // SAFETY: `address` is where the answer goes.
+        let code = unsafe { (device.driver.cuMemAlloc_v2)(&mut address, size) };
+        check_for("cuMemAlloc", || format!("of {size} bytes"), code)?;
+        Ok(Region { device: device.clone(), address, bytes: size as u64, kind: Kind::Plain })
+    }
+
+    /// Plain memory of another process, by its legacy handle.
+    pub(super) fn open_legacy(
+        device: &Arc<Device>,
+        handle: [u8; 64],
+        bytes: u64,
+    ) -> Result<Region> {
+        const LAZY_PEER_ACCESS: u32 = 1;
+        let _bound = device.bind_apart()?;
+        let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
+        let mut address = 0;
+        // SAFETY: `address` is where the answer goes; the handle is one that a peer was given.
+        let code = unsafe {
+            (device.driver.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_PEER_ACCESS)
+        };
+        check("cuIpcOpenMemHandle", code)?;
+        Ok(Region { device: device.clone(), address, bytes, kind: Kind::Legacy })
+    }
+
+    /// The caller's memory as it is: it must be of this device.
+    pub(super) fn foreign(device: &Arc<Device>, address: u64, bytes: u64) -> Result<Region> {
+        let _bound = device.bind_apart()?;
+        let driver = device.driver;
+        let invalid = |value: String, expected: &str| {
+            Err(Error::invalid(format!("imported memory at {address:#x}"), value, expected))
+        };
+        let attribute = |attribute| {
+            let mut value = 0_i32;
+            let to = (&raw mut value).cast::<c_void>();
+            // SAFETY: of the attributes asked below the answer is one number of 4 bytes.
+            let code = unsafe { (driver.cuPointerGetAttribute)(to, attribute, address) };
+            (code == super::api::SUCCESS).then_some(value)
+        };
+        let kind = attribute(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+        if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as i32) {
+            return invalid("not of a device".into(), "an address of device memory");
+        }
+        let ordinal = attribute(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+        if ordinal != Some(device.ordinal) {
+            let expected = format!("of device {}, which the heap uses", device.ordinal);
+            return invalid(format!("of device {}", ordinal.unwrap_or(-1)), &expected);
+        }
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: the two are where the answers go.
+        let code = unsafe { (driver.cuMemGetAddressRange_v2)(&mut base, &mut size, address) };
+        check("cuMemGetAddressRange", code)?;
+        let there = size as u64 - (address - base);
+        if bytes > there {
+            return invalid(format!("{there} bytes long"), &format!("at least {bytes}"));
+        }
+        Ok(Region { device: device.clone(), address, bytes, kind: Kind::Foreign })
+    }
+
+    pub(super) fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Lets these devices of this process access virtual memory; to other memory it does nothing.
+    pub(super) fn grant(&self, ordinals: &[i32]) -> Result<()> {
+        if !matches!(self.kind, Kind::Virtual { .. }) {
+            return Ok(());
+        }
+        let _bound = self.device.bind_apart()?;
+        let access = |&id: &i32| sys::CUmemAccessDesc {
+            location: location(id),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let access: Vec<_> = ordinals.iter().map(access).collect();
+        // SAFETY: the range is mapped whole, and the list has the length that is given.
+        let code = unsafe {
+            (self.device.driver.cuMemSetAccess)(
+                self.address,
+                self.bytes as usize,
+                access.as_ptr(),
+                access.len(),
+            )
+        };
+        check_for("cuMemSetAccess", || format!("for devices {ordinals:?}"), code)
+    }
+
+    /// A descriptor of virtual memory, for a peer.
+    pub(super) fn export(&self) -> Result<OwnedFd> {
+        let Kind::Virtual { handle, descriptor } = &self.kind else {
+            return Err(unsupported("a descriptor of plain memory", "it is shared otherwise"));
+        };
+        if let Some(descriptor) = descriptor {
+            return duplicate(descriptor.as_fd());
+        }
+        let _bound = self.device.bind_apart()?;
+        let mut number: RawFd = -1;
+        let to = (&raw mut number).cast::<c_void>();
+        // SAFETY: of this type of handle the answer is a descriptor's number.
+        let code = unsafe {
+            (self.device.driver.cuMemExportToShareableHandle)(to, *handle, DESCRIPTOR, 0)
+        };
+        check("cuMemExportToShareableHandle", code)?;
+        // SAFETY: the driver opened the descriptor for the caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    /// The legacy handle of plain memory.
+    pub(super) fn legacy_handle(&self) -> Result<[u8; 64]> {
+        let _bound = self.device.bind_apart()?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: `handle` is where the answer goes; the memory is plain and this process's.
+        let code = unsafe { (self.device.driver.cuIpcGetMemHandle)(&mut handle, self.address) };
+        check("cuIpcGetMemHandle", code)?;
+        Ok(handle.reserved.map(|b| b as u8))
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let bound = self.device.bind_apart();
+        if let Err(error) = bound {
+            return warn(Err(error));
+        }
+        let driver = self.device.driver;
+        match &self.kind {
+            Kind::Virtual { handle, .. } => {
+                let size = self.bytes as usize;
+                // SAFETY: the range was mapped whole by `map`, and whoever uses its addresses
+                // holds the region, so nobody is left.
+                warn(check("cuMemUnmap", unsafe { (driver.cuMemUnmap)(self.address, size) }));
+                // SAFETY: the range was reserved by `map` with this size.
+                let code = unsafe { (driver.cuMemAddressFree)(self.address, size) };
+                warn(check("cuMemAddressFree", code));
+                // SAFETY: the handle is this region's.
+                warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(*handle) }));
+            }
+            Kind::Plain => {
+                // SAFETY: the memory was allocated by `plain`, and nobody uses it any more.
+                warn(check("cuMemFree", unsafe { (driver.cuMemFree_v2)(self.address) }));
+            }
+            Kind::Legacy => {
+                // SAFETY: the address was opened by `open_legacy`, and nobody uses it any more.
+                let code = unsafe { (driver.cuIpcCloseMemHandle)(self.address) };
+                warn(check("cuIpcCloseMemHandle", code));
+            }
+            Kind::Foreign => {}
+        }
+    }
+}
+
+fn location(ordinal: i32) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+}
+
+fn properties(device: &Device, exported: bool) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: match exported {
+            true => DESCRIPTOR,
+            false => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        },
+        location: location(device.ordinal),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+fn granularity(device: &Device, properties: &sys::CUmemAllocationProp) -> Result<usize> {
+    const MINIMUM: sys::CUmemAllocationGranularity_flags =
+        sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    let mut granularity = 0;
+    // SAFETY: `granularity` is where the answer goes, and `properties` is complete.
+    let code = unsafe {
+        (device.driver.cuMemGetAllocationGranularity)(&mut granularity, properties, MINIMUM)
+    };
+    check("cuMemGetAllocationGranularity", code)?;
+    Ok(granularity)
+}
+
+fn round(bytes: u64, granularity: usize) -> Result<usize> {
+    let size = bytes.max(1).checked_next_multiple_of(granularity.max(1) as u64);
+    size.filter(|&s| s <= isize::MAX as u64).map(|s| s as usize).ok_or_else(|| {
+        Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_whole_blocks() {
+        assert_eq!(round(0, 2 << 20).unwrap(), 2 << 20);
+        assert_eq!(round((2 << 20) + 1, 2 << 20).unwrap(), 4 << 20);
+        assert!(round(u64::MAX - 5, 2 << 20).is_err() && round(1 << 63, 4096).is_err());
+    }
+}

@@ -1,0 +1,427 @@
+//! NVIDIA: the driver API, with types of cudarc; nothing is linked, and nothing is needed where no
+//! heap of this kind is opened.
+//!
+//! Memory that ranks share is virtual memory, exported as POSIX descriptors to ranks that are other
+//! processes and mapped for the devices of all ranks; where a device has no such memory, plain
+//! memory with legacy handles (processes) or peer access (threads). Several ranks may use one
+//! device: as threads they share its primary context and divide what is resident; as processes
+//! they are time-sliced, right but slow.
+//!
+//! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made in
+//! collective steps only, so that no rank waits in one for a kernel that waits for that rank.
+//!
+//! Set `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment of programs with several ranks on one
+//! device: by default their streams share 8 queues, and work that is queued behind another rank's
+//! waiting kernel does not begin. The library does not set it, since changing the environment of a
+//! process with threads is not sound, and warns.
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use cudarc::driver::sys;
+
+use super::{Backend, BackendKind, DeviceInfo, Mapping, Memory, Purpose};
+use crate::abi::abort;
+use crate::bootstrap::unsupported;
+use crate::control::Control;
+use crate::error::{Error, Result};
+use crate::heap::{HeapOptions, SymmetricHeap};
+use crate::stream::Stream;
+use crate::wire::{Reader, Writer};
+use crate::world::{World, lock};
+
+mod apart;
+mod api;
+mod device;
+mod memory;
+mod module;
+mod pinned;
+mod stream;
+
+use apart::Apart;
+use device::Device;
+use memory::{CudaMapping, Kind, Region, own};
+pub use module::{Function, LaunchShape, Module};
+use stream::{CudaStream, Queue, Shared};
+
+/// The devices that this process sees.
+///
+/// # Errors
+/// [`Error::Library`] without the driver, [`Error::Device`] if it does not start: without a device,
+/// for example.
+pub fn devices() -> Result<Vec<DeviceInfo>> {
+    (0..device::count()?)
+        .map(|index| {
+            let device = Device::get(index)?;
+            Ok(info(&device, device.multiprocessors))
+        })
+        .collect()
+}
+
+/// Bytes of memory of device `index` that are free, and all of it.
+///
+/// # Errors
+/// As [`devices`]; [`Error::Invalid`] if there is no such device.
+pub fn memory_info(index: usize) -> Result<(u64, u64)> {
+    Device::get(index)?.memory_info()
+}
+
+fn info(device: &Device, workgroups: u32) -> DeviceInfo {
+    DeviceInfo {
+        kind: BackendKind::Cuda,
+        index: device.ordinal as usize,
+        name: device.title(),
+        uuid: device.uuid_text(),
+        workgroups,
+    }
+}
+
+/// A CUDA device of one rank.
+pub struct CudaBackend {
+    shared: Arc<Shared>,
+    /// For copies by the host, apart from the streams of ops.
+    apart: Apart,
+    /// Whether ranks are threads of this process.
+    same_process: bool,
+    legacy: bool,
+    /// Ranks that use this device, this one included; known after the first exchange.
+    sharing: OnceLock<u32>,
+    queues: Mutex<Vec<Weak<Queue>>>,
+    /// Everything handed out, to be let go when the heap closes.
+    mappings: Mutex<Vec<Weak<CudaMapping>>>,
+    closed: AtomicBool,
+}
+
+impl CudaBackend {
+    pub(crate) fn new(world: &World, options: &HeapOptions) -> Result<CudaBackend> {
+        let device = Device::choose(world, options.device)?;
+        let control = Arc::new(Control::pinned(pinned::take(&device)?));
+        let shared = Arc::new(Shared::new(device.clone(), control)?);
+        Ok(CudaBackend {
+            shared,
+            apart: Apart::new(device)?,
+            same_process: world.same_process(),
+            legacy: options.legacy_memory,
+            sharing: OnceLock::new(),
+            queues: Mutex::default(),
+            mappings: Mutex::default(),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// The CUDA device of a heap.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the heap is of another kind of device.
+    pub fn of(heap: &SymmetricHeap) -> Result<&CudaBackend> {
+        heap.backend().as_any().downcast_ref::<CudaBackend>().ok_or_else(|| {
+            let kind = heap.options().backend;
+            unsupported("a CUDA device", &format!("the heap is of {kind}"))
+        })
+    }
+
+    /// Compute capability, as 90 for 9.0.
+    pub fn arch(&self) -> u32 {
+        self.shared.device.arch
+    }
+
+    /// Ranks of the heap that use this device, this one included.
+    pub fn sharing(&self) -> u32 {
+        self.sharing.get().copied().unwrap_or(1)
+    }
+
+    /// Loads compiled kernels: a cubin of this device's architecture, or PTX that ends with a zero
+    /// byte. It may wait for the device, so it belongs into a collective step.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; [`Error::Invalid`] for another image.
+    pub fn load(&self, image: &[u8]) -> Result<Module> {
+        Module::load(&self.shared.device, image)
+    }
+
+    /// The stream of the caller's, which waits for work and is waited for like one of the heap's.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a stream of another device; [`Error::Closed`].
+    pub fn stream_of(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
+        self.keep(Queue::cudarc(&self.shared, stream)?)
+    }
+
+    fn keep(&self, queue: Arc<Queue>) -> Result<Stream> {
+        let mut queues = lock(&self.queues);
+        queues.retain(|q| q.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        Ok(Stream::from_backend(Arc::new(CudaStream(queue))))
+    }
+
+    fn live_queues(&self) -> Vec<Arc<Queue>> {
+        lock(&self.queues).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn hand_out(&self, region: Arc<Region>) -> Arc<dyn Mapping> {
+        let mapping = Arc::new(CudaMapping::new(region));
+        let mut mappings = lock(&self.mappings);
+        mappings.retain(|m| m.strong_count() > 0);
+        mappings.push(Arc::downgrade(&mapping));
+        mapping
+    }
+
+    fn live_mappings(&self) -> Vec<Arc<CudaMapping>> {
+        lock(&self.mappings).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Virtual memory if the device has it and can share it with these ranks.
+    fn make(&self, shared: bool, bytes: u64) -> Result<Region> {
+        /// `CUDA_ERROR_NOT_PERMITTED` and `CUDA_ERROR_NOT_SUPPORTED`.
+        const REFUSED: [u32; 2] = [800, 801];
+        let device = &self.shared.device;
+        let exported = !self.same_process;
+        let can = device.virtual_memory && (device.descriptors || !exported);
+        if shared && can && !self.legacy {
+            match Region::create(device, bytes, exported) {
+                Err(Error::Device { code, ref name, .. }) if REFUSED.contains(&code) => {
+                    tracing::warn!(%name, "no virtual memory: plain memory is used instead");
+                }
+                outcome => return outcome,
+            }
+        }
+        Region::plain(device, bytes)
+    }
+
+    fn share_threads(&self, world: &World, region: Arc<Region>) -> Result<Vec<Arc<dyn Mapping>>> {
+        let all = world.share_objects(region.clone())?;
+        let broken = || Error::Wire {
+            what: "exchange of memory".into(),
+            problem: "a rank sent something else".into(),
+        };
+        let regions: Vec<Arc<Region>> = all
+            .into_iter()
+            .map(|object| object.downcast::<Region>().map_err(|_| broken()))
+            .collect::<Result<_>>()?;
+        let device = &self.shared.device;
+        let same = |r: &&Arc<Region>| r.device.ordinal == device.ordinal;
+        let _ = self.sharing.set(regions.iter().filter(same).count() as u32);
+        // The owner maps its memory for all devices; whoever accesses plain memory asks for that.
+        let mut ordinals: Vec<i32> = regions.iter().map(|r| r.device.ordinal).collect();
+        ordinals.sort_unstable();
+        ordinals.dedup();
+        for peer in &regions {
+            if !device.can_access(&peer.device)? {
+                return Err(unsupported(
+                    &format!("a heap over devices {} and {}", device.ordinal, peer.device.ordinal),
+                    "they cannot access each other's memory",
+                ));
+            }
+        }
+        region.grant(&ordinals)?;
+        for peer in &regions {
+            if !matches!(peer.kind(), Kind::Virtual { .. }) {
+                device.enable_access(&peer.device)?;
+            }
+        }
+        Ok(regions.into_iter().map(|r| self.hand_out(r)).collect())
+    }
+
+    fn share_processes(
+        &self,
+        world: &World,
+        own: Arc<dyn Mapping>,
+        region: &Region,
+    ) -> Result<Vec<Arc<dyn Mapping>>> {
+        let device = &self.shared.device;
+        // Both exchanges take place even if this rank has nothing to give: the peers wait.
+        let mut descriptors = Vec::new();
+        let mut legacy = Vec::new();
+        let mut failure = None;
+        match region.kind() {
+            Kind::Virtual { .. } => match region.export() {
+                Ok(descriptor) => descriptors.push(descriptor),
+                Err(error) => failure = Some(error),
+            },
+            Kind::Plain => match region.legacy_handle() {
+                Ok(handle) => legacy.extend(handle),
+                Err(error) => failure = Some(error),
+            },
+            Kind::Legacy | Kind::Foreign => {
+                let why = "it is not this process's own allocation";
+                failure = Some(unsupported("sharing memory with other processes", why));
+            }
+        }
+        let mut message = Writer::default();
+        message.u64(region.bytes()).bytes(&device.uuid).bytes(&legacy);
+        let messages = world.allgather(&message.finish())?;
+        let passed = world.share_descriptors(descriptors)?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let mut mappings = Vec::with_capacity(messages.len());
+        let mut sharing = 0;
+        for (rank, (message, mut descriptors)) in messages.iter().zip(passed).enumerate() {
+            let mut r = Reader::new("exchange of device memory", message);
+            let (bytes, uuid, legacy) = (r.u64()?, r.bytes()?, r.bytes()?);
+            sharing += u32::from(uuid == device.uuid);
+            if rank == world.rank() {
+                mappings.push(own.clone());
+                continue;
+            }
+            let peer = match (descriptors.pop(), <[u8; 64]>::try_from(legacy)) {
+                (Some(descriptor), _) => Region::import(device, descriptor, bytes)?,
+                (None, Ok(handle)) => Region::open_legacy(device, handle, bytes)?,
+                (None, Err(_)) => {
+                    return Err(Error::Wire {
+                        what: format!("memory of rank {rank}"),
+                        problem: "no handle".into(),
+                    });
+                }
+            };
+            mappings.push(self.hand_out(Arc::new(peer)));
+        }
+        let _ = self.sharing.set(sharing);
+        Ok(mappings)
+    }
+}
+
+impl Backend for CudaBackend {
+    fn device(&self) -> DeviceInfo {
+        let device = &self.shared.device;
+        info(device, (device.multiprocessors / self.sharing()).max(1))
+    }
+
+    fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>> {
+        let region = self.make(purpose != Purpose::DeviceWords, bytes)?;
+        let mapping = self.hand_out(Arc::new(region));
+        self.apart.clear(own(&*mapping)?)?;
+        Ok(mapping)
+    }
+
+    fn share(&self, world: &World, own: Arc<dyn Mapping>) -> Result<Vec<Arc<dyn Mapping>>> {
+        let region = memory::own(&*own)?.region()?;
+        if self.same_process {
+            return self.share_threads(world, region);
+        }
+        self.share_processes(world, own, &region)
+    }
+
+    fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>> {
+        let device = &self.shared.device;
+        if !(device.virtual_memory && device.descriptors) {
+            let why = "the device has no virtual memory with descriptors";
+            return Err(unsupported("import of a descriptor", why));
+        }
+        Ok(self.hand_out(Arc::new(Region::import(device, descriptor, bytes)?)))
+    }
+
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
+        Ok(self.hand_out(Arc::new(Region::foreign(&self.shared.device, address, bytes)?)))
+    }
+
+    fn control(&self) -> Arc<Control> {
+        self.shared.control.clone()
+    }
+
+    fn opened(&self, memory: Memory) {
+        // A second call would be the heap's mistake, and harmless: the first memory stays.
+        let _ = self.shared.memory.set(memory);
+        let connections = std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS");
+        if self.sharing() > 1 && self.same_process && connections.is_none() {
+            tracing::warn!(
+                ranks = self.sharing(),
+                "ranks share a device, and CUDA_DEVICE_MAX_CONNECTIONS is not set: set it to 32, \
+                 or streams of one rank may wait for kernels of another"
+            );
+        }
+    }
+
+    fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()> {
+        let to = own(to)?.at(offset, data.len() as u64)?;
+        self.apart.write(to, data)
+    }
+
+    fn read(&self, from: &dyn Mapping, offset: u64, data: &mut [u8]) -> Result<()> {
+        let from = own(from)?.at(offset, data.len() as u64)?;
+        self.apart.read(from, data)
+    }
+
+    fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
+        // By copies: a fill of the driver's is a kernel, which would have to wait for room beside
+        // kernels that wait for this rank.
+        const CHUNK: u64 = 1 << 20;
+        let to = own(to)?.at(offset, bytes)?;
+        let chunk = vec![value; bytes.min(CHUNK) as usize];
+        let mut done = 0;
+        while done < bytes {
+            let count = (bytes - done).min(CHUNK);
+            self.apart.write(to + done, &chunk[..count as usize])?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        self.keep(Queue::create(&self.shared)?)
+    }
+
+    unsafe fn wrap_stream(&self, raw: u64) -> Result<Stream> {
+        // SAFETY: the caller vouches for the stream, in the words of the trait.
+        self.keep(unsafe { Queue::caller(&self.shared, raw as sys::CUstream)? })
+    }
+
+    fn check_no_capture(&self, what: &str) -> Result<()> {
+        for queue in self.live_queues() {
+            if queue.capture()?.is_some() {
+                return Err(unsupported(
+                    what,
+                    "a stream of the heap is being captured: do it before the capture begins",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&self) {
+        for queue in self.live_queues() {
+            if let Err(error) = queue.finish() {
+                tracing::debug!(%error, "a stream finished with an error");
+            }
+        }
+    }
+
+    fn shutdown(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.shared.closed.store(true, Ordering::Relaxed);
+        self.shared.forget_order();
+        for mapping in self.live_mappings() {
+            mapping.release();
+        }
+    }
+
+    fn waits_for_device(&self) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaBackend {
+    /// Waits for nothing: kernels that run are told to leave, and keep their memory for good.
+    fn drop(&mut self) {
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        self.shared.closed.store(true, Ordering::Relaxed);
+        self.shared.forget_order();
+        if self.live_queues().iter().all(|queue| queue.is_idle()) {
+            return;
+        }
+        self.shared.control.set_host_abort(abort::CLOSED);
+        tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");
+        std::mem::forget(self.shared.control.clone());
+        for mapping in self.live_mappings() {
+            mapping.leak();
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Compiled kernels: loading, how many workgroups fit, launching.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
+
+use super::api::check;
+use super::device::Device;
+use super::stream::CudaStream;
+use crate::bootstrap::unsupported;
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::wire::hash;
+use crate::world::lock;
+
+/// Shared memory that a workgroup gets without asking.
+const SHARED_LIMIT: u32 = 48 << 10;
+
+/// A loaded image of kernels, kept until the process ends: giving it back would wait for the whole
+/// device, and the next op of the same kind needs it again.
+#[derive(Clone)]
+pub struct Module {
+    inner: Arc<Loaded>,
+}
+
+struct Loaded {
+    device: Arc<Device>,
+    raw: sys::CUmodule,
+}
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as for Send; the driver does its own locking.
+unsafe impl Sync for Loaded {}
+
+/// A kernel of a module.
+#[derive(Clone)]
+pub struct Function {
+    module: Arc<Loaded>,
+    raw: RawFunction,
+    name: Arc<str>,
+}
+
+#[derive(Clone, Copy)]
+struct RawFunction(sys::CUfunction);
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for RawFunction {}
+// SAFETY: as for Send; the driver does its own locking.
+unsafe impl Sync for RawFunction {}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Workgroups.
+    pub groups: u32,
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a workgroup.
+    pub shared_bytes: u32,
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Module({:p} of {})", self.inner.raw, self.inner.device.title())
+    }
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Function({} of {})", self.name, self.module.device.title())
+    }
+}
+
+impl Module {
+    /// Loads an image (cubin, or PTX that ends with a zero byte), once a process and device.
+    pub(super) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Module> {
+        type Key = (i32, u128);
+        static LOADED: OnceLock<Mutex<HashMap<Key, Module>>> = OnceLock::new();
+        let elf = image.starts_with(b"\x7fELF");
+        if !elf && image.last() != Some(&0) {
+            let expected = "a cubin, or PTX that ends with a zero byte";
+            return Err(Error::invalid("image of a module", "something else", expected));
+        }
+        let key = (device.ordinal, hash(&[image]));
+        let mut loaded = lock(LOADED.get_or_init(Mutex::default));
+        if let Some(module) = loaded.get(&key) {
+            return Ok(module.clone());
+        }
+        let _bound = device.bind_apart()?;
+        let mut raw = null_mut();
+        // SAFETY: `raw` is where the answer goes; the image is of a kind whose end the driver finds.
+        let code =
+            unsafe { (device.driver.cuModuleLoadData)(&mut raw, image.as_ptr().cast::<c_void>()) };
+        check("cuModuleLoadData", code)?;
+        let module = Module { inner: Arc::new(Loaded { device: device.clone(), raw }) };
+        loaded.insert(key, module.clone());
+        Ok(module)
+    }
+
+    /// The kernel of this name, loaded now and not at its first launch, with `shared_bytes` of
+    /// dynamic shared memory allowed.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if there is none, or if it cannot have that much.
+    pub fn function(&self, name: &str, shared_bytes: u32) -> Result<Function> {
+        let device = &self.inner.device;
+        let text = CString::new(name)
+            .map_err(|_| Error::invalid("name of a kernel", name, "a name without zero bytes"))?;
+        let _bound = device.bind_apart()?;
+        let mut raw = null_mut();
+        // SAFETY: `raw` is where the answer goes; module and name are alive.
+        let code =
+            unsafe { (device.driver.cuModuleGetFunction)(&mut raw, self.inner.raw, text.as_ptr()) };
+        super::api::check_for("cuModuleGetFunction", || format!("of {name}"), code)?;
+        if let Some(load) = device.driver.cuFuncLoad {
+            // SAFETY: the function was found just now.
+            check("cuFuncLoad", unsafe { load(raw) })?;
+        }
+        if shared_bytes > SHARED_LIMIT {
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was found just now.
+            let code =
+                unsafe { (device.driver.cuFuncSetAttribute)(raw, attribute, shared_bytes as i32) };
+            let what = || format!("{shared_bytes} bytes of shared memory for {name}");
+            super::api::check_for("cuFuncSetAttribute", what, code)?;
+        }
+        let module = self.inner.clone();
+        Ok(Function { module, raw: RawFunction(raw), name: name.into() })
+    }
+}
+
+impl Function {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Registers a thread, and bytes of local memory a thread: more than none are spills or arrays.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn resources(&self) -> Result<(u32, u32)> {
+        let attribute = |attribute| {
+            let driver = self.module.device.driver;
+            let mut value = 0;
+            // SAFETY: `value` is where the answer goes.
+            let code = unsafe { (driver.cuFuncGetAttribute)(&mut value, attribute, self.raw.0) };
+            check("cuFuncGetAttribute", code).map(|()| value as u32)
+        };
+        let _bound = self.module.device.bind_apart()?;
+        let registers = attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        Ok((registers, attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?))
+    }
+
+    /// Workgroups of this size that run at the same time on the whole device, if nothing else does.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+        let device = &self.module.device;
+        let _bound = device.bind_apart()?;
+        let mut each = 0;
+        // SAFETY: `each` is where the answer goes.
+        let code = unsafe {
+            (device.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
+                &mut each,
+                self.raw.0,
+                threads as i32,
+                shared_bytes as usize,
+            )
+        };
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
+        Ok(each as u32 * device.multiprocessors)
+    }
+
+    /// Enqueues a launch behind the heap's last op, on whatever stream that was.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Unsupported`] for a stream of another kind of device;
+    /// [`Error::Invalid`] for one of another device; [`Error::Device`].
+    ///
+    /// # Safety
+    /// `args` are the bytes of the kernel's parameters, in order and each as long as the kernel has
+    /// it. What the kernel accesses through them stays valid until the stream has finished the
+    /// launch, and so does every replay of a graph that the launch is captured in. Workgroups that
+    /// wait for each other or for other ranks all fit the device at the same time.
+    pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, args: &[&[u8]]) -> Result<()> {
+        let queue = stream.backend().as_any().downcast_ref::<CudaStream>();
+        let Some(CudaStream(queue)) = queue else {
+            return Err(unsupported("a CUDA kernel", "this is the stream of another device"));
+        };
+        let device = &self.module.device;
+        if queue.shared().device.ordinal != device.ordinal {
+            return Err(Error::invalid(
+                format!("stream for {}", self.name),
+                format!("one of device {}", queue.shared().device.ordinal),
+                format!("one of device {}, where the kernel was loaded", device.ordinal),
+            ));
+        }
+        let mut params: Vec<*mut c_void> =
+            args.iter().map(|bytes| bytes.as_ptr().cast_mut().cast::<c_void>()).collect();
+        let _bound = device.bind()?;
+        queue.in_order(|| {
+            let LaunchShape { groups, threads, shared_bytes } = shape;
+            // SAFETY: the caller vouches for the parameters, which the driver copies before it
+            // returns; stream and function are alive and of this context.
+            let code = unsafe {
+                (device.driver.cuLaunchKernel)(
+                    self.raw.0,
+                    groups,
+                    1,
+                    1,
+                    threads,
+                    1,
+                    1,
+                    shared_bytes,
+                    queue.raw(),
+                    params.as_mut_ptr(),
+                    null_mut(),
+                )
+            };
+            let what = || format!("of {}: {groups} groups of {threads} threads", self.name);
+            super::api::check_for("cuLaunchKernel", what, code)
+        })
+    }
+}

@@ -1,0 +1,487 @@
+//! Streams and events of a CUDA device, and the order of ops over several streams.
+
+use std::any::Any;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cudarc::driver::sys;
+
+use super::api::{NOT_READY, SUCCESS, check};
+use super::device::{Device, warn};
+use super::memory::own;
+use crate::backend::{Mapping, Memory};
+use crate::bootstrap::unsupported;
+use crate::control::Control;
+use crate::error::{Error, Result};
+use crate::stream::{Event, EventBackend, StreamBackend};
+use crate::world::lock;
+
+/// What the streams of a heap share.
+pub(super) struct Shared {
+    pub(super) device: Arc<Device>,
+    pub(super) control: Arc<Control>,
+    pub(super) closed: AtomicBool,
+    /// Set once the heap is open: streams keep its memory.
+    pub(super) memory: OnceLock<Memory>,
+    order: Mutex<Order>,
+    numbers: AtomicU64,
+    /// Streams that were let go. They are used again: the driver gives new ones to its hardware
+    /// queues in turns, so that one of many could stand behind a waiting kernel of another rank.
+    spare: Mutex<Vec<Raw>>,
+}
+
+/// Which op was issued last: the next one on another stream waits for it.
+struct Order {
+    /// Ops that run.
+    live: Option<Last>,
+    /// Ops that are captured, and the number of the capture: they run when their graph does, so
+    /// that they are ordered among themselves only.
+    captured: Option<(u64, u64)>,
+    /// Whether ops are issued on more than one stream: from then on each leaves an event.
+    several: bool,
+    live_event: CudaEvent,
+    captured_event: CudaEvent,
+}
+
+enum Last {
+    /// Of this stream, which is alive; nothing is recorded behind the op yet.
+    Unrecorded(Arc<Queue>),
+    /// Of the stream of this number; the event is recorded behind it.
+    Recorded(u64),
+}
+
+impl Shared {
+    pub(super) fn new(device: Arc<Device>, control: Arc<Control>) -> Result<Shared> {
+        let order = Order {
+            live: None,
+            captured: None,
+            several: false,
+            live_event: CudaEvent::new(&device)?,
+            captured_event: CudaEvent::new(&device)?,
+        };
+        Ok(Shared {
+            device,
+            control,
+            closed: AtomicBool::new(false),
+            memory: OnceLock::new(),
+            order: Mutex::new(order),
+            numbers: AtomicU64::new(1),
+            spare: Mutex::default(),
+        })
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match self.closed.load(Ordering::Relaxed) {
+            true => Err(Error::Closed { what: "the stream's heap" }),
+            false => Ok(()),
+        }
+    }
+
+    /// No op waits for an earlier one any more: the heap is going.
+    pub(super) fn forget_order(&self) {
+        lock(&self.order).live = None;
+    }
+}
+
+/// A driver's handle of a stream.
+#[derive(Clone, Copy)]
+struct Raw(sys::CUstream);
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for Raw {}
+// SAFETY: as for Send; the driver does its own locking.
+unsafe impl Sync for Raw {}
+
+/// Whose a stream is.
+enum Owner {
+    Ours,
+    /// cudarc's, which lives as long as this.
+    Cudarc {
+        _stream: Arc<cudarc::driver::CudaStream>,
+    },
+    /// The caller's, who keeps it alive as long as a [`crate::Stream`] of it.
+    Caller,
+}
+
+/// A stream of the device.
+pub(crate) struct Queue {
+    raw: Raw,
+    number: u64,
+    owner: Owner,
+    shared: Arc<Shared>,
+    /// Memory of the host that enqueued copies may still read, and when they are done.
+    pending: Mutex<Vec<(CudaEvent, Vec<u8>)>>,
+}
+
+impl Queue {
+    /// A new stream that waits for no other.
+    pub(super) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
+        const NON_BLOCKING: u32 = 1;
+        shared.check_open()?;
+        if let Some(raw) = lock(&shared.spare).pop() {
+            return Ok(Queue::of(shared, raw, Owner::Ours));
+        }
+        let device = &shared.device;
+        let _bound = device.bind_apart()?;
+        let mut stream = null_mut();
+        // SAFETY: `stream` is where the answer goes.
+        let code = unsafe { (device.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
+        check("cuStreamCreate", code)?;
+        Ok(Queue::of(shared, Raw(stream), Owner::Ours))
+    }
+
+    fn of(shared: &Arc<Shared>, raw: Raw, owner: Owner) -> Arc<Queue> {
+        let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
+        let pending = Mutex::default();
+        Arc::new(Queue { raw, number, owner, shared: shared.clone(), pending })
+    }
+
+    /// cudarc's stream.
+    pub(super) fn cudarc(
+        shared: &Arc<Shared>,
+        stream: &Arc<cudarc::driver::CudaStream>,
+    ) -> Result<Arc<Queue>> {
+        let owner = Owner::Cudarc { _stream: stream.clone() };
+        Queue::adopt(shared, stream.cu_stream(), owner)
+    }
+
+    /// The caller's stream.
+    ///
+    /// # Safety
+    /// `raw` is a stream, and stays one while the queue lives.
+    pub(super) unsafe fn caller(shared: &Arc<Shared>, raw: sys::CUstream) -> Result<Arc<Queue>> {
+        Queue::adopt(shared, raw, Owner::Caller)
+    }
+
+    fn adopt(shared: &Arc<Shared>, raw: sys::CUstream, owner: Owner) -> Result<Arc<Queue>> {
+        shared.check_open()?;
+        let device = &shared.device;
+        let _bound = device.bind()?;
+        let mut context = null_mut();
+        // SAFETY: the stream is alive, as the caller of the maker says; `context` is where the
+        // answer goes.
+        let code = unsafe { (device.driver.cuStreamGetCtx)(raw, &mut context) };
+        check("cuStreamGetCtx", code)?;
+        if context != device.context() {
+            return Err(Error::invalid(
+                "the caller's stream",
+                format!("{raw:p} of another device or context"),
+                format!("one of the primary context of device {}", device.ordinal),
+            ));
+        }
+        Ok(Queue::of(shared, Raw(raw), owner))
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw.0
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The number of the capture that is under way on this stream.
+    pub(super) fn capture(&self) -> Result<Option<u64>> {
+        use sys::CUstreamCaptureStatus as Status;
+        let _bound = self.shared.device.bind()?;
+        let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        // SAFETY: the first two are where the answers go; the others may be null.
+        let code = unsafe {
+            (self.shared.device.driver.cuStreamGetCaptureInfo_v2)(
+                self.raw.0,
+                &mut status,
+                &mut id,
+                null_mut(),
+                null_mut(),
+                null_mut(),
+            )
+        };
+        check("cuStreamGetCaptureInfo", code)?;
+        Ok((status != Status::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
+    }
+
+    /// Enqueues an op by `f` behind the last op of the heap, on whatever stream that was.
+    ///
+    /// Ops of a capture are ordered among themselves; how their graph is ordered with other work of
+    /// the heap is for the caller to see to, who launches it.
+    pub(super) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.shared.check_open()?;
+        let mut order = lock(&self.shared.order);
+        if let Some(id) = self.capture()? {
+            match order.captured {
+                Some((capture, last)) if capture == id && last != self.number => {
+                    order.captured_event.before(self)?;
+                }
+                _ => {}
+            }
+            f()?;
+            // In a capture this enqueues nothing.
+            order.captured_event.record(self)?;
+            order.captured = Some((id, self.number));
+            return Ok(());
+        }
+        match &order.live {
+            None => {}
+            Some(Last::Unrecorded(last)) if last.number == self.number => {}
+            Some(Last::Recorded(last)) if *last == self.number => {}
+            Some(Last::Recorded(_)) => order.live_event.before(self)?,
+            Some(Last::Unrecorded(last)) => {
+                if last.capture()?.is_some() {
+                    return Err(unsupported(
+                        "an op on a second stream of the heap",
+                        "the stream of the op before is being captured, so that this one cannot \
+                         be ordered behind it: end the capture first",
+                    ));
+                }
+                order.live_event.record(last)?;
+                order.live_event.before(self)?;
+                order.several = true;
+            }
+        }
+        f()?;
+        let alive = !matches!(self.owner, Owner::Caller);
+        order.live = Some(if alive && !order.several {
+            Last::Unrecorded(self.clone())
+        } else {
+            order.live_event.record(self)?;
+            Last::Recorded(self.number)
+        });
+        Ok(())
+    }
+
+    /// Waits until everything that was enqueued is done. A stream that is captured has nothing.
+    pub(super) fn finish(&self) -> Result<()> {
+        if self.capture()?.is_some() {
+            return Ok(());
+        }
+        let device = &self.shared.device;
+        let _bound = device.bind_apart()?;
+        // SAFETY: the stream is alive.
+        let code = unsafe { (device.driver.cuStreamSynchronize)(self.raw.0) };
+        lock(&self.pending).retain(|(event, _)| !event.is_done());
+        check("cuStreamSynchronize", code)
+    }
+
+    /// Whether everything that was enqueued is done.
+    pub(super) fn is_idle(&self) -> bool {
+        let Ok(_bound) = self.shared.device.bind_apart() else {
+            return false;
+        };
+        // SAFETY: the stream is alive.
+        unsafe { (self.shared.device.driver.cuStreamQuery)(self.raw.0) == SUCCESS }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // What copies may still read stays: waiting for them is not for a destructor.
+        let pending = std::mem::take(self.pending.get_mut().unwrap_or_else(|e| e.into_inner()));
+        for (event, bytes) in pending {
+            if !event.is_done() {
+                std::mem::forget(bytes);
+            }
+        }
+        if matches!(self.owner, Owner::Ours) {
+            lock(&self.shared.spare).push(self.raw);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(|e| e.into_inner()));
+        if spare.is_empty() {
+            return;
+        }
+        match self.device.bind_apart() {
+            Err(error) => warn(Err(error)),
+            Ok(_bound) => {
+                for raw in spare {
+                    // SAFETY: the stream was this heap's, and nobody else has its handle; what is
+                    // enqueued is done before the driver lets it go.
+                    let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(raw.0) };
+                    warn(check("cuStreamDestroy", code));
+                }
+            }
+        }
+    }
+}
+
+/// A stream as the rest of the crate sees it.
+#[derive(Clone)]
+pub(crate) struct CudaStream(pub(super) Arc<Queue>);
+
+impl CudaStream {
+    fn open(&self) -> Result<&Queue> {
+        self.0.shared.check_open()?;
+        Ok(&self.0)
+    }
+}
+
+impl StreamBackend for CudaStream {
+    fn sync(&self) -> Result<()> {
+        let queue = self.open()?;
+        if queue.capture()?.is_some() {
+            return Err(unsupported("waiting for a stream", "it is being captured"));
+        }
+        let done = queue.finish();
+        // A fault says more than the driver's error that it may have led to.
+        queue.shared.control.check()?;
+        done
+    }
+
+    fn record(&self) -> Result<Event> {
+        let queue = self.open()?;
+        let event = CudaEvent::new(&queue.shared.device)?;
+        event.record(queue)?;
+        Ok(Event::from_backend(Arc::new(event)))
+    }
+
+    fn wait(&self, event: &Event) -> Result<()> {
+        let queue = self.open()?;
+        match event.backend().as_any().downcast_ref::<CudaEvent>() {
+            Some(event) => event.before(queue),
+            None => Err(unsupported("waiting for an event", "it is of another kind of device")),
+        }
+    }
+
+    fn copy(
+        &self,
+        (to, offset): (Arc<dyn Mapping>, u64),
+        (from, at): (Arc<dyn Mapping>, u64),
+        bytes: u64,
+    ) -> Result<()> {
+        let queue = self.open()?;
+        let to = own(&*to)?.at(offset, bytes)?;
+        let from = own(&*from)?.at(at, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let device = &queue.shared.device;
+        let _bound = device.bind()?;
+        // SAFETY: both ranges are mapped, and the heap keeps them until its streams have finished.
+        let code = unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, queue.raw.0) };
+        check("cuMemcpyAsync", code)
+    }
+
+    fn write(&self, (to, offset): (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()> {
+        let queue = self.open()?;
+        let to = own(&*to)?.at(offset, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        if queue.capture()?.is_some() {
+            return Err(unsupported(
+                "a copy from the host on a stream that is being captured",
+                "the graph would read memory that is gone when it is launched: copy between \
+                 slices instead",
+            ));
+        }
+        let device = &queue.shared.device;
+        let done = CudaEvent::new(device)?;
+        let _bound = device.bind_apart()?;
+        let mut pending = lock(&queue.pending);
+        pending.retain(|(event, _)| !event.is_done());
+        let from = data.as_ptr().cast();
+        // SAFETY: the target is mapped, and the heap keeps it; the source is kept below until the
+        // event behind the copy is done.
+        let code =
+            unsafe { (device.driver.cuMemcpyHtoDAsync_v2)(to, from, data.len(), queue.raw.0) };
+        check("cuMemcpyHtoDAsync", code)?;
+        let recorded = done.record(queue);
+        pending.push((done, data));
+        recorded
+    }
+
+    fn raw_handle(&self) -> u64 {
+        self.0.raw.0 as u64
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A point in a stream.
+pub(crate) struct CudaEvent {
+    device: Arc<Device>,
+    raw: RawEvent,
+    recorded: AtomicBool,
+}
+
+struct RawEvent(sys::CUevent);
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for RawEvent {}
+// SAFETY: as for Send; the driver does its own locking.
+unsafe impl Sync for RawEvent {}
+
+impl CudaEvent {
+    fn new(device: &Arc<Device>) -> Result<CudaEvent> {
+        const NO_TIMING: u32 = 2;
+        let _bound = device.bind_apart()?;
+        let mut event = null_mut();
+        // SAFETY: `event` is where the answer goes.
+        let code = unsafe { (device.driver.cuEventCreate)(&mut event, NO_TIMING) };
+        check("cuEventCreate", code)?;
+        Ok(CudaEvent {
+            device: device.clone(),
+            raw: RawEvent(event),
+            recorded: AtomicBool::new(false),
+        })
+    }
+
+    /// Puts the event behind what is enqueued.
+    fn record(&self, queue: &Queue) -> Result<()> {
+        let _bound = self.device.bind()?;
+        // SAFETY: event and stream are alive and of one context.
+        let code = unsafe { (self.device.driver.cuEventRecord)(self.raw.0, queue.raw.0) };
+        check("cuEventRecord", code)?;
+        self.recorded.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Lets what is enqueued next begin after the event.
+    fn before(&self, queue: &Queue) -> Result<()> {
+        let _bound = queue.shared.device.bind()?;
+        // SAFETY: event and stream are alive; they may be of different devices.
+        let code = unsafe { (self.device.driver.cuStreamWaitEvent)(queue.raw.0, self.raw.0, 0) };
+        check("cuStreamWaitEvent", code)
+    }
+}
+
+impl EventBackend for CudaEvent {
+    fn is_done(&self) -> bool {
+        let Ok(_bound) = self.device.bind_apart() else {
+            return true;
+        };
+        // SAFETY: the event is alive.
+        let code = unsafe { (self.device.driver.cuEventQuery)(self.raw.0) };
+        // An error of the device ends everything on it.
+        !self.recorded.load(Ordering::Relaxed) || code != NOT_READY
+    }
+
+    fn sync(&self) -> Result<()> {
+        let _bound = self.device.bind_apart()?;
+        // SAFETY: the event is alive.
+        check("cuEventSynchronize", unsafe { (self.device.driver.cuEventSynchronize)(self.raw.0) })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        match self.device.bind_apart() {
+            Err(error) => warn(Err(error)),
+            Ok(_bound) => {
+                // SAFETY: the event is this one's; a wait for it that is enqueued stays valid.
+                let code = unsafe { (self.device.driver.cuEventDestroy_v2)(self.raw.0) };
+                warn(check("cuEventDestroy", code));
+            }
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The CUDA backend on a GPU: memory, streams, faults, leaks. Without a GPU every test says why it
+//! is skipped. Ranks are threads; they share devices where there are fewer of these.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use iris_heap::{
+    BackendKind, Error, ErrorKind, HeapOptions, Segment, Settings, SymmetricHeap, World, abi, cuda,
+};
+
+/// One test at a time: they count the memory of the device.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The number of devices; none, with the reason printed, where there is none to use.
+fn devices() -> Option<usize> {
+    match cuda::devices() {
+        Ok(devices) if !devices.is_empty() => {
+            for d in &devices {
+                println!("device {}: {} {}, {} workgroups", d.index, d.name, d.uuid, d.workgroups);
+            }
+            Some(devices.len())
+        }
+        Ok(_) => {
+            println!("skipped: no CUDA device is visible");
+            None
+        }
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn options() -> HeapOptions {
+    HeapOptions::new().backend(BackendKind::Cuda).data_bytes(8 << 20).signal_bytes(1 << 20)
+}
+
+/// What every size of world is put through, with virtual and with plain memory.
+fn exchange(world: World, legacy: bool) -> Result<(), Error> {
+    let (rank, size) = (world.rank(), world.size());
+    let heap = SymmetricHeap::open(&world, options().legacy_memory(legacy))?;
+    let x = heap.arange::<f32>(1000)?;
+    let y = heap.zeros::<f32>(1000)?;
+    heap.write(x, &vec![rank as f32 + 0.5; 1000])?;
+    world.barrier()?;
+    // Peers' memory by the host, and by a copy on a stream.
+    for peer in 0..size {
+        assert_eq!(heap.read_from(x.slice(990..)?, peer)?, [peer as f32 + 0.5; 10]);
+    }
+    world.barrier()?;
+    let stream = heap.stream()?;
+    let next = (rank + 1) % size;
+    heap.copy_on(&stream, (y, next), (x, rank))?;
+    let done = stream.record()?;
+    let second = heap.stream()?;
+    second.wait(&done)?;
+    heap.write_on(&second, x, &vec![-1.0; 1000])?;
+    second.sync()?;
+    assert!(done.is_done());
+    world.barrier()?;
+    let from = (rank + size - 1) % size;
+    assert_eq!(heap.read(y)?, vec![from as f32 + 0.5; 1000]);
+    assert_eq!(heap.read(x)?, vec![-1.0; 1000]);
+    // New memory is zero, the reserved words too.
+    let words = heap.alloc_signal(64)?;
+    assert_eq!(heap.read(words)?, [0; 64]);
+    let device_words = heap.alloc_device_words(33)?;
+    heap.write_device_words(device_words, &[7; 33])?;
+    assert_eq!(heap.read_device_words(device_words)?, [7; 33]);
+    heap.free_device_words(device_words)?;
+    heap.check()?;
+    world.barrier()?;
+    heap.free(x)?;
+    assert!(matches!(heap.read(x), Err(Error::NotAllocated { .. })));
+    heap.free(y)?;
+    heap.free(words)?;
+    assert_eq!(heap.free_bytes(Segment::Data).0, 8 << 20);
+    heap.close()?;
+    assert_eq!(stream.sync().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(stream.record().map(drop).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(heap.stream().map(drop).unwrap_err().kind(), ErrorKind::Closed);
+    Ok(())
+}
+
+#[test]
+fn ranks_see_each_others_memory() {
+    let _turn = TURN.lock();
+    let Some(devices) = devices() else { return };
+    for size in [1, 2, 4, devices.max(2) * 2] {
+        for legacy in [false, true] {
+            World::run_threads(size, |world| exchange(world, legacy)).unwrap();
+        }
+    }
+}
+
+/// One rank of the test below.
+#[test]
+#[ignore = "the program of one rank, which another test starts"]
+fn rank_program() {
+    let legacy = std::env::var(LEGACY).expect("the other test says which memory") == "1";
+    let world = World::from_env().unwrap();
+    exchange(world.clone(), legacy).unwrap();
+    world.close().unwrap();
+    println!("RESULT ok");
+}
+
+const LEGACY: &str = "HEAP_TEST_LEGACY";
+
+#[test]
+fn processes_see_each_others_memory() {
+    let _turn = TURN.lock();
+    if devices().is_none() {
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    for (size, legacy) in [(2, "0"), (4, "0"), (2, "1")] {
+        let private = std::fs::Permissions::from_mode(0o700);
+        let place = tempfile::Builder::new().permissions(private).tempdir().unwrap();
+        let start = |rank: usize| {
+            Command::new(&program)
+                .args(["--exact", "rank_program", "--ignored", "--nocapture"])
+                .env("RANK", rank.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("WORLD_SIZE", size.to_string())
+                .env("LOCAL_WORLD_SIZE", size.to_string())
+                .env("IRIS_RENDEZVOUS", place.path())
+                .env("IRIS_DEADLINE", "0.1")
+                .env(LEGACY, legacy)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        let ranks: Vec<_> = (0..size).map(start).collect();
+        for (rank, child) in ranks.into_iter().enumerate() {
+            let output = child.wait_with_output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                text.contains("RESULT ok"),
+                "rank {rank} of {size}, legacy {legacy}:\n{text}\n{errors}"
+            );
+        }
+    }
+}
+
+#[test]
+fn ranks_of_one_device_divide_it() {
+    let _turn = TURN.lock();
+    if devices().is_none() {
+        return;
+    }
+    let all = cuda::devices().unwrap()[0].workgroups;
+    let each = World::run_threads(4, |world| {
+        let heap = SymmetricHeap::open(&world, options().device(0))?;
+        let backend = cuda::CudaBackend::of(&heap)?;
+        assert_eq!(backend.sharing(), 4);
+        assert!(backend.arch() >= 70);
+        let groups = heap.workgroups();
+        heap.close()?;
+        Ok::<_, Error>(groups)
+    });
+    assert_eq!(each.unwrap(), [all / 4; 4]);
+    let error = World::run_threads(1, |world| SymmetricHeap::open(&world, options().device(99)));
+    let error = error.map(drop).unwrap_err().to_string();
+    assert!(error.contains("99"), "{error}");
+}
+
+#[test]
+fn memory_comes_back_after_a_hundred_heaps() {
+    let _turn = TURN.lock();
+    if devices().is_none() {
+        return;
+    }
+    let round = || {
+        World::run_threads(2, |world| {
+            let heap = SymmetricHeap::open(&world, options().device(0))?;
+            let x = heap.ones::<f32>(1 << 16)?;
+            let stream = heap.stream()?;
+            heap.copy_on(&stream, (x, 1 - world.rank()), (x, world.rank()))?;
+            stream.sync()?;
+            heap.close()
+        })
+        .unwrap()
+    };
+    round();
+    let (before, _) = cuda::memory_info(0).unwrap();
+    for _ in 0..100 {
+        round();
+    }
+    let (after, _) = cuda::memory_info(0).unwrap();
+    println!("free before {before}, after {after}");
+    // Others may use the device; a single heap that is kept would show as 20 MiB, 100 as 2 GiB.
+    assert!(after + (16 << 20) > before, "free before {before}, after {after}");
+}
+
+#[test]
+fn faults_and_losses_come_from_sync() {
+    let _turn = TURN.lock();
+    if devices().is_none() {
+        return;
+    }
+    let settings = Settings::default().deadline(0.05);
+    let results = World::run_threads_each(2, &settings, |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        let op = heap.control().name_op("an_op");
+        let stream = heap.stream()?;
+        stream.sync()?;
+        world.barrier()?;
+        if world.rank() == 0 {
+            // As a kernel would leave it.
+            let fault = iris_sync::Fault {
+                kind: iris_sync::FaultKind::NoProgress,
+                op: op as i32,
+                call: 3,
+                tile: 5,
+                rank: 1,
+                seen: 2,
+                wanted: 3,
+                field: -1,
+            };
+            let mut words = [0; abi::FAULT_WORDS];
+            words[..8].copy_from_slice(&fault.to_words());
+            assert!(heap.control().record_fault(&words));
+            let error = stream.sync().unwrap_err();
+            assert!(matches!(error, Error::Fault { op: "an_op", fault: f } if f == fault));
+            world.abort();
+            return Ok(());
+        }
+        // The peer is gone: the word that kernels poll says so, without a call of the driver.
+        let end = Instant::now() + Duration::from_secs(20);
+        while heap.control().host_abort() == 0 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(matches!(stream.sync(), Err(Error::PeerLost { rank: 0 })));
+        // Closing what is left is an error and gives everything back.
+        assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::PeerLost);
+        Ok::<_, Error>(())
+    });
+    for result in results.unwrap() {
+        result.unwrap();
+    }
+}
+
+/// A heap that is dropped waits for nobody.
+#[test]
+fn a_heap_may_be_dropped() {
+    let _turn = TURN.lock();
+    if devices().is_none() {
+        return;
+    }
+    let started = Instant::now();
+    let results = World::run_threads_each(2, &Settings::default(), |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        let x = heap.zeros::<f32>(1 << 20)?;
+        let stream = heap.stream()?;
+        heap.copy_on(&stream, (x, 1 - world.rank()), (x, world.rank()))?;
+        drop(heap);
+        assert_eq!(stream.sync().unwrap_err().kind(), ErrorKind::Closed);
+        Ok::<_, Error>(())
+    });
+    for result in results.unwrap() {
+        result.unwrap();
+    }
+    assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+/// Without a driver the answer is an error that says what is missing and where it was looked for.
+#[test]
+fn a_heap_without_a_device_is_an_error() {
+    if cuda::devices().is_ok_and(|d| !d.is_empty()) {
+        println!("skipped: there is a device");
+        return;
+    }
+    let error = World::run_threads(2, |world| SymmetricHeap::open(&world, options()).map(drop));
+    let error = error.unwrap_err();
+    let text = error.to_string();
+    let driver = text.contains("libcuda") || text.contains("cuInit") || text.contains("devices");
+    assert!(driver, "{text}");
+}

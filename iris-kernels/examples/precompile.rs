@@ -1,0 +1,17 @@
+//! Compiles all kernels of the ops ahead: `precompile FOLDER ARCH..`, as `precompile kernels sm_90a`.
+//! A program beside a folder `kernels` uses what is in it and needs no compiler.
+
+use std::error::Error;
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut words = std::env::args().skip(1);
+    let folder = words.next().ok_or("usage: precompile FOLDER ARCH..")?;
+    let arches: Vec<String> = words.collect();
+    let arches: Vec<&str> = arches.iter().map(String::as_str).collect();
+    let count = iris_kernels::build::precompile(Path::new(&folder), &arches, |build, arch| {
+        println!("{} {arch} {:?}", build.source.name, build.options.defines);
+    })?;
+    println!("{count} kernels in {folder}");
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! Which source an op's kernels are in, and what it is compiled with: at run time for the device
+//! that is there, or ahead for a folder that a program carries with it.
+
+use std::path::Path;
+
+use iris_heap::DType;
+
+use crate::Kernel;
+use crate::args::dtype_code;
+use crate::cache::Cache;
+use crate::rtc::{self, Compiler, Options, TileBuild, Vendor};
+use crate::source::{self, Text};
+
+/// What of an op decides about its kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OpBuild {
+    /// The op's name.
+    pub op: &'static str,
+    /// Whether there is a product in it.
+    pub product: bool,
+    /// Type of A and B, or of the message.
+    pub dtype: DType,
+    /// Rows of a tile.
+    pub tile_m: u32,
+    /// Columns of a tile.
+    pub tile_n: u32,
+}
+
+/// A source and what it is compiled with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Build {
+    /// The source.
+    pub source: Text,
+    /// Its options.
+    pub options: Options,
+}
+
+impl OpBuild {
+    /// The build that holds `kernel`; the other kernels of the op may be in another.
+    ///
+    /// # Errors
+    /// The name of what has no kernel on devices: a source, a type, a tile that is too large.
+    pub fn of(&self, kernel: Kernel) -> Result<Build, String> {
+        let name = match kernel {
+            Kernel::Barrier { .. } => "barrier",
+            Kernel::Local if self.product => "matmul",
+            Kernel::Local => "copy",
+            _ => self.op,
+        };
+        let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
+        if !is_product(source) {
+            return Ok(Build { source, options: Options::new() });
+        }
+        let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
+        let Self { tile_m, tile_n, .. } = *self;
+        let build = TileBuild::fitting(tile_m, tile_n).ok_or_else(|| {
+            let TileBuild { m, n, .. } = TileBuild::ALL[0];
+            format!("a tile of {tile_m} x {tile_n} (the largest is {m} x {n})")
+        })?;
+        Ok(Build { source, options: Options::op(code, build) })
+    }
+}
+
+/// Whether type and tile are compiled into the kernels of a source.
+fn is_product(source: Text) -> bool {
+    source.name.contains("matmul")
+}
+
+/// Every build that an op may ask for.
+pub fn all() -> Vec<Build> {
+    let mut builds = Vec::new();
+    for &source in source::KERNELS {
+        if !is_product(source) {
+            builds.push(Build { source, options: Options::new() });
+            continue;
+        }
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for tile in TileBuild::ALL {
+                // The three have codes.
+                let code = dtype_code(dtype).unwrap_or_default();
+                builds.push(Build { source, options: Options::op(code, tile) });
+            }
+        }
+    }
+    builds
+}
+
+/// The name of an architecture by its compute capability: 90 is `sm_90a`, with what only this
+/// architecture has, and so are the later ones.
+pub fn cuda_arch(capability: u32) -> String {
+    let only = if capability >= 90 { "a" } else { "" };
+    format!("sm_{capability}{only}")
+}
+
+/// Compiles every build for NVIDIA architectures (`sm_90a`) into a folder, where a program beside
+/// it finds them: [`crate::cache`] says how. `done` is told of each. Returns how many there are.
+///
+/// # Errors
+/// As [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that others may enter.
+pub fn precompile(
+    folder: &Path,
+    arches: &[&str],
+    mut done: impl FnMut(&Build, &str),
+) -> rtc::Result<usize> {
+    let cache = Cache::open(folder)?;
+    let compiler = Compiler::nvrtc()?;
+    let mut count = 0;
+    for arch in arches {
+        for build in all() {
+            let source = build.source.into();
+            let key = rtc::key(source, &build.options, arch, None);
+            if cache.get(&key).is_none() {
+                cache.put(&key, &compiler.compile(source, &build.options, arch)?)?;
+            }
+            done(&build, arch);
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+/// The machine code of a build for an architecture.
+///
+/// # Errors
+/// As [`rtc::compile`].
+pub fn compile(build: &Build, arch: &str) -> rtc::Result<Vec<u8>> {
+    rtc::compile(Vendor::Nvidia, build.source.into(), &build.options, arch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OP: OpBuild = OpBuild {
+        op: "matmul_all_reduce",
+        product: true,
+        dtype: DType::BF16,
+        tile_m: 64,
+        tile_n: 96,
+    };
+
+    #[test]
+    fn what_an_op_asks_for_is_built_ahead() {
+        let all = all();
+        for kernel in [Kernel::OneShot, Kernel::Local] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let build = OpBuild { dtype, ..OP }.of(kernel).expect("a build");
+                assert!(all.contains(&build), "{build:?}");
+            }
+        }
+        let message = OpBuild { op: "all_gather", product: false, tile_n: 4096, ..OP };
+        assert!(all.contains(&message.of(Kernel::AllGather).expect("a build")));
+        assert!(all.contains(&message.of(Kernel::Local).expect("a build")));
+    }
+
+    #[test]
+    fn what_has_no_kernel_is_named() {
+        let large = OpBuild { tile_m: 256, ..OP }.of(Kernel::OneShot).unwrap_err();
+        assert!(large.contains("256 x 96") && large.contains("128 x 128"), "{large}");
+        let odd = OpBuild { dtype: DType::I32, ..OP }.of(Kernel::OneShot).unwrap_err();
+        assert!(odd.contains("i32"), "{odd}");
+    }
+
+    #[test]
+    fn every_kernel_is_in_the_source_that_is_asked_for() {
+        use Kernel::*;
+        let message = OpBuild { product: false, ..OP };
+        let table: [(&str, &[Kernel]); 10] = [
+            ("matmul_all_reduce", &[OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local]),
+            ("all_reduce", &[OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local]),
+            ("matmul_reduce_scatter", &[ReduceScatter, Local]),
+            ("reduce_scatter", &[ReduceScatter, Local]),
+            ("all_gather_matmul", &[Gather, Gathered, Pull, Staged, Local]),
+            ("matmul_all_gather", &[AllGather, Local]),
+            ("all_gather", &[AllGather, Local]),
+            ("all_to_all", &[AllToAll, Local]),
+            ("broadcast", &[Broadcast, Local]),
+            ("matmul", &[Local]),
+        ];
+        for (op, kernels) in table {
+            let base = if op.contains("matmul") { OP } else { message };
+            for &kernel in kernels {
+                let build = OpBuild { op, ..base }.of(kernel).expect("a build");
+                let entry = format!("IRIS_KERNEL iris_{}(", kernel.name());
+                assert!(
+                    build.source.text.contains(&entry),
+                    "{op}: {entry} in {}",
+                    build.source.name
+                );
+            }
+        }
+    }
+}

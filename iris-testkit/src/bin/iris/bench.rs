@@ -1,0 +1,189 @@
+//! `iris bench`: ratios of times, taken in turns in one run, against what is asked of them.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use comfy_table::Table;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::errors::usage;
+use crate::job::Place;
+use crate::ratios::{Kind, Ratio, RatioJob, Times};
+
+/// What is measured unless another file is given.
+const CASES: &str = include_str!("../../../../bench/cpu.toml");
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Writes the results as JSON, one object a line.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Appends them to a record that is kept [default file: bench/record/cpu.jsonl].
+    #[arg(long, value_name = "FILE", num_args = 0..=1,
+          default_missing_value = "bench/record/cpu.jsonl")]
+    record: Option<PathBuf>,
+    /// What to measure instead, in the form of bench/cpu.toml.
+    #[arg(long, value_name = "FILE")]
+    cases: Option<PathBuf>,
+    /// Only the ratios whose names hold this text.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cases {
+    ratio: Vec<Ratio>,
+}
+
+/// A ratio that was measured. A number without device and commit is no number.
+#[derive(Serialize)]
+struct Measured<'a> {
+    #[serde(flatten)]
+    ratio: &'a Ratio,
+    time_us: f64,
+    base_us: f64,
+    value: f64,
+    ok: bool,
+}
+
+/// Measures and prints; whether all ratios are as asked.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    let cases = read(options)?;
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::NOTHING);
+    table.set_header(["ratio", "shape", "time", "base", "ratio", "at most", ""]);
+    let (mut lines, mut all_ok) = (Vec::new(), true);
+    let device = device();
+    for ratio in &cases.ratio {
+        let job = RatioJob::new(ratio)?;
+        let place = Place::new(ratio.ranks, ratio.kind == Kind::Gemm)?;
+        let Times { time: time_us, base: base_us, ratio: value } = place.run(&job)?;
+        let ok = value <= ratio.at_most;
+        all_ok &= ok;
+        table.add_row([
+            ratio.name.clone(),
+            format!("{} x {} x {}", ratio.m, ratio.n, ratio.k),
+            format!("{time_us:.0} us"),
+            format!("{base_us:.0} us"),
+            format!("{value:.3}"),
+            format!("{:.3}", ratio.at_most),
+            if ok { "ok".into() } else { "MISSED".into() },
+        ]);
+        let measured = Measured { ratio, time_us, base_us, value, ok };
+        let mut line = serde_json::to_value(&measured)?;
+        line["device"] = device.clone();
+        line["commit"] = commit().into();
+        line["date"] = date(SystemTime::now()).into();
+        lines.push(line.to_string());
+    }
+    println!("{table}");
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    if let Some(path) = &options.json {
+        File::create(path)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &options.record {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        }
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| path.display().to_string())?;
+    }
+    Ok(all_ok)
+}
+
+fn read(options: &Options) -> Result<Cases> {
+    let (text, name) = match &options.cases {
+        None => (CASES.to_owned(), "bench/cpu.toml".to_owned()),
+        Some(path) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path);
+            (text.map_err(|e| usage(&name, e, "a readable file"))?, name)
+        }
+    };
+    let mut cases: Cases =
+        toml::from_str(&text).map_err(|e| usage(name, e, "the form of bench/cpu.toml"))?;
+    if let Some(only) = &options.only {
+        cases.ratio.retain(|ratio| ratio.name.contains(only.as_str()));
+        if cases.ratio.is_empty() {
+            return Err(usage("--only", only, "part of the name of a ratio"));
+        }
+    }
+    Ok(cases)
+}
+
+/// The machine: model and number of its cores.
+fn device() -> serde_json::Value {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = info.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let model = field("model name").unwrap_or_else(|| std::env::consts::ARCH.into());
+    json!({"cpu": model, "family": field("cpu family"), "model": field("model"), "cores": cores})
+}
+
+/// The commit of the working folder, with `+` if it has changes; else that nobody knows it.
+fn commit() -> String {
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        output.status.success().then_some(text)
+    };
+    let Some(commit) = git(&["rev-parse", "HEAD"]) else { return "unknown".into() };
+    let changes = git(&["status", "--porcelain", "--untracked-files=no"]);
+    if changes.is_some_and(|text| text.is_empty()) { commit } else { format!("{commit}+") }
+}
+
+/// The day, in UTC.
+fn date(time: SystemTime) -> String {
+    let days = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86400) as i64;
+    // Howard Hinnant's civil_from_days, for days since 1970.
+    let z = days + 719_468;
+    let era = z / 146_097;
+    let day_of_era = z % 146_097;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn days_have_names() {
+        let at = |seconds| date(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01");
+        assert_eq!(at(951_782_400), "2000-02-29");
+        assert_eq!(at(4_107_542_399), "2100-02-28");
+        assert_eq!(at(4_107_542_400), "2100-03-01");
+    }
+
+    #[test]
+    fn the_cases_are_read() {
+        let cases: Cases = toml::from_str(CASES).unwrap();
+        assert!(cases.ratio.len() >= 4);
+        for ratio in &cases.ratio {
+            RatioJob::new(ratio).unwrap();
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! `iris kernels`: compile the kernels of all ops ahead of time, for a machine without a compiler.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+/// Compile the kernels of all ops into a folder, with NVRTC; no GPU is needed.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The folder. A program `iris` beside a folder `kernels` takes its kernels from there.
+    #[arg(long)]
+    out: PathBuf,
+    /// Architectures.
+    #[arg(long, default_value = "sm_90a", value_delimiter = ',')]
+    arch: Vec<String>,
+}
+
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    let arches: Vec<&str> = options.arch.iter().map(String::as_str).collect();
+    let count = iris_kernels::build::precompile(&options.out, &arches, |_, _| ())?;
+    eprintln!("{count} kernels in {}", options.out.display());
+    Ok(true)
+}

@@ -1,0 +1,253 @@
+//! `iris test`: every op, variant and element type over ragged shapes, against the oracle, on
+//! machines that have this program and nothing else.
+
+use std::io::{self, Write};
+use std::time::Instant;
+
+use anyhow::Result;
+use iris_heap::{BackendKind, DType, ErrorKind, SymmetricHeap, World};
+use iris_ops::{Epilogue, Options as OpOptions, Shard, StagingLayout, TileShape};
+use iris_testkit::suite::{Case, Input, OpName, heap_bytes, run_case};
+use serde::{Deserialize, Serialize};
+
+use crate::job::{Job, Place, Said};
+use crate::operator::Device;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// What computes: cpu.
+    #[arg(long, default_value = "cpu")]
+    backend: BackendKind,
+    /// A sample.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// All shapes with all tiles, and more worlds.
+    #[arg(long)]
+    full: bool,
+}
+
+/// How much is tested.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Level {
+    Quick,
+    Normal,
+    Full,
+}
+
+/// M, N, K: ragged, single rows and columns, fewer rows than ranks, no depth, nothing at all.
+const SHAPES: [(usize, usize, usize); 10] = [
+    (33, 65, 17),
+    (107, 96, 48),
+    (1, 64, 32),
+    (64, 1, 5),
+    (3, 5, 4),
+    (130, 200, 70),
+    (7, 3, 0),
+    (0, 6, 3),
+    (5, 7, 1),
+    (200, 33, 130),
+];
+
+/// Tiles: chosen by the plan, and small ones, of which ragged shapes have several.
+const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
+
+/// All cases of a level, the same on every rank.
+fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
+        for (turn, dtype) in [DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
+            let at = index + turn;
+            let tiles = match level {
+                Level::Quick if at % 3 != 0 => continue,
+                Level::Full => 0..TILES.len(),
+                _ => at % 3..at % 3 + 1,
+            };
+            for tile in tiles.map(|tile| TILES[tile]) {
+                let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
+                let mut options = options.k_block(4).k_per_flag(2);
+                if let Some((m, n)) = tile {
+                    options = options.tile(TileShape { m, n });
+                }
+                cases.extend(ops(&options, at));
+            }
+        }
+    }
+    cases
+}
+
+/// Every op, variant and shard with these options; `at` chooses the rest in turns.
+fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for op in OpName::ALL {
+        let mut options = options.clone();
+        if !op.multiplies() {
+            options.k = 0;
+        }
+        let shards: &[Shard] = match op {
+            OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+            _ => &[Shard::Rows],
+        };
+        for (&shard, variant) in
+            shards.iter().flat_map(|s| op.variants().into_iter().map(move |v| (s, v)))
+        {
+            let mut case = Case::new(op, variant, options.clone().shard(shard));
+            case.seed = 1 + at as u64;
+            case.uneven = at % 4 == 1;
+            if at.is_multiple_of(2) {
+                case.input = Input::Reals;
+                case.bias = op.multiplies();
+                if op.multiplies() && at.is_multiple_of(4) {
+                    case.options = case.options.epilogue(Epilogue::Gelu);
+                }
+            }
+            if at % 3 == 1 {
+                case.options = case.options.staging(StagingLayout::MContiguous);
+            }
+            cases.push(case);
+        }
+    }
+    cases
+}
+
+/// Worlds: ranks, threads of a rank, and whether the ranks are threads.
+fn worlds(level: Level) -> &'static [(usize, usize, bool)] {
+    match level {
+        Level::Quick => &[(2, 1, true), (4, 1, false)],
+        Level::Normal => {
+            &[(1, 2, true), (2, 2, true), (3, 3, true), (8, 1, true), (2, 1, false), (4, 1, false)]
+        }
+        Level::Full => &[
+            (1, 2, true),
+            (2, 2, true),
+            (3, 3, true),
+            (4, 1, true),
+            (8, 1, true),
+            (2, 1, false),
+            (3, 2, false),
+            (4, 1, false),
+            (8, 1, false),
+        ],
+    }
+}
+
+/// Runs the suite; whether nothing failed.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    let level = match (options.quick, options.full) {
+        (true, _) => Level::Quick,
+        (_, true) => Level::Full,
+        _ => Level::Normal,
+    };
+    let count = cases(level, options.backend).len();
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let missing = missing(options.backend)?;
+    for &(ranks, threads, as_threads) in worlds(level) {
+        let place = Place::new(ranks, as_threads)?;
+        let world = format!("{ranks} ranks as {}, {threads} threads each", place.words());
+        if let Some(reason) = &missing {
+            println!("{world}: {count} cases skipped: {reason}");
+            skipped += count;
+            continue;
+        }
+        let begun = Instant::now();
+        let failures = run_world(place, Device::new(options.backend, Some(threads)), level, count);
+        failed += failures;
+        passed += count - failures;
+        println!("{world}: {count} cases, {failures} failed, {:.1?}", begun.elapsed());
+    }
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    Ok(failed == 0)
+}
+
+/// Why there can be no heap on this backend, if there can be none.
+fn missing(backend: BackendKind) -> Result<Option<String>> {
+    let heap = Device::new(backend, Some(1)).heap(1 << 16, 1 << 16);
+    let opened = World::run_threads(1, |world| SymmetricHeap::open(&world, heap.clone())?.close());
+    match opened {
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Some(error.to_string())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Runs all cases in one world; after one that failed, goes on behind it in a new world. Returns
+/// how many failed.
+fn run_world(place: Place, device: Device, level: Level, count: usize) -> usize {
+    let (mut first, mut failures) = (0, 0);
+    while first < count {
+        let said = Said::default();
+        let job = SuiteJob { device, level, first, said: Some(said.clone()) };
+        let Err(error) = place.run_with(&job, &said) else { break };
+        // The last case that rank 0 began; before the first, the world itself failed.
+        let begun = said.text().lines().rev().find_map(|line| line.strip_prefix(AT)?.parse().ok());
+        let at = begun.unwrap_or(first);
+        println!("case {at} FAILED: {error:#}");
+        failures += 1;
+        first = at + 1;
+    }
+    failures
+}
+
+/// What rank 0 says at the beginning of a case, before its number.
+const AT: &str = "case ";
+
+/// The cases from one on, in one world.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SuiteJob {
+    device: Device,
+    level: Level,
+    first: usize,
+    /// Where ranks that are threads say what they begin; processes have their stdout.
+    #[serde(skip)]
+    said: Option<Said>,
+}
+
+impl Job for SuiteJob {
+    type Report = usize;
+
+    const NAME: &str = "suite";
+
+    fn run_rank(&self, world: &World) -> Result<Option<usize>> {
+        let cases = cases(self.level, self.device.backend());
+        let (mut data, mut signal) = (0, 0);
+        for case in &cases {
+            let need = heap_bytes(case, world.size())?;
+            (data, signal) = (need.0.max(data), need.1.max(signal));
+        }
+        let heap = SymmetricHeap::open(world, self.device.heap(data, signal))?;
+        let root = world.rank() == 0;
+        for (at, case) in cases.iter().enumerate().skip(self.first) {
+            if root {
+                let line = format!("{AT}{at}\n");
+                match &self.said {
+                    Some(said) => said.clone().write_all(line.as_bytes())?,
+                    None => io::stdout().write_all(line.as_bytes())?,
+                }
+            }
+            run_case(&heap, case)?;
+        }
+        heap.close()?;
+        Ok(root.then_some(cases.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_op_variant_and_type_is_there() {
+        for level in [Level::Quick, Level::Normal, Level::Full] {
+            let cases = cases(level, BackendKind::Cpu);
+            for op in OpName::ALL {
+                for variant in op.variants() {
+                    for dtype in [DType::F32, DType::F16, DType::BF16] {
+                        let fits = |case: &&Case| {
+                            case.op == op && case.variant == variant && case.options.dtype == dtype
+                        };
+                        assert!(cases.iter().any(|case| fits(&case)), "{level:?} {op} {variant}");
+                    }
+                }
+            }
+        }
+    }
+}

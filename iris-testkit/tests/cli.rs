@@ -1,0 +1,225 @@
+//! The program `iris` as a user meets it: what it prints, what it refuses, how it exits.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::Value;
+
+const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/minilm-l6-layer0-ffn.safetensors");
+
+fn iris(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    command.args(arguments).output().unwrap()
+}
+
+/// What is printed, of a run that ends well.
+#[track_caller]
+fn good(arguments: &[&str]) -> String {
+    let output = iris(arguments);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {}\n{out}\n{err}", output.status);
+    out
+}
+
+/// What is said on stderr, of a run that the caller must correct; `ranks` were not started.
+#[track_caller]
+fn refused(arguments: &[&str]) -> String {
+    let output = iris(arguments);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert!(!error.contains("[rank") && output.stdout.is_empty(), "{arguments:?}: {error}");
+    error
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The object on the last line.
+#[track_caller]
+fn object(arguments: &[&str]) -> Value {
+    let out = good(&[arguments, &["--json"]].concat());
+    serde_json::from_str(out.lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn the_main_job_runs_four_processes_both_ways() {
+    let out = good(&["run"]);
+    assert!(out.contains("4 ranks as processes"), "{out}");
+    for op in ["matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter"] {
+        let rows = out.lines().filter(|line| line.contains(op) && line.ends_with("ok "));
+        assert_eq!(rows.count(), 2, "{op} in f32 and f16:\n{out}");
+    }
+    let ranks = object(&["run", "--ranks", "3", "--threads-as-ranks", "--iters", "2"]);
+    for row in ranks["rows"].as_array().unwrap() {
+        let error = row["rel_error"].as_f64().unwrap();
+        assert!(error > 0.0 && error < row["bound"].as_f64().unwrap(), "{row}");
+    }
+}
+
+#[test]
+fn every_op_and_variant_runs_and_says_what_it_did() {
+    let sum = &["auto", "one_shot", "two_shot", "spinlock", "atomic"][..];
+    let ops = [
+        ("matmul-all-reduce", sum),
+        ("all-reduce", sum),
+        ("all-gather-matmul", &["baseline", "pull", "staged"]),
+        ("matmul-reduce-scatter", &["push"]),
+        ("matmul-all-gather", &["push"]),
+        ("all-gather", &["push"]),
+        ("reduce-scatter", &["push"]),
+        ("all-to-all", &["push"]),
+        ("broadcast", &["push"]),
+        ("barrier", &["flat"]),
+    ];
+    for (op, variants) in ops {
+        for (turn, &variant) in variants.iter().enumerate() {
+            let dtype = ["f32", "f16", "bf16"][turn % 3];
+            let mut arguments =
+                vec!["run", op, "--ranks", "3", "--m", "37", "--n", "29", "--k", "31"];
+            arguments.extend(["--variant", variant, "--dtype", dtype, "--iters", "2"]);
+            if turn > 0 {
+                arguments.push("--threads-as-ranks");
+            }
+            let it = object(&arguments);
+            assert_eq!(it["op"], op.replace('-', "_"), "{it}");
+            assert_eq!((&it["m"], &it["n"], &it["k"]), (&37.into(), &29.into(), &31.into()));
+            assert_eq!(
+                (&it["ranks"], &it["dtype"], &it["ok"]),
+                (&3.into(), &dtype.into(), &true.into())
+            );
+            assert!(variant == "auto" || it["variant"] == variant, "{it}");
+            assert!(it["median_us"].as_f64().unwrap() > 0.0, "{it}");
+            let error = it["rel_error"].as_f64().unwrap();
+            assert!(error < if dtype == "f32" { 1e-6 } else { 1e-2 }, "{it}");
+            if !matches!(variant, "spinlock" | "atomic") {
+                assert_eq!(it["max_rank_difference"], 0.0, "{it}");
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_are_a_shard_and_a_seed_changes_the_input() {
+    let run = |seed: &str| {
+        let mut arguments = vec!["run", "all-gather-matmul", "--shard", "columns", "--ranks", "2"];
+        arguments.extend(["--m", "4", "--n", "9", "--k", "5", "--iters", "1", "--seed", seed]);
+        object(&arguments)["rel_error"].as_f64().unwrap()
+    };
+    assert_eq!(run("7"), run("7"));
+    assert_ne!(run("7"), run("8"));
+}
+
+#[test]
+fn what_is_wrong_is_named_before_a_rank_starts() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["run", "ring"], &["ring", "matmul-all-reduce"]),
+        (&["run", "all-reduce", "--ranks", "0"], &["--ranks", "0", "1 to 64"]),
+        (&["run", "all-reduce", "--ranks", "65"], &["65", "1 to 64"]),
+        (&["run", "all-reduce", "--m", "-3"], &["-3", "--m"]),
+        (&["run", "all-reduce", "--m", "2000000000"], &["2000000000", "1073741823"]),
+        (&["run", "all-reduce", "--m", "100000", "--n", "1000000"], &["memory", "MiB"]),
+        (&["run", "all-reduce", "--dtype", "i32"], &["i32", "bf16"]),
+        (&["run", "all-reduce", "--backend", "tpu"], &["tpu", "cpu"]),
+        (&["run", "all-reduce", "--iters", "0"], &["--iters", "at least 1"]),
+        (&["run", "all-reduce", "--shard", "columns"], &["--shard", "rows"]),
+        (&["run", "matmul-all-reduce", "--variant", "ring"], &["ring", "two_shot"]),
+        (&["run", "broadcast", "--variant", "two_shot"], &["two_shot", "push"]),
+        (&["run", "--m", "4"], &["<OP>"]),
+        (&["run", "all-reduce", "--weights", "x"], &["--weights"]),
+        (&["run", "--weights", "no/such/file"], &["no/such/file", "readable"]),
+        (&["run", "--layer-prefix", "layer.9"], &["layer.9.input", "missing", "ffn.output"]),
+        (&["bench", "--only", "nothing"], &["nothing"]),
+    ];
+    for (arguments, words) in cases {
+        let error = refused(arguments);
+        assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_wrong_environment_is_named() {
+    for (name, value) in [("IRIS_DEADLINE", "soon"), ("IRIS_THREADS", "0"), ("IRIS_LOG", "loud")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+        let output = command.args(["run", "barrier"]).env(name, value).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(name) && error.contains(value), "{error}");
+    }
+}
+
+/// The embedded file with one tensor changed.
+fn changed(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> Vec<u8> {
+    let file = std::fs::read(WEIGHTS).unwrap();
+    let whole = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let mut tensors = whole.tensors();
+    let tensor = TensorView::new(dtype, shape.to_vec(), bytes).unwrap();
+    tensors.iter_mut().find(|(known, _)| known == name).unwrap().1 = tensor;
+    safetensors::serialize(tensors, None).unwrap()
+}
+
+#[test]
+fn faults_of_a_weights_file_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let with = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        refused(&["run", "--weights", path.to_str().unwrap()])
+    };
+    let file = std::fs::read(WEIGHTS).unwrap();
+    for cut in [0, 7, 100, file.len() - 1] {
+        assert!(with(&file[..cut]).contains("no safetensors file"));
+    }
+    let error = with(&changed("ffn.up.bias", Dtype::I32, &[1536], &[0; 4 * 1536]));
+    assert!(error.contains("ffn.up.bias is I32: expected F32"), "{error}");
+    let error = with(&changed("ffn.down.weight", Dtype::F16, &[1536, 384], &[0; 2 * 1536 * 384]));
+    assert!(error.contains("ffn.down.weight is [1536, 384]: expected [384, 1536]"), "{error}");
+}
+
+/// The check of the main job can fail: with another bias than the file's output was made with.
+#[test]
+fn wrong_numbers_fail_the_main_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let file = std::fs::read(WEIGHTS).unwrap();
+    let whole = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let mut bias = whole.tensor("ffn.down.bias").unwrap().data().to_vec();
+    let last = bias.len() - 4;
+    let value = f32::from_le_bytes(bias[last..].try_into().unwrap());
+    bias[last..].copy_from_slice(&(value + 0.01).to_le_bytes());
+    std::fs::write(&path, changed("ffn.down.bias", Dtype::F32, &[384], &bias)).unwrap();
+    let output = iris(&["run", "--iters", "1", "--weights", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("relative error"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_trace_has_all_ranks_and_workgroups_on_one_clock() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    let file = path.to_str().unwrap();
+    good(&["run", "--iters", "1", "--ranks", "2", "--threads", "2", "--trace", file]);
+    let trace: Value = serde_json::from_slice(&std::fs::read(Path::new(file)).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    for (rank, group) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let own = |event: &&&Value| event["pid"] == rank && event["tid"] == group;
+        assert!(spans.iter().any(|event| own(&event)), "workgroup {group} of rank {rank}");
+    }
+    for op in ["matmul", "matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter"] {
+        assert!(spans.iter().any(|event| event["cat"] == op), "{op}");
+    }
+    // One clock: all of it within seconds, beginning at 0.
+    let times = spans.iter().map(|event| event["ts"].as_f64().unwrap());
+    assert_eq!(times.clone().fold(f64::INFINITY, f64::min), 0.0);
+    assert!(times.fold(0.0, f64::max) < 60e6);
+}
+
+#[test]
+fn the_suite_counts_what_it_skips() {
+    let out = good(&["test", "--quick", "--backend", "hip"]);
+    let last = out.lines().last().unwrap();
+    assert!(last.starts_with("0 passed, 0 failed, ") && !last.contains(" 0 skipped"), "{out}");
+    assert!(out.contains("hip"), "{out}");
+}

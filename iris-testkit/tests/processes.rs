@@ -1,0 +1,157 @@
+//! The ops with ranks as processes: the same cases, and ranks that are late, skip calls or die.
+//!
+//! The test program starts itself as the ranks: [`rank_program`] does nothing unless it is one.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use common::ready::{Ready, all_cases};
+use common::{Level, base_cases, level, taken};
+use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
+use iris_ops::{Error, Options, TileShape};
+use iris_testkit::launch::{End, Options as Launch, Outcome, launch};
+use iris_testkit::suite::{Case, Input, OpName, run_case};
+
+/// Which part the rank program plays.
+const PART: &str = "RANK_PROGRAM";
+
+fn start(part: &str, ranks: usize, deadline: &str) -> Outcome {
+    let program = std::env::current_exe().expect("this program has a path");
+    let options = Launch::default().env(PART, part).env("IRIS_DEADLINE", deadline);
+    let options = options.deadline(Duration::from_secs(240)).stdout(io::sink());
+    let arguments = ["--exact", "rank_program", "--nocapture", "--test-threads=1"];
+    launch(&program, &arguments, ranks, options).expect("the job did not start")
+}
+
+#[test]
+fn rank_program() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let world = World::from_env().unwrap();
+    let result = match part.as_str() {
+        "cases" => cases(&world),
+        "skip" => skip(&world),
+        "die" => die(&world),
+        "late" => late(&world),
+        other => panic!("part {other}"),
+    };
+    result.unwrap_or_else(|e| panic!("{e:?}"));
+    world.close().unwrap();
+}
+
+fn cases(world: &World) -> anyhow::Result<()> {
+    let heap = SymmetricHeap::open(world, HeapOptions::new().threads(2))?;
+    for (index, (m, n, k)) in [(33, 65, 17), (2, 5, 9), (107, 96, 48)].into_iter().enumerate() {
+        let options = Options::new(m, n, k).tile(TileShape { m: 8, n: 32 }).k_block(4);
+        for mut case in base_cases(&options) {
+            case.input = [Input::Integers, Input::Reals][index % 2];
+            (case.bias, case.burst) = (true, index == 2);
+            if taken(&case, world.size()) {
+                run_case(&heap, &case)?;
+            }
+        }
+    }
+    Ok(heap.close()?)
+}
+
+#[test]
+fn cases_with_ranks_as_processes() {
+    let sizes: &[usize] = if level() == Level::Quick { &[3] } else { &[1, 2, 3, 4, 8] };
+    for &ranks in sizes {
+        let outcome = start("cases", ranks, "1");
+        assert!(outcome.ok(), "{}", outcome.report());
+    }
+}
+
+/// A call that rank 1 leaves out: the others name it within the deadline.
+fn skip(world: &World) -> anyhow::Result<()> {
+    let mut ready = Ready::new(world, &a_case())?;
+    ready.call()?;
+    ready.sync()?;
+    if world.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(5));
+    } else {
+        ready.call()?;
+        let error = ready.sync().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Fault, "{error}");
+        let text = error.to_string();
+        let named = text.contains("rank 1 has not entered") || text.contains("gave up");
+        assert!(named && text.contains("matmul_all_reduce") && text.contains("call 2"), "{text}");
+        println!("named: {text}");
+    }
+    Ok(ready.heap.close()?)
+}
+
+fn a_case() -> Case {
+    Case::new(OpName::MatmulAllReduce, "two_shot", Options::new(8, 6, 9))
+}
+
+#[test]
+fn a_process_that_skips_a_call_is_named() {
+    let outcome = start("skip", 3, "0.005");
+    let named = outcome.ranks.iter().filter(|rank| rank.stdout.contains("has not entered"));
+    assert!(named.count() > 0, "{}", outcome.report());
+    let ends = outcome.ranks.iter().map(|rank| rank.end);
+    assert!(ends.clone().all(|end| end == End::Exited(0)), "{}", outcome.report());
+}
+
+/// Rank 2 is killed in the middle of a call: the others hear of it long before any deadline.
+fn die(world: &World) -> anyhow::Result<()> {
+    let mut ready = Ready::new(world, &a_case())?;
+    ready.call()?;
+    ready.sync()?;
+    if world.rank() == 2 {
+        // Some of the others wait by now.
+        std::thread::sleep(Duration::from_millis(300));
+        let me = rustix::process::getpid();
+        rustix::process::kill_process(me, rustix::process::Signal::KILL)?;
+    }
+    let begun = Instant::now();
+    let error = match ready.call() {
+        Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
+        Err(error) => error.into(),
+    };
+    assert!(begun.elapsed() < Duration::from_secs(60), "{error}: after {:?}", begun.elapsed());
+    let kinds = [
+        error.downcast_ref::<Error>().map(Error::kind),
+        error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind),
+    ];
+    let right = kinds.into_iter().flatten().all(|kind| kind == ErrorKind::PeerLost);
+    assert!(right || error.to_string().contains("gave up"), "{error:?}");
+    println!("heard: {error}");
+    // What is left needs no peer.
+    std::process::exit(0);
+}
+
+#[test]
+fn a_process_that_is_killed_is_named_at_once() {
+    let outcome = start("die", 3, "1");
+    let ends: Vec<_> = outcome.ranks.iter().map(|rank| rank.end).collect();
+    assert_eq!(ends[..2], [End::Exited(0); 2], "{}", outcome.report());
+    assert!(matches!(ends[2], End::Signalled(9)), "{}", outcome.report());
+    let heard = outcome.ranks[..2].iter().filter(|rank| rank.stdout.contains("rank 2 is lost"));
+    assert!(heard.count() > 0, "{}", outcome.report());
+}
+
+/// Later than the deadline of progress, but not than that of entering.
+fn late(world: &World) -> anyhow::Result<()> {
+    let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
+    for case in all_cases() {
+        let mut ready = Ready::on(heap.clone(), &case)?;
+        if world.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        ready.call()?;
+        ready.sync()?;
+    }
+    Ok(heap.close()?)
+}
+
+#[test]
+fn a_process_that_is_late_is_waited_for() {
+    let outcome = start("late", 3, "0.01");
+    assert!(outcome.ok(), "{}", outcome.report());
+}
