@@ -56,13 +56,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let mut all = Vec::new();
     let mut add = |protocol, ranks, scenario: Scenario, engine| {
         let on_headers = scenario.on_headers();
-        let model = |implementation, scenario| Model {
-            protocol,
-            implementation,
-            ranks,
-            scenario,
-            engine,
-        };
+        let model =
+            |implementation, scenario| Model { protocol, implementation, ranks, scenario, engine };
         all.push(model(Implementation::Rust, scenario));
         all.extend(on_headers.map(|scenario| model(Implementation::Headers, scenario)));
     };
@@ -70,7 +65,12 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("versioned lock", 2, primitives::versioned(2), exhaustive);
     add("spinlock", 2, primitives::spinlock(2, 2), exhaustive);
     add("device barrier", 2, primitives::barrier(2, Members::all(2), 1, true), exhaustive);
-    add("device barrier", 3, primitives::barrier(3, Members::all(3), 1, false), Engine::Loom(Some(2)));
+    add(
+        "device barrier",
+        3,
+        primitives::barrier(3, Members::all(3), 1, false),
+        Engine::Loom(Some(2)),
+    );
     add("barrier, group", 3, primitives::barrier(3, Members::from_bits(5), 1, true), exhaustive);
     add("staged flags", 1, primitives::flags(2), exhaustive);
     add("entry signals", 2, primitives::entry(2, 2), exhaustive);

@@ -64,7 +64,8 @@ pub struct Compiled {
 /// Compile everything for `arch`, with the headers as they are embedded, or those in `headers`.
 pub fn check(arch: Arch, headers: Option<&Path>) -> Compiled {
     let start = Instant::now();
-    let outcome = if arch.name.starts_with("sm_") { nvidia(arch.name) } else { amd(arch.name, headers) };
+    let outcome =
+        if arch.name.starts_with("sm_") { nvidia(arch.name) } else { amd(arch.name, headers) };
     let outcome = outcome.unwrap_or_else(Outcome::Failed);
     Compiled { arch, outcome, seconds: start.elapsed().as_secs_f64() }
 }
@@ -95,6 +96,25 @@ pub fn probes() -> String {
         };
     }
     text
+}
+
+/// Kernels that raise flags for other workgroups of their device: the only stores that release at
+/// the scope of the device. In any other kernel such a store is one whose scope is too narrow.
+const STAGED: [&str; 1] = ["all_gather_matmul.cu"];
+
+/// Whether a store releases at the scope of the device, in the code of AMD.
+fn releases_on_device(code: &str) -> bool {
+    let mut released = false;
+    code.lines().map(str::trim).any(|line| {
+        let stores = line.starts_with("global_store") || line.starts_with("flat_store");
+        let found = released && stores;
+        if line.starts_with("buffer_wbl2") {
+            released = line == "buffer_wbl2 sc1";
+        } else if stores || line.starts_with("global_") || line.starts_with("flat_") {
+            released = false;
+        }
+        found
+    })
 }
 
 /// Kernels that reach no peer. All others must have an access of system scope.
@@ -247,6 +267,9 @@ fn nvidia(arch: &str) -> Result<Outcome, String> {
         if !ptx.contains(".sys.") && !LOCAL.contains(&kernel.name) {
             return Err(format!("{}: no access of system scope", kernel.name));
         }
+        if ptx.contains("st.release.gpu") && !STAGED.contains(&kernel.name) {
+            return Err(format!("{}: a store releases at device scope", kernel.name));
+        }
         compiler.compile(kernel.into(), &options(), arch).map_err(|error| error.to_string())?;
     }
     let (major, minor) = compiler.version();
@@ -257,6 +280,11 @@ fn nvidia(arch: &str) -> Result<Outcome, String> {
 /// Whether scope `cta` stands only where shared memory is accessed.
 fn only_shared_cta(ptx: &str) -> bool {
     ptx.lines().filter(|line| line.contains(".cta.")).all(|line| line.contains(".shared"))
+}
+
+/// Whether there is a clang to compile for AMD's architectures.
+pub fn has_clang() -> bool {
+    clang().is_some()
 }
 
 /// The first clang there is, with its version.
@@ -311,6 +339,9 @@ fn amd(arch: &str, headers: Option<&Path>) -> Result<Outcome, String> {
         let system = if arch == "gfx90a" { "buffer_invl2" } else { "buffer_inv sc0 sc1" };
         if !code.contains(system) && !LOCAL.contains(&kernel.name) {
             return Err(format!("{}: no acquire of system scope", kernel.name));
+        }
+        if releases_on_device(&code) && !STAGED.contains(&kernel.name) {
+            return Err(format!("{}: a store releases at device scope", kernel.name));
         }
     }
     Ok(Outcome::Done { compiler: version, kernels: KERNELS.len(), probes })

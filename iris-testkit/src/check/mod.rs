@@ -29,7 +29,8 @@ pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
     std::thread::scope(|scope| {
         // Two threads share the models; the compilers take turns on a third.
-        let compiled = scope.spawn(|| device_code::ARCHS.map(|arch| device_code::check(arch, None)));
+        let compiled =
+            scope.spawn(|| device_code::ARCHS.map(|arch| device_code::check(arch, None)));
         let models = over_all(&catalogue(options.full), |model| (model.clone(), model.run()));
         summary.models = models;
         summary.mutants = over_all(&all_mutants(), |(implementation, mutant)| {

@@ -93,9 +93,9 @@ impl Summary {
             })
         });
         let done = |compiled: &&Compiled| matches!(compiled.outcome, Outcome::Done { .. });
-        let scopes = self.scopes.iter().map(|(name, device, system)| {
-            json!({ "access": name, "device": device, "system": system })
-        });
+        let scopes = self.scopes.iter().map(
+            |(name, device, system)| json!({ "access": name, "device": device, "system": system }),
+        );
         let failed = self.failed();
         json!({
             "ok": failed.is_empty(),
@@ -125,7 +125,8 @@ fn table(header: &[&str]) -> Table {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut mutants = table(&["mutant", "source", "scenario", "bound", "expected", "caught by"]);
+        let mut mutants =
+            table(&["mutant", "source", "scenario", "bound", "expected", "caught by"]);
         for (implementation, mutant, report) in &self.mutants {
             let by = report.caught_by().map_or("NOTHING".into(), |check| check.to_string());
             mutants.add_row([

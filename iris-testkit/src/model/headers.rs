@@ -131,7 +131,7 @@ pub(super) enum Segment {
 
 /// A fake address: four bits of segment, twelve of rank, the rest bytes.
 pub(super) const fn address(segment: Segment, rank: u32, index: u32) -> u64 {
-    (segment as u64) << 60 | (rank as u64) << 48 | index as u64 * 4
+    ((segment as u64) << 60) | ((rank as u64) << 48) | (index as u64 * 4)
 }
 
 /// What a fake address names: segment, rank and index of a 4-byte word.

@@ -328,7 +328,7 @@ unsafe extern "C-unwind" fn iris_hook_write(address: u64, value: *const i32, byt
 }
 
 fn words(bytes: u32) -> usize {
-    if bytes % 4 != 0 {
+    if !bytes.is_multiple_of(4) {
         other(format!("{bytes} bytes: the model has words of four"));
     }
     bytes as usize / 4

@@ -75,7 +75,9 @@ impl Shape {
         let (values, room) = (out.as_mut_ptr(), out.len() as u32);
         let count = match *self {
             // SAFETY: there is room for as many values as said.
-            Shape::Split(total, parts) => unsafe { iris_schedule_split(total, parts, values, room) },
+            Shape::Split(total, parts) => unsafe {
+                iris_schedule_split(total, parts, values, room)
+            },
             Shape::Tiles(grid, size) => {
                 let grid = [grid.rows, grid.cols, grid.tile_m, grid.tile_n];
                 // SAFETY: as above.
@@ -162,6 +164,8 @@ pub fn compare(given: &[Shape], random: u32) -> Result<u64, String> {
     }
     let config = Config { cases: random, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    TestRunner::new_with_rng(config, rng).run(&shapes(), equal).map_err(|error| error.to_string())?;
+    TestRunner::new_with_rng(config, rng)
+        .run(&shapes(), equal)
+        .map_err(|error| error.to_string())?;
     Ok(answers.get())
 }
