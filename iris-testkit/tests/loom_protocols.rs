@@ -149,9 +149,10 @@ fn two_workgroups_of_a_rank() {
         ],
         [
             (ops::one_shot(2, 2, 1).groups(&[2, 1]), Some(1), 500),
-            (ops::staged(&[2, 1], 1, 1), Some(2), 1_000),
+            (ops::one_shot(2, 1, 1).groups(&[2, 2]), None, 4_500),
+            (ops::staged(&[2, 1], 1, 1), Some(2), 13_000),
         ],
-        [(ops::one_shot(2, 2, 1).groups(&[2, 2]), Some(1), 1_000)],
+        [(ops::one_shot(2, 2, 1).groups(&[2, 1]), Some(2), 3_000)],
     ));
 }
 
