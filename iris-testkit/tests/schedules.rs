@@ -4,7 +4,7 @@
 //! anybody wait but write down who sets and who awaits which word. The lists of all ranks are then
 //! played against each other: every awaited word is set exactly once, and nobody waits for ever.
 //!
-//! The file is long because the words and bodies that write things down are of no use elsewhere.
+//! Long because the words and bodies that write things down are of no use elsewhere.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};

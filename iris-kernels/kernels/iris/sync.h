@@ -1,6 +1,8 @@
 // The protocols of iris-sync, operation by operation: see that crate and its PROTOCOL.md for the
 // reasons. Names are the same. All lanes of a workgroup call the functions of Workgroup together;
 // those that return false do so on all lanes alike, and the workgroup must then leave.
+//
+// Long because it is read beside iris-sync, whose files it follows one after the other.
 #ifndef IRIS_SYNC_H
 #define IRIS_SYNC_H
 

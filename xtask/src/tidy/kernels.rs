@@ -29,8 +29,8 @@ const RULES: &[Confined] = &[
             "__nvvm_*",
             "__builtin_amdgcn_*",
         ],
-        may: |path| path == "iris/port.h" || is_mma(path),
-        place: "iris/port.h and iris/mma*.h",
+        may: |path| is_port(path) || is_mma(path),
+        place: "iris/port*.h and iris/mma*.h",
     },
     Confined {
         // The scope of an access is in the type of its word; these would go around it.
@@ -67,8 +67,8 @@ const RULES: &[Confined] = &[
             "atomicSub*",
             "atomicXor*",
         ],
-        may: |path| path == "iris/port.h" || is_mma(path),
-        place: "iris/port.h and iris/mma*.h",
+        may: |path| is_port(path) || is_mma(path),
+        place: "iris/port*.h and iris/mma*.h",
     },
     Confined {
         // A kernel calls the protocols (enter, credit, push_signal, wait_tile, finish), which a
@@ -93,6 +93,10 @@ const RULES: &[Confined] = &[
         place: "iris/*.h",
     },
 ];
+
+fn is_port(path: &str) -> bool {
+    path.starts_with("iris/port") && path.ends_with(".h")
+}
 
 fn is_mma(path: &str) -> bool {
     path.starts_with("iris/mma") && path.ends_with(".h")
@@ -143,6 +147,8 @@ mod tests {
         assert_eq!(lines("all_reduce.cu", VENDOR), ["1", "2", "3"]);
         assert_eq!(lines("iris/tile.h", VENDOR), ["1", "2", "3"]);
         assert!(lines("iris/port.h", VENDOR).is_empty());
+        assert!(lines("iris/port_cuda.h", VENDOR).is_empty());
+        assert!(!lines("port_cuda.h", VENDOR).is_empty());
         assert!(lines("iris/mma_sm90.h", VENDOR).is_empty());
     }
 

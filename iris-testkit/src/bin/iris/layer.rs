@@ -198,7 +198,12 @@ impl LayerJob {
             _ => Options::new(tokens, hidden, inner),
         };
         let spans = if self.trace { trace::SPANS } else { 0 };
-        suite::plan(op, "auto", ranks, &options.dtype(dtype).trace_spans(spans).backend(self.device.backend()))
+        suite::plan(
+            op,
+            "auto",
+            ranks,
+            &options.dtype(dtype).trace_spans(spans).backend(self.device.backend()),
+        )
     }
 
     /// Bytes of the data and the signal segment: the ways follow each other.

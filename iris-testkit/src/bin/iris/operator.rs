@@ -139,10 +139,8 @@ impl Device {
 
     /// The options of a heap of this size.
     pub(crate) fn heap(&self, data: u64, signal: u64) -> HeapOptions {
-        let options = HeapOptions::new()
-            .backend(self.backend())
-            .data_bytes(data)
-            .signal_bytes(signal);
+        let options =
+            HeapOptions::new().backend(self.backend()).data_bytes(data).signal_bytes(signal);
         match self.threads {
             Some(threads) => options.threads(threads),
             None => options,
