@@ -79,7 +79,7 @@ pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
         Engine::Search => search::exhaust(scenario, rules, STATES),
         Engine::Random(runs) => search::random(scenario, rules, 1, runs),
-        Engine::WholeRange(last) => whole_range(scenario.is_on_headers(), rules, last),
+        Engine::WholeRange(last) => once_round(scenario.is_on_headers(), rules, last),
     }
 }
 
@@ -87,7 +87,11 @@ pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
 /// multiple of the restamp period three calls are made, those between are jumped over, and at the
 /// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or a
 /// pull for 0.
-pub fn whole_range(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
+pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
+    once_round(false, rules, last)
+}
+
+fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
     let (start, period) = (Instant::now(), RESTAMP_PERIOD);
     let mut number = period - 1;
     let mut memory: HashMap<Place, i32> = HashMap::new();

@@ -4,6 +4,8 @@
 //! find. A lane writes the element that has its number and reads the element of another lane, so
 //! that the barriers of a workgroup matter. Between two calls a rank's stream runs other kernels:
 //! one that reads C, and, where peers pull, one that rewrites the shard.
+//!
+//! Long because every op is a few lines of the same kind, which are read side by side.
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Launch};
