@@ -2,6 +2,7 @@
 //! protocols, in Rust and in the source that runs on a device. Also the launcher of rank processes
 //! and the program `iris`.
 
+pub mod check;
 pub mod launch;
 pub mod model;
 pub mod numeric;

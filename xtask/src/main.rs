@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod check_protocols;
 mod dist;
 mod prepush;
 mod program;
@@ -42,6 +43,10 @@ enum Task {
     /// Builds `iris` and starts `iris bench ...`.
     #[command(disable_help_flag = true)]
     Bench(Passed),
+    /// The protocols in models, in Rust and in the source that runs on the GPU, and the compiled
+    /// device code: no GPU is needed. `--json`, `--full`, `--require`.
+    #[command(disable_help_flag = true)]
+    CheckProtocols(Passed),
     /// A folder dist/ with all that a GPU host needs which has neither Rust nor this repository.
     Dist(dist::Options),
 }
@@ -62,6 +67,7 @@ fn main() -> ExitCode {
         Task::Prepush => prepush::run(&root),
         Task::Run(passed) => run::run(&root, &passed.arguments),
         Task::Bench(passed) => bench::run(&root, &passed.arguments),
+        Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Dist(options) => dist::run(&root, &options),
     };
     match done {

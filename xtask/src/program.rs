@@ -1,4 +1,4 @@
-//! Starting cargo, and the workspace's program `iris`.
+//! Starting cargo, and the workspace's programs.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -16,7 +16,12 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
 
 /// Builds the program `iris`, with cargo's progress on stderr, and says where it is.
 pub(crate) fn build_iris(root: &Path) -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--package", "iris-testkit", "--bin", "iris"];
+    build(root, "iris")
+}
+
+/// Builds a program of iris-testkit, with cargo's progress on stderr, and says where it is.
+pub(crate) fn build(root: &Path, name: &str) -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--package", "iris-testkit", "--bin", name];
     let status =
         cargo(root, &arguments).stdin(Stdio::null()).status().context("cargo did not start")?;
     if !status.success() {
@@ -24,11 +29,11 @@ pub(crate) fn build_iris(root: &Path) -> Result<PathBuf> {
     }
     // Cargo puts the programs of one profile into one folder, wherever the target folder is.
     let own = std::env::current_exe().context("where xtask lies is not known")?;
-    let iris = own.with_file_name("iris");
-    if !iris.is_file() {
-        bail!("cargo built no {}: is CARGO_BUILD_TARGET set?", iris.display());
+    let program = own.with_file_name(name);
+    if !program.is_file() {
+        bail!("cargo built no {}: is CARGO_BUILD_TARGET set?", program.display());
     }
-    Ok(iris)
+    Ok(program)
 }
 
 /// Builds `iris` and becomes it: its output, its signals and its exit code are the task's.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::check_protocols;
 use crate::program::{become_iris, cargo};
 use crate::steps::{self, Step};
 use crate::tidy;
@@ -56,6 +57,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     let mut steps = lint_steps(root);
     steps.push(test_step(root, level));
+    steps.push(check_protocols::step(root, level == Level::Full));
     steps.push(doc_step(root));
     steps.push(deny_step(root));
     steps::run(steps)

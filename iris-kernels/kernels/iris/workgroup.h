@@ -209,6 +209,11 @@ class Workgroup {
                 m.store<Access::StampStore>(m.signal(peer(step), rank(), tile), number.number());
                 m.store<Access::StampStore>(m.result(peer(step), rank(), tile), number.number());
             }
+            // Ops of one channel may pull in some calls and not in others.
+            m.store<Access::StampStore>(m.done(peer(step), rank()), number.number());
+            for (u32 phase = 0; phase < 2; ++phase) {
+                m.store<Access::StampStore>(m.barrier(peer(step), rank(), phase), number.number());
+            }
         }
         tile_flags::stamp(m, number);
     }

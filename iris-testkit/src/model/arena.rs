@@ -135,6 +135,17 @@ impl Op {
         }
     }
 
+    /// The order of an atomic operation.
+    pub fn order(&self) -> Option<Order> {
+        match *self {
+            Op::Load { order, .. }
+            | Op::Store { order, .. }
+            | Op::CompareExchange { order, .. }
+            | Op::Add { order, .. } => Some(order),
+            _ => None,
+        }
+    }
+
     /// The scope of an atomic operation.
     pub fn scope(&self) -> Option<Scope> {
         match *self {

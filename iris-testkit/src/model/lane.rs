@@ -42,12 +42,48 @@ pub enum Change {
         /// Which barrier, counted from 0 over all calls.
         position: u32,
     },
+    /// All lanes, in the device headers, leave out the barriers of this place.
+    DropSite(Site),
+    /// There is one entry record a source, instead of two by parity.
+    OneRecord,
     /// Races on the fields of entry records are not looked for.
     UncheckedRecords,
     /// Entry records are not compared.
     BlindRecords,
     /// The owner of a word refreshes it, instead of its writer.
     OwnerStamps,
+}
+
+/// Where the barriers of a workgroup stand in the device headers; as `iris::Site` in port.h.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Site {
+    /// Before a signal: the stores of all lanes come before it.
+    Signal,
+    /// Before a flag of the staging buffer, likewise.
+    Flag,
+    /// Before a lock is given back, likewise.
+    LockGive,
+    /// Before a lane arrives at a device barrier, likewise.
+    Arrive,
+    /// After a wait of one lane: what it acquired, all lanes have.
+    Waited,
+    /// Before a workgroup counts itself out.
+    Finish,
+    /// In the body of an op.
+    Body,
+}
+
+impl Site {
+    /// All of them, in the order of port.h.
+    pub const ALL: [Site; 7] = [
+        Site::Signal,
+        Site::Flag,
+        Site::LockGive,
+        Site::Arrive,
+        Site::Waited,
+        Site::Finish,
+        Site::Body,
+    ];
 }
 
 /// A set of changes; empty is the protocol as it stands.
@@ -236,11 +272,34 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// The barrier of this lane's workgroup; the device headers say where it stands.
+    pub(super) fn vote_at(&self, ok: bool, site: Option<Site>) -> bool {
+        let position = self.votes.replace(self.votes.get() + 1);
+        let LaneId { rank, group, .. } = self.id;
+        let dropped = self.rules.has(Change::DropVote { rank, group, position })
+            || site.is_some_and(|site| self.rules.has(Change::DropSite(site)));
+        if self.scenario.lanes == 1 || dropped {
+            return ok;
+        }
+        self.perform(Op::Vote { ok }) == 1
+    }
+
     /// The boundary between two launches: all lanes of this rank.
     pub fn boundary(&self) {
         if !self.alone {
             self.perform(Op::Boundary);
         }
+    }
+
+    /// Where a word of symmetric memory lies.
+    fn place_of(&self, word: SymWord) -> SymWord {
+        let records = self.channel.entries..self.channel.signals;
+        if !records.contains(&word.index) || !self.rules.has(Change::OneRecord) {
+            return word;
+        }
+        let at = word.index - records.start;
+        let index = records.start + at / (2 * LINE_WORDS) * (2 * LINE_WORDS) + at % LINE_WORDS;
+        SymWord { index, ..word }
     }
 
     fn dev(&self, word: DevWord) -> Place {
@@ -254,7 +313,7 @@ impl<'a> Lane<'a> {
     }
 
     fn data(&self, word: SymWord) -> Place {
-        let SymWord { rank, index } = word;
+        let SymWord { rank, index } = self.place_of(word);
         if self.rules.has(Change::UncheckedRecords) {
             Place::Unchecked { rank, index }
         } else {
@@ -307,20 +366,15 @@ impl Memory for Lane<'_> {
     }
 
     fn vote(&self, ok: bool) -> bool {
-        let position = self.votes.replace(self.votes.get() + 1);
-        let LaneId { rank, group, .. } = self.id;
-        let dropped = self.rules.has(Change::DropVote { rank, group, position });
-        if self.scenario.lanes == 1 || dropped {
-            return ok;
-        }
-        self.perform(Op::Vote { ok }) == 1
+        self.vote_at(ok, None)
     }
 
     fn load(&self, word: SymWord, access: Access) -> i32 {
         if access == Access::AbortLoad && self.scenario.expires.is_none() {
             return 0;
         }
-        let place = Place::Sym { rank: word.rank, index: word.index };
+        let SymWord { rank, index } = self.place_of(word);
+        let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         self.perform(Op::Load { place, order, scope })
     }
@@ -335,13 +389,15 @@ impl Memory for Lane<'_> {
         } else {
             word
         };
-        let place = Place::Sym { rank: word.rank, index: word.index };
+        let SymWord { rank, index } = self.place_of(word);
+        let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         self.perform(Op::Store { place, value, order, scope });
     }
 
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
-        let place = Place::Sym { rank: word.rank, index: word.index };
+        let SymWord { rank, index } = self.place_of(word);
+        let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         self.perform(Op::CompareExchange { place, expected, value, order, scope })
     }

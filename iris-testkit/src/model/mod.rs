@@ -48,16 +48,24 @@
 //! consistent. Neither knows GPU caches or the asynchronous proxy.
 
 mod arena;
+mod device_mutants;
+pub mod headers;
+#[cfg(iris_cxx)]
+mod hooks;
 mod lane;
 pub mod loom_memory;
 pub mod mutants;
 pub mod ops;
 pub mod primitives;
+pub mod recorder;
 mod report;
 mod scenario;
+pub mod schedule;
 pub mod search;
+pub mod sequence;
 
 pub use arena::{Arena, LaneId, Op, Place};
-pub use lane::{Change, Compare, Lane, Rules};
+pub use headers::Headers;
+pub use lane::{Change, Compare, Lane, Rules, Site};
 pub use report::{Check, Failure, Level, Report};
 pub use scenario::{POISON, Scenario};

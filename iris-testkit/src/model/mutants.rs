@@ -63,17 +63,23 @@ impl Mutant {
         };
         (!self.in_scenario).then(|| run(&self.scenario, &rules, engine))
     }
+
+    /// The same in the device headers, unless the scenario has no program over them.
+    pub fn on_headers(&self) -> Option<Self> {
+        Some(Self { scenario: self.scenario.on_headers()?, ..self.clone() })
+    }
 }
 
 /// States after which a search counts as unfinished.
 pub const STATES: u64 = 20_000_000;
 
-fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
+/// Search `scenario` under `rules`.
+pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
     match engine {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
         Engine::Search => search::exhaust(scenario, rules, STATES),
         Engine::Random(runs) => search::random(scenario, rules, 1, runs),
-        Engine::WholeRange(last) => whole_range(rules, last),
+        Engine::WholeRange(last) => once_round(scenario.is_on_headers(), rules, last),
     }
 }
 
@@ -82,6 +88,10 @@ fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
 /// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or a
 /// pull for 0.
 pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
+    once_round(false, rules, last)
+}
+
+fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
     let (start, period) = (Instant::now(), RESTAMP_PERIOD);
     let mut number = period - 1;
     let mut memory: HashMap<Place, i32> = HashMap::new();
@@ -91,6 +101,9 @@ pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
         let used = if step == 5 { last } else { &[3, 3, 3] };
         // Words nobody has touched still hold what they held at the very start.
         let mut scenario = ops::partial(2, 8, number, used).words(period - 2);
+        if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
+            scenario = headers;
+        }
         let words = scenario.channel(0);
         // Between, calls of three tiles went by: their words and the entries are of the last one.
         for rank in 0..2 {
@@ -132,7 +145,7 @@ pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
     }
 }
 
-fn mutant(
+pub(super) fn mutant(
     name: &'static str,
     scenario: Scenario,
     rules: impl Into<Rules>,
@@ -155,10 +168,13 @@ impl Mutant {
         Self { access: Some(access), ..self }
     }
 
-    fn by(self, engine: Engine) -> Self {
+    pub(super) fn by(self, engine: Engine) -> Self {
         Self { engine, ..self }
     }
 }
+
+/// Those of the device headers alone, which say more about where an operation stands.
+pub use super::device_mutants::of_headers;
 
 /// All of them.
 pub fn all() -> Vec<Mutant> {

@@ -4,12 +4,15 @@
 //! find. A lane writes the element that has its number and reads the element of another lane, so
 //! that the barriers of a workgroup matter. Between two calls a rank's stream runs other kernels:
 //! one that reads C, and, where peers pull, one that rewrites the shard.
+//!
+//! Long because every op is a few lines of the same kind, which are read side by side.
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Launch};
 use iris_sync::{Access, End, Field, Memory, Record, Stop, SymWord};
 
-use super::{Lane, Op, Place, Scenario};
+use super::headers::programs;
+use super::{Headers, Lane, Op, Place, Scenario};
 
 const INBOX: u32 = 0;
 const RESULT: u32 = 1;
@@ -251,6 +254,7 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::ONE_SHOT, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| flow::one_shot(launch, tiles, &mut body));
         })
@@ -262,6 +266,7 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::ONE_SHOT, tiles).used(used))
         .program(move |lane| {
             let mut used = used.iter();
             calls(lane, tiles, |launch, mut body| match used.next() {
@@ -281,6 +286,7 @@ pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
         Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
             .calls(calls_, 7)
             .tiles(tiles, 0)
+            .headers(Headers::new(programs::TWO_SHOT, tiles))
             .program(move |lane| {
                 calls(lane, tiles, |launch, mut body| {
                     flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body)?;
@@ -306,6 +312,7 @@ pub fn reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("reduce_scatter, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::REDUCE_SCATTER, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| {
                 flow::reduce_scatter(launch, tiles, |tile| tile % owners, &mut body)
@@ -338,6 +345,7 @@ pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: boo
         Scenario::new(format!("{name}{how}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
             .calls(calls_, 7)
             .tiles(tiles, 0)
+            .headers(Headers::new(programs::DELIVER, tiles).option(broadcast.into()))
             .program(move |lane| {
                 calls(lane, tiles, |launch, mut body| {
                     let me = lane.rank();
@@ -370,6 +378,7 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("pull, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::PULL, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, body| {
                 fill_shard(lane, &body);
@@ -414,6 +423,7 @@ pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
         .calls(calls_, 7)
         .tiles(tiles, ranks * tiles)
         .groups(groups)
+        .headers(Headers::new(programs::STAGED, tiles))
         .program(move |lane| {
             calls(lane, tiles, |launch, body| {
                 fill_shard(lane, &body);
@@ -427,6 +437,7 @@ pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
     Scenario::new(format!("gather, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::GATHER, tiles).option((!barrier).into()))
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| {
                 flow::gather(launch, tiles, &mut body)?;
@@ -451,6 +462,14 @@ pub struct Accumulate {
     pub second_barrier: bool,
 }
 
+impl Accumulate {
+    /// As option bits of the program over the device headers.
+    fn bits(self) -> u32 {
+        let Self { atomic, first_barrier, second_barrier } = self;
+        u32::from(atomic) | u32::from(!first_barrier) << 1 | u32::from(!second_barrier) << 2
+    }
+}
+
 /// An all-reduce into one workspace a tile: clear, barrier, add, barrier, convert.
 pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scenario {
     let Accumulate { atomic, first_barrier, second_barrier } = how;
@@ -458,6 +477,7 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
+        .headers(Headers::new(programs::ACCUMULATE, tiles).option(how.bits()))
         .program(move |lane| {
             let owner = |tile| tile % ranks;
             calls(lane, tiles, |launch, body| {

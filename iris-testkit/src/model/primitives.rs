@@ -4,26 +4,30 @@ use iris_sync::barrier::{Members, arrive_and_wait};
 use iris_sync::flow::Launch;
 use iris_sync::{Access, End, FaultKind, LINE_WORDS, Limit, Memory, lock, tile_flags};
 
+use super::headers::programs;
 use super::ops::value;
-use super::{Failure, Lane, Place, Scenario};
+use super::{Failure, Headers, Lane, Place, Scenario};
 
 /// The versioned lock: rank 0 hands a cell to rank 1, which says when it may be written again.
 pub fn versioned(calls: u32) -> Scenario {
-    Scenario::new(format!("versioned lock, {calls} versions"), 2).calls(calls, 7).program(|lane| {
-        let (there, back) = (lane.channel().signal(1, 0, 0), lane.channel().signal(0, 1, 0));
-        let cell = lane.cell(1, 0, 0);
-        for version in (0..lane.calls()).map(|position| lane.call(position)) {
-            let wanted = value(0, version.number(), 0, 0);
-            if lane.rank() == 0 {
-                lane.write(cell, wanted);
-                lock::publish_version(lane, there, version);
-                let _ = lock::wait_version(lane, lane.channel(), back, version, 1);
-            } else if lock::wait_version(lane, lane.channel(), there, version, 0).is_ok() {
-                lane.expect(cell, wanted);
-                lock::publish_version(lane, back, version);
+    Scenario::new(format!("versioned lock, {calls} versions"), 2)
+        .calls(calls, 7)
+        .headers(Headers::new(programs::VERSIONED, 1))
+        .program(|lane| {
+            let (there, back) = (lane.channel().signal(1, 0, 0), lane.channel().signal(0, 1, 0));
+            let cell = lane.cell(1, 0, 0);
+            for version in (0..lane.calls()).map(|position| lane.call(position)) {
+                let wanted = value(0, version.number(), 0, 0);
+                if lane.rank() == 0 {
+                    lane.write(cell, wanted);
+                    lock::publish_version(lane, there, version);
+                    let _ = lock::wait_version(lane, lane.channel(), back, version, 1);
+                } else if lock::wait_version(lane, lane.channel(), there, version, 0).is_ok() {
+                    lane.expect(cell, wanted);
+                    lock::publish_version(lane, back, version);
+                }
             }
-        }
-    })
+        })
 }
 
 /// The spinlock: every rank adds to one cell, several times.
@@ -32,6 +36,7 @@ pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
     Scenario::new(format!("spinlock, {ranks} ranks, {turns} turns"), ranks)
         .calls(turns, 7)
         .initial(cell, 0)
+        .headers(Headers::new(programs::SPINLOCK, 1))
         .program(move |lane| {
             let word = lane.channel().lock(0, 0);
             let mut seen = 0;
@@ -57,30 +62,59 @@ pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
 /// the words of a single barrier must stand by themselves.
 pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenario {
     let name = format!("barrier, members {:#b} of {ranks}, {calls} calls", members.bits());
-    Scenario::new(name, ranks).calls(calls, 7).program(move |lane| {
-        if !members.contains(lane.rank()) {
-            return;
-        }
-        let channel = lane.channel();
-        for position in 0..lane.calls() {
-            let call = lane.call(position);
-            let slot = if twice { 0 } else { position };
-            lane.write(lane.cell(lane.rank(), 0, slot), value(lane.rank(), call.number(), 0, 0));
-            let _ = arrive_and_wait(lane, channel, call, 0, members, Limit::Entry);
-            for peer in (0..ranks).filter(|&peer| members.contains(peer)) {
-                lane.expect(lane.cell(peer, 0, slot), value(peer, call.number(), 0, 0));
+    Scenario::new(name, ranks)
+        .calls(calls, 7)
+        .headers(Headers::new(programs::BARRIER, 1).option(twice.into()).members(members.bits()))
+        .program(move |lane| {
+            if !members.contains(lane.rank()) {
+                return;
             }
-            if twice {
-                let _ = arrive_and_wait(lane, channel, call, 1, members, Limit::Progress);
+            let channel = lane.channel();
+            for position in 0..lane.calls() {
+                let call = lane.call(position);
+                let slot = if twice { 0 } else { position };
+                lane.write(
+                    lane.cell(lane.rank(), 0, slot),
+                    value(lane.rank(), call.number(), 0, 0),
+                );
+                let _ = arrive_and_wait(lane, channel, call, 0, members, Limit::Entry);
+                for peer in (0..ranks).filter(|&peer| members.contains(peer)) {
+                    lane.expect(lane.cell(peer, 0, slot), value(peer, call.number(), 0, 0));
+                }
+                if twice {
+                    let _ = arrive_and_wait(lane, channel, call, 1, members, Limit::Progress);
+                }
             }
-        }
-    })
+        })
+}
+
+/// The barrier in the middle of a launch: what the lanes of one workgroup wrote before it, other
+/// lanes of another rank read after it.
+pub fn barrier_in_launch(ranks: u32) -> Scenario {
+    Scenario::new(format!("barrier in a launch, {ranks} ranks"), ranks)
+        .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1))
+        .program(move |lane| {
+            let (me, lanes) = (lane.id().lane, lane.lanes());
+            let crossed = (me + 1) % lanes;
+            let wanted = |rank, element| value(rank, lane.call(0).number(), 0, element);
+            let _ = launch(lane).run(End::Advance, |wg| {
+                lane.write(lane.cell(lane.rank(), 0, me), wanted(lane.rank(), me));
+                wg.barrier(0, Members::all(ranks))?;
+                for peer in wg.channel.peers() {
+                    lane.expect(lane.cell(peer, 0, crossed), wanted(peer, crossed));
+                }
+                Ok(())
+            });
+        })
 }
 
 /// Tile flags: a workgroup fills two units, another reads them.
 pub fn flags(calls: u32) -> Scenario {
-    Scenario::new(format!("tile flags, {calls} calls"), 1).calls(calls, 7).groups(&[2]).program(
-        |lane| {
+    Scenario::new(format!("tile flags, {calls} calls"), 1)
+        .calls(calls, 7)
+        .groups(&[2])
+        .headers(Headers::new(programs::FLAGS, 1))
+        .program(|lane| {
             for call in (0..lane.calls()).map(|position| lane.call(position)) {
                 for unit in 0..2 {
                     let cell = lane.cell(0, 0, unit);
@@ -94,8 +128,7 @@ pub fn flags(calls: u32) -> Scenario {
                 }
                 lane.boundary();
             }
-        },
-    )
+        })
 }
 
 fn launch<'a, 'b>(lane: &'a Lane<'b>) -> Launch<'a, Lane<'b>> {
@@ -112,6 +145,7 @@ fn launch<'a, 'b>(lane: &'a Lane<'b>) -> Launch<'a, Lane<'b>> {
 pub fn entry(ranks: u32, calls: u32) -> Scenario {
     Scenario::new(format!("entry and credit, {ranks} ranks, {calls} calls"), ranks)
         .calls(calls, 7)
+        .headers(Headers::new(programs::ENTRY, 1))
         .program(|lane| {
             for _ in 0..lane.calls() {
                 let _ = launch(lane).run(End::Advance, |wg| {
@@ -124,31 +158,41 @@ pub fn entry(ranks: u32, calls: u32) -> Scenario {
 
 /// Ranks clear their own words at first, as a late memset would: nobody knows when.
 pub fn late_memset() -> Scenario {
-    Scenario::new("entry, words cleared without a barrier", 2).program(|lane| {
-        let (channel, before) = (lane.channel(), lane.call(0).previous());
-        for peer in channel.peers() {
-            let mut word = channel.entry(lane.rank(), peer, lane.call(0).parity());
-            word.index += LINE_WORDS - 1;
-            lane.store(word, before.number(), Access::AbortStore);
-        }
-        let _ = launch(lane).run(End::Advance, |wg| {
-            wg.enter()?;
-            wg.channel.peers().try_for_each(|peer| wg.wait_entry(peer))
-        });
-    })
+    Scenario::new("entry, words cleared without a barrier", 2)
+        .headers(Headers::new(programs::ENTRY, 1).option(1))
+        .program(|lane| {
+            let (channel, before) = (lane.channel(), lane.call(0).previous());
+            for peer in channel.peers() {
+                let mut word = channel.entry(lane.rank(), peer, lane.call(0).parity());
+                word.index += LINE_WORDS - 1;
+                lane.store(word, before.number(), Access::AbortStore);
+            }
+            let _ = launch(lane).run(End::Advance, |wg| {
+                wg.enter()?;
+                wg.channel.peers().try_for_each(|peer| wg.wait_entry(peer))
+            });
+        })
 }
 
 /// Rank 1 enters and then makes no progress; rank 0 finds out, and rank 1, which waits for
 /// something else without a deadline, is told.
 pub fn abort() -> Scenario {
-    let expect = |lane: &Lane<'_>, kind, rank| {
+    let expect = |lane: &Lane<'_>, through: bool| {
+        if through {
+            Failure::Other(format!("{:?} got through", lane.id())).raise();
+        }
         let kept = lane.fault().map(|fault| (fault.kind, fault.rank));
-        if kept != Some((kind, rank)) {
+        let expected = match lane.rank() {
+            0 => (FaultKind::NoProgress, 1),
+            _ => (FaultKind::PeerGaveUp, 0),
+        };
+        if kept != Some(expected) {
             Failure::Other(format!("{:?} keeps {kept:?}", lane.id())).raise();
         }
     };
     Scenario::new("abort on a fault", 2)
         .expires(|id, limit, _| id.rank == 0 && limit == Limit::Progress)
+        .headers(Headers::new(programs::ABORT, 1).after(expect))
         .program(move |lane| {
             let result = launch(lane).run(End::Advance, |wg| {
                 wg.enter()?;
@@ -158,12 +202,6 @@ pub fn abort() -> Scenario {
                 let never = lane.channel().result(1, 0, 0);
                 lock::wait_version(lane, lane.channel(), never, lane.call(0), 0).map(drop)
             });
-            if result.is_ok() {
-                Failure::Other(format!("{:?} got through", lane.id())).raise();
-            }
-            match lane.rank() {
-                0 => expect(lane, FaultKind::NoProgress, 1),
-                _ => expect(lane, FaultKind::PeerGaveUp, 0),
-            }
+            expect(lane, result.is_ok());
         })
 }

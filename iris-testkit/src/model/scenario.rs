@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use iris_sync::{ABORT_WORD, Call, Channel, LINE_WORDS, Limit, RESERVED_WORDS, Record, Shape};
 
-use super::{Lane, LaneId, Place};
+use super::{Headers, Lane, LaneId, Place};
 
 type Program = dyn Fn(&Lane<'_>) + Send + Sync;
 
@@ -25,6 +25,8 @@ pub struct Scenario {
     pub(super) initial: Vec<(Place, i32)>,
     pub(super) expires: Option<fn(LaneId, Limit, u32) -> bool>,
     pub(super) program: Arc<Program>,
+    pub(super) headers: Option<Headers>,
+    on_headers: bool,
 }
 
 /// What cells hold before anybody has written them.
@@ -47,6 +49,8 @@ impl Scenario {
             initial: Vec::new(),
             expires: None,
             program: Arc::new(|_| ()),
+            headers: None,
+            on_headers: false,
         }
     }
 
@@ -54,6 +58,31 @@ impl Scenario {
     #[must_use]
     pub fn program(self, program: impl Fn(&Lane<'_>) + Send + Sync + 'static) -> Self {
         Self { program: Arc::new(program), ..self }
+    }
+
+    /// The same program over the device headers.
+    #[must_use]
+    pub fn headers(self, headers: Headers) -> Self {
+        Self { headers: Some(headers), ..self }
+    }
+
+    /// The mutant of the device headers' program that does not use double buffers.
+    #[must_use]
+    pub fn one_buffer(self) -> Self {
+        Self { headers: self.headers.map(Headers::one_buffer), ..self }
+    }
+
+    /// This scenario with its program over the device headers; none if it has none, or if they
+    /// could not be compiled.
+    pub fn on_headers(&self) -> Option<Self> {
+        let headers = self.headers.filter(|_| super::headers::AVAILABLE)?;
+        let scenario = self.clone().program(move |lane| headers.run(lane));
+        Some(Self { on_headers: true, ..scenario })
+    }
+
+    /// Whether its program runs over the device headers.
+    pub(super) fn is_on_headers(&self) -> bool {
+        self.on_headers
     }
 
     /// Lanes of each workgroup.

@@ -1,0 +1,107 @@
+// What programs of a model share: the launch of a scenario, its calls, and checks of values.
+//
+// Data lies in arrays of up to 256 cells of four bytes at each rank, as in Lane::cell.
+#ifndef IRIS_MODEL_H
+#define IRIS_MODEL_H
+
+#include "iris/flow.h"
+
+extern "C" {
+/// The boundary between two launches on a rank's stream.
+void iris_model_boundary(void);
+/// Fail unless what was seen at this address is what was wanted.
+void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
+}
+
+namespace iris::model {
+
+/// What Rust hands to a program: one lane runs it, all calls of it. As cxx::Input.
+struct Input {
+    const HeapView* heap;
+    const Channel* channel;
+    const Record* record;
+    i32 first;
+    u32 calls, tiles;
+    /// Meaning depends on the program.
+    u32 option;
+    u64 members;
+    /// Tiles that each call uses.
+    const u32* used;
+    /// A mutant: the double buffers are not used.
+    u32 one_buffer;
+};
+
+enum Array : u32 { INBOX, RESULT, OUT, SHARD, WORK, STAGE };
+
+/// What `rank` produces for an element of a tile in the call of this number; as ops::value.
+inline i32 value(u32 rank, i32 call, u32 tile, u32 element) {
+    return static_cast<i32>(static_cast<u32>(call) * 100003u + rank * 1009 + tile * 17 + element + 1);
+}
+
+/// One lane in one call.
+struct Model {
+    const Input& in;
+    /// What values are made of. Another M is another layout: what such a rank produces, others
+    /// cannot use.
+    i32 call;
+    /// The tiles that this call uses.
+    u32 used;
+
+    Model(const Input& in, u32 position)
+        : in(in), call(static_cast<i32>(static_cast<u32>(in.first) + position +
+                                        static_cast<u32>(in.record->fields[static_cast<u32>(Field::M)]))),
+          used(in.used[position]), position(position) {}
+
+    Call number() const { return Call(static_cast<i32>(static_cast<u32>(in.first) + position)); }
+    u32 me() const { return in.channel->rank; }
+    u32 ranks() const { return in.channel->size; }
+    u32 mine() const { return port::lane(); }
+    /// The element that this lane reads: another lane's, where there is one.
+    u32 crossed() const { return (mine() + 1) % port::lanes(); }
+    u32 slot(u32 parity) const { return in.one_buffer != 0 ? 0 : parity; }
+
+    u64 cell(u32 rank, u32 array, u32 index) const {
+        return in.heap->address(rank, (u64(array) * 256 + index) * 4);
+    }
+    u64 at(u32 rank, u32 array, u32 slot, u32 tile, u32 element) const {
+        return cell(rank, array, (slot * in.tiles + tile) * port::lanes() + element);
+    }
+    u64 inbox(u32 rank, u32 source, u32 tile, u32 parity, u32 element) const {
+        return at(rank, INBOX, slot(parity) * ranks() + source, tile, element);
+    }
+    i32 produced(u32 tile, u32 element) const { return value(me(), call, tile, element); }
+    i32 sum(u32 tile, u32 element) const {
+        u32 total = 0;
+        for (u32 rank = 0; rank < ranks(); ++rank) {
+            total += static_cast<u32>(value(rank, call, tile, element));
+        }
+        return static_cast<i32>(total);
+    }
+
+    static void put(u64 address, i32 value) { port::write<i32>(address, value); }
+    static i32 get(u64 address) { return port::read<i32>(address); }
+    static void expect(u64 address, i32 wanted) {
+        iris_model_check(address, get(address), wanted);
+    }
+
+    Launch launch() const {
+        return Launch{*in.heap,          *in.channel,          *in.record,
+                      port::workgroup(), port::workgroups(), Trace(0, 0, 0, 0)};
+    }
+
+  private:
+    u32 position;
+};
+
+/// Run all calls; `each` is given the model of one and returns whether it got through.
+template <class Each> int calls(const Input& in, Each each) {
+    for (u32 position = 0; position < in.calls; ++position) {
+        if (!each(Model(in, position))) return 0;
+        iris_model_boundary();
+    }
+    return 1;
+}
+
+} // namespace iris::model
+
+#endif

@@ -1,0 +1,261 @@
+// The scenarios of iris_testkit::model::ops over the device headers: the same tiles, the same
+// values, the same checks.
+#include "model.h"
+
+namespace iris::model {
+
+struct Tiles : Model {
+    // one_shot, two_shot, reduce_scatter
+    void produce(u32) {}
+    void push(u32 peer, u32 tile, u32 parity) {
+        put(inbox(peer, me(), tile, parity, mine()), produced(tile, mine()));
+    }
+    void keep(u32 tile, u32 parity) { push(me(), tile, parity); }
+    void reduce(u32 tile, u32 parity) {
+        const u32 element = crossed();
+        for (u32 source = 0; source < ranks(); ++source) {
+            expect(inbox(me(), source, tile, parity, element), value(source, call, tile, element));
+        }
+        put(at(me(), OUT, 0, tile, element), sum(tile, element));
+    }
+    void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
+        // The lane that added an element up also sends it.
+        const u32 element = crossed();
+        put(direct ? at(peer, OUT, 0, tile, element) : at(peer, RESULT, slot(parity), tile, element),
+            sum(tile, element));
+    }
+    void take_result(u32 tile, u32 parity) {
+        const u32 element = mine();
+        expect(at(me(), RESULT, slot(parity), tile, element), sum(tile, element));
+        put(at(me(), OUT, 0, tile, element), sum(tile, element));
+    }
+
+    // deliver
+    void push(u32 peer, u32 tile, u32 parity, bool direct) {
+        put(direct ? at(peer, OUT, me(), tile, mine()) : inbox(peer, me(), tile, parity, mine()),
+            produced(tile, mine()));
+    }
+    void take(u32 source, u32 tile, u32 parity) {
+        const u32 element = crossed();
+        const i32 wanted = value(source, call, tile, element);
+        expect(inbox(me(), source, tile, parity, element), wanted);
+        put(at(me(), OUT, source, tile, element), wanted);
+    }
+
+    // gather, local
+    void push_part(u32 peer, u32 part, u32 parity) { push(peer, part, parity); }
+    void multiply(u32 tile, u32 source, u32 parity) {
+        const u32 element = crossed();
+        expect(inbox(me(), source, tile, parity, element), value(source, call, tile, element));
+    }
+    void store(u32) {}
+
+    // staged
+    void fetch(u32 unit) {
+        const u32 source = unit / in.tiles, tile = unit % in.tiles, element = crossed();
+        const i32 wanted = value(source, call, tile, element);
+        expect(at(source, SHARD, 0, tile, element), wanted);
+        put(at(me(), STAGE, 0, unit, element), wanted);
+    }
+    void multiply_unit(u32, u32 unit) {
+        const u32 source = unit / in.tiles, tile = unit % in.tiles, element = mine();
+        // This rank's own units are not staged.
+        expect(source == me() ? at(source, SHARD, 0, tile, element) : at(me(), STAGE, 0, unit, element),
+               value(source, call, tile, element));
+    }
+
+    // zero, add, convert
+    void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
+    void add(u32 owner, u32 tile, u32 parity) {
+        const u64 place = at(owner, WORK, slot(parity), tile, mine());
+        put(place, static_cast<i32>(static_cast<u32>(get(place)) +
+                                    static_cast<u32>(produced(tile, mine()))));
+    }
+    void convert(u32 owner, u32 tile, u32 parity) {
+        const u32 element = crossed();
+        expect(at(owner, WORK, slot(parity), tile, element), sum(tile, element));
+    }
+
+    /// The next kernel on the stream reads C.
+    template <class Wanted> void consume(u32 slot, Wanted wanted) const {
+        for (u32 tile = 0; tile < in.tiles; ++tile) {
+            expect(at(me(), OUT, slot, tile, mine()), wanted(tile, mine()));
+        }
+    }
+
+    /// The kernel that fills the shard before a call; one workgroup runs it.
+    void fill_shard() const {
+        if (port::workgroup() == 0) {
+            for (u32 part = 0; part < in.tiles; ++part) {
+                put(at(me(), SHARD, 0, part, mine()), produced(part, mine()));
+            }
+        }
+        iris_model_boundary();
+    }
+};
+
+/// Shards are pulled from where their ranks have them.
+struct PullTiles : Tiles {
+    void multiply(u32 tile, u32 source, u32) {
+        const u32 element = crossed();
+        expect(at(source, SHARD, 0, tile, element), value(source, call, tile, element));
+    }
+};
+
+/// Accumulators are words far behind all others, accessed with relaxed additions.
+struct AtomicTiles : Tiles {
+    SymWord accumulator(u32 owner, u32 tile, u32 parity) const {
+        return in.heap->word(owner, (1u << 20) + slot(parity) * in.tiles + tile);
+    }
+    void zero(u32 tile, u32 parity) {
+        accumulator(me(), tile, parity).store<Order::Relaxed>(0);
+    }
+    void add(u32 owner, u32 tile, u32 parity) {
+        accumulator(owner, tile, parity).add<Order::Relaxed>(produced(tile, mine()));
+    }
+    void convert(u32 owner, u32 tile, u32 parity) {
+        const u64 place = in.heap->signal[owner] + ((1u << 20) + slot(parity) * in.tiles + tile) * 4;
+        iris_model_check(place, accumulator(owner, tile, parity).load<Order::Relaxed>(),
+                         sum(tile, 0));
+    }
+};
+
+struct Delivery {
+    u32 tiles, me;
+    bool broadcast;
+    u32 produced() const { return sent(me, 0); }
+    u32 sent(u32 from, u32) const { return broadcast && from != 0 ? 0 : tiles; }
+};
+
+/// Each tile needs the unit of each rank that has its number.
+struct Staging {
+    u32 ranks, tile_count;
+    u32 units() const { return ranks * tile_count; }
+    u32 fetched(u32 position) const { return position; }
+    u32 source(u32 unit) const { return unit / tile_count; }
+    u32 tiles() const { return tile_count; }
+    u32 needs(u32) const { return ranks; }
+    u32 need(u32 tile, u32 i) const { return i * tile_count + tile; }
+};
+
+/// Options of accumulate.
+constexpr u32 ATOMIC = 1, NO_FIRST_BARRIER = 2, NO_SECOND_BARRIER = 4;
+
+template <class Body> int accumulate(const Input& in) {
+    const auto all = Members{in.members};
+    const auto owner = [&](u32 tile) { return tile % in.channel->size; };
+    return calls(in, [&](const Model& model) {
+        Body body{model};
+        const Launch launch = model.launch();
+        if (!flow::zero(launch, in.tiles, owner, body)) return false;
+        iris_model_boundary();
+        if ((in.option & NO_FIRST_BARRIER) == 0) {
+            if (!flow::barrier(launch, 0, all, End::Keep)) return false;
+            iris_model_boundary();
+        }
+        const bool locked = (in.option & ATOMIC) == 0;
+        if (!flow::add(launch, in.tiles, owner, locked, body)) return false;
+        iris_model_boundary();
+        if ((in.option & NO_SECOND_BARRIER) == 0) {
+            if (!flow::barrier(launch, 1, all, End::Keep)) return false;
+            iris_model_boundary();
+        }
+        return flow::convert(launch, in.tiles, owner, body);
+    });
+}
+
+} // namespace iris::model
+
+using namespace iris;
+using namespace iris::model;
+
+extern "C" {
+
+/// A call that uses no tiles is a pull of one tile over the same words.
+int iris_model_one_shot(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        if (model.used == 0) {
+            PullTiles body{model};
+            body.fill_shard();
+            return flow::pull(model.launch(), 1, body);
+        }
+        Tiles body{model};
+        return flow::one_shot(model.launch(), model.used, body);
+    });
+}
+
+int iris_model_two_shot(const Input& in) {
+    const auto owner = [&](u32 tile) { return tile % in.channel->size; };
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        if (!flow::two_shot(model.launch(), in.tiles, owner, body)) return false;
+        iris_model_boundary();
+        body.consume(0, [&](u32 tile, u32 element) { return body.sum(tile, element); });
+        return true;
+    });
+}
+
+/// The last rank owns nothing.
+int iris_model_reduce_scatter(const Input& in) {
+    const u32 owners = in.channel->size > 1 ? in.channel->size - 1 : 1;
+    const auto owner = [&](u32 tile) { return tile % owners; };
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        return flow::reduce_scatter(model.launch(), in.tiles, owner, body);
+    });
+}
+
+/// Option 1: a broadcast from rank 0.
+int iris_model_deliver(const Input& in) {
+    const bool broadcast = in.option != 0;
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const u32 me = body.me();
+        if (!flow::deliver(model.launch(), Delivery{in.tiles, me, broadcast}, body)) return false;
+        iris_model_boundary();
+        for (u32 source = 0; source < (broadcast ? 1 : body.ranks()); ++source) {
+            if (source == me) continue;
+            body.consume(source, [&](u32 tile, u32 element) {
+                return value(source, body.call, tile, element);
+            });
+        }
+        return true;
+    });
+}
+
+int iris_model_pull(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        PullTiles body{model};
+        body.fill_shard();
+        return flow::pull(model.launch(), in.tiles, body);
+    });
+}
+
+int iris_model_staged(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        body.fill_shard();
+        return flow::staged(model.launch(), 1, Staging{body.ranks(), in.tiles}, body);
+    });
+}
+
+/// Option 1: without the barrier.
+int iris_model_gather(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const Launch launch = model.launch();
+        if (!flow::gather(launch, in.tiles, body)) return false;
+        iris_model_boundary();
+        if (in.option == 0) {
+            if (!flow::barrier(launch, 0, Members{in.members}, End::Keep)) return false;
+            iris_model_boundary();
+        }
+        return flow::local(launch, in.tiles, body);
+    });
+}
+
+int iris_model_accumulate(const Input& in) {
+    return (in.option & ATOMIC) != 0 ? accumulate<AtomicTiles>(in) : accumulate<Tiles>(in);
+}
+
+}

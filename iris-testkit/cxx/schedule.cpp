@@ -1,0 +1,85 @@
+// The schedules of tile.h, all answers in a row: to be compared with iris_kernels::schedule.
+#include "model.h"
+
+#include "iris/tile.h"
+
+using namespace iris;
+
+namespace {
+
+struct Out {
+    u32* values;
+    u32 room, count;
+
+    void put(u32 value) {
+        if (count < room) values[count] = value;
+        ++count;
+    }
+    void put(const Tile& tile) {
+        put(tile.row);
+        put(tile.col);
+        put(tile.rows);
+        put(tile.cols);
+    }
+};
+
+} // namespace
+
+extern "C" {
+
+/// Ranges of a split, and which part each item falls into.
+u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
+    Out out{values, room, 0};
+    for (u32 part = 0; part < parts; ++part) {
+        const Range range = split(total, parts, part);
+        out.put(range.start);
+        out.put(range.end);
+    }
+    for (u32 at = 0; at < total; ++at) out.put(part_of(total, parts, at));
+    return out.count;
+}
+
+/// The tiles of a matrix, whole and split over `size` ranks, with their owners.
+u32 iris_schedule_grid(const Grid& grid, u32 size, u32* values, u32 room) {
+    Out out{values, room, 0};
+    for (u32 tile = 0; tile < grid.tiles(); ++tile) {
+        out.put(grid.tile(tile));
+        out.put(owner_of(tile, size));
+    }
+    const SplitGrid all{grid, size};
+    for (u32 rank = 0; rank <= size; ++rank) out.put(all.first(rank));
+    for (u32 tile = 0; tile < all.tiles(); ++tile) {
+        out.put(all.owner(tile));
+        out.put(all.tile(tile));
+    }
+    return out.count;
+}
+
+/// The units of a staged gather, and what each rank fetches, works on and needs, in its order.
+u32 iris_schedule_units(const Units& units, u32* values, u32 room) {
+    Out out{values, room, 0};
+    for (u32 unit = 0; unit < units.units(); ++unit) {
+        out.put(units.source(unit));
+        out.put(units.area(unit));
+    }
+    const u32 blocks = units.row_blocks();
+    for (u32 block = 0; block < blocks; ++block) {
+        const Units::Block at = units.row_block(block);
+        out.put(at.row);
+        out.put(at.rows);
+        out.put(at.source);
+        out.put(at.within);
+    }
+    for (u32 rank = 0; rank < units.size; ++rank) {
+        for (u32 i = 0; i < units.units(); ++i) out.put(units.fetched(i, rank));
+        for (u32 i = 0; i < blocks; ++i) out.put(units.worked(i, rank));
+        for (u32 block = 0; block < blocks; ++block) {
+            const u32 needs = units.needs(block);
+            out.put(needs);
+            for (u32 i = 0; i < needs; ++i) out.put(units.need(block, rank, i));
+        }
+    }
+    return out.count;
+}
+
+}

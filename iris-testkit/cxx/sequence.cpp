@@ -1,0 +1,86 @@
+// Steps of a workgroup one by one, to be compared with iris-sync operation by operation.
+#include "model.h"
+
+using namespace iris;
+
+namespace {
+
+enum class Kind : u32 {
+    Enter,
+    Credit,
+    WaitEntry,
+    Direct,
+    PushSignal,
+    PushResult,
+    WaitTile,
+    WaitResult,
+    RaiseFlag,
+    WaitFlag,
+    Locked,
+    Barrier,
+    PublishVersion,
+    WaitVersion,
+};
+
+struct Step {
+    Kind kind;
+    u32 peer, tile;
+};
+
+/// As sequence::Input.
+struct Sequence {
+    const HeapView* heap;
+    const Channel* channel;
+    const Record* record;
+    const Step* steps;
+    u32 count;
+    End end;
+};
+
+bool perform(Workgroup& wg, const Step& step, bool& answer) {
+    switch (step.kind) {
+    case Kind::Enter: return wg.enter();
+    case Kind::Credit: return wg.credit(step.peer);
+    case Kind::WaitEntry: return wg.wait_entry(step.peer);
+    case Kind::Direct: return wg.direct(step.peer, answer);
+    case Kind::PushSignal: wg.push_signal(step.peer, step.tile); return true;
+    case Kind::PushResult: wg.push_result(step.peer, step.tile); return true;
+    case Kind::WaitTile: return wg.wait_tile(step.peer, step.tile);
+    case Kind::WaitResult: return wg.wait_result(step.peer, step.tile);
+    case Kind::RaiseFlag: wg.raise_flag(step.tile); return true;
+    case Kind::WaitFlag: return wg.wait_flag(step.tile, step.peer);
+    case Kind::Locked:
+        answer = false;
+        return wg.locked(step.peer, step.tile, [&] { answer = true; });
+    case Kind::Barrier: return wg.barrier(step.tile & 1, Members::all(wg.size()));
+    case Kind::PublishVersion:
+        if (port::lane() == 0) {
+            lock::publish_version(wg.m, wg.m.signal(step.peer, wg.rank(), step.tile), wg.call());
+        }
+        return true;
+    case Kind::WaitVersion:
+        return port::lane() != 0 ||
+               lock::wait_version(wg.m, wg.m.signal(wg.rank(), step.peer, step.tile), wg.call(),
+                                  step.peer);
+    }
+    return false;
+}
+
+} // namespace
+
+/// Do the steps up to the first that fails, then finish. Returns how many were done, times two, plus
+/// whether finish says that all went well; answers of steps go to `answers`.
+extern "C" u32 iris_model_sequence(const Sequence& in, u32* answers) {
+    const Launch launch{*in.heap,          *in.channel,          *in.record,
+                        port::workgroup(), port::workgroups(), Trace(0, 0, 0, 0)};
+    Workgroup wg(launch);
+    u32 done = 0;
+    bool passed = true;
+    while (passed && done < in.count) {
+        bool answer = false;
+        passed = perform(wg, in.steps[done], answer);
+        answers[done] = answer;
+        if (passed) ++done;
+    }
+    return done * 2 + wg.finish(in.end, passed);
+}

@@ -1,0 +1,134 @@
+//! Everything that is checked of the protocols without a GPU: models of them in Rust and in the
+//! device headers, their mutants, the headers against their Rust counterparts, and the compiled
+//! device code. `cargo xtask check-protocols` prints it.
+
+mod catalogue;
+pub mod device_code;
+mod summary;
+
+use std::sync::Mutex;
+
+use crate::model::mutants::{self, Mutant};
+use crate::model::{headers, schedule};
+
+pub use catalogue::{Implementation, Model, catalogue};
+pub use device_code::{Arch, Compiled, Outcome};
+pub use summary::Summary;
+
+/// How much is checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Options {
+    /// The long searches too.
+    pub full: bool,
+    /// Whether a required compiler that is missing is a failure.
+    pub require: bool,
+}
+
+/// Check everything.
+pub fn run(options: Options) -> Summary {
+    let mut summary = Summary { required: options.require, ..Summary::default() };
+    std::thread::scope(|scope| {
+        // Two threads share the models; the compilers take turns on a third.
+        let compiled =
+            scope.spawn(|| device_code::ARCHS.map(|arch| device_code::check(arch, None)));
+        let models = over_all(&catalogue(options.full), |model| (model.clone(), model.run()));
+        summary.models = models;
+        summary.mutants = over_all(&all_mutants(), |(implementation, mutant)| {
+            (*implementation, mutant.clone(), mutant.run())
+        });
+        summary.controls = over_all(&controls(), |(implementation, mutant)| {
+            mutant.control().map(|report| (*implementation, report))
+        })
+        .into_iter()
+        .flatten()
+        .collect();
+        compare(&mut summary, options.full);
+        summary.compiled = compiled.join().map(Vec::from).unwrap_or_default();
+    });
+    summary.scopes = headers::scopes_seen();
+    if !headers::AVAILABLE {
+        summary.skipped.push(format!(
+            "device headers in the models: no C++ compiler, looked for {}",
+            headers::COMPILER
+        ));
+    }
+    for Compiled { arch, outcome, .. } in &summary.compiled {
+        if let Outcome::Skipped(why) = outcome {
+            let line = format!("{}: {why}", arch.name);
+            let list = if arch.required { &mut summary.skipped } else { &mut summary.optional };
+            list.push(line);
+        }
+    }
+    summary
+}
+
+/// The mutants of both implementations.
+fn all_mutants() -> Vec<(Implementation, Mutant)> {
+    let rust = mutants::all();
+    let cxx: Vec<Mutant> = rust.iter().filter_map(Mutant::on_headers).collect();
+    let rust = rust.into_iter().map(|mutant| (Implementation::Rust, mutant));
+    let cxx = cxx.into_iter().chain(mutants::of_headers());
+    rust.chain(cxx.map(|mutant| (Implementation::Headers, mutant))).collect()
+}
+
+/// The searches that find the mutants must find nothing where nothing is broken; each once.
+fn controls() -> Vec<(Implementation, Mutant)> {
+    let mut seen = std::collections::HashSet::new();
+    let mut all = all_mutants();
+    all.retain(|(implementation, mutant)| {
+        let unchecked = mutant.rules.changes.contains(&crate::model::Change::UncheckedRecords);
+        let search = format!("{:?} {:?} {unchecked}", implementation, mutant.engine);
+        seen.insert((mutant.scenario.name().to_string(), search))
+    });
+    all
+}
+
+#[cfg(iris_cxx)]
+fn compare(summary: &mut Summary, full: bool) {
+    let (cases, shapes) = if full { (1_000_000, 200_000) } else { (40_000, 10_000) };
+    match crate::model::sequence::compare(cases) {
+        Ok(compared) if compared.missing.is_empty() => summary.sequences = Some(compared),
+        Ok(compared) => summary.failures.push(format!("never compared: {:?}", compared.missing)),
+        Err(why) => summary.failures.push(format!("sync.h differs from iris-sync: {why}")),
+    }
+    match tuned_shapes().and_then(|given| Ok((given.len(), schedule::compare(&given, shapes)?))) {
+        Ok(equal) => summary.schedules = Some(equal),
+        Err(why) => summary.failures.push(format!("tile.h differs from schedule.rs: {why}")),
+    }
+}
+
+#[cfg(not(iris_cxx))]
+fn compare(_: &mut Summary, _: bool) {
+    let _: Option<schedule::Shape> = None;
+}
+
+/// The shapes of every row of every tuning table: both ends of its range of M, for every rank.
+///
+/// # Errors
+/// The file that cannot be read, or the row that says too little.
+pub fn tuned_shapes() -> Result<Vec<schedule::Shape>, String> {
+    catalogue::tuned_shapes()
+}
+
+/// Run `work` over all items on two threads, keeping their order.
+fn over_all<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(item) = items.get(index) else { break };
+                    let result = work(item);
+                    if let Ok(mut done) = done.lock() {
+                        done.push((index, result));
+                    }
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}

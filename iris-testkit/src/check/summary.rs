@@ -1,0 +1,188 @@
+use std::fmt;
+
+use comfy_table::{Table, presets};
+use serde_json::json;
+
+use super::{Compiled, Implementation, Model, Outcome};
+use crate::model::mutants::Mutant;
+use crate::model::{Report, sequence::Compared};
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// Every model and what its search found.
+    pub models: Vec<(Model, Report)>,
+    /// Every mutant and what its search found.
+    pub mutants: Vec<(Implementation, Mutant, Report)>,
+    /// The same searches of what is not broken.
+    pub controls: Vec<(Implementation, Report)>,
+    /// Every access by name, and how often hooks saw it at the scope of the device and the system.
+    pub scopes: Vec<(&'static str, u64, u64)>,
+    /// The device headers against iris-sync.
+    pub sequences: Option<Compared>,
+    /// Shapes of tuning tables, and how many answers of tile.h were equal to those of schedule.rs.
+    pub schedules: Option<(usize, u64)>,
+    /// The architectures.
+    pub compiled: Vec<Compiled>,
+    /// Required checks that were left out, and why.
+    pub skipped: Vec<String>,
+    /// Other checks that were left out, and why.
+    pub optional: Vec<String>,
+    /// What failed besides.
+    pub failures: Vec<String>,
+    /// Whether what is skipped counts as failed.
+    pub required: bool,
+}
+
+impl Summary {
+    /// Mutants that were not caught by the check that should catch them.
+    pub fn survivors(&self) -> Vec<String> {
+        let wrong = |(_, mutant, report): &&(Implementation, Mutant, Report)| {
+            report.caught_by() != Some(mutant.expected)
+        };
+        self.mutants
+            .iter()
+            .filter(wrong)
+            .map(|(implementation, mutant, report)| {
+                let (name, expected) = (mutant.name, mutant.expected);
+                let name = format!("{name} ({})", implementation.name());
+                format!("mutant {name}: expected {expected}, found {:?}", report.failure)
+            })
+            .collect()
+    }
+
+    /// Everything that failed, by name; empty if all is well.
+    pub fn failed(&self) -> Vec<String> {
+        let mut failed = self.failures.clone();
+        for (model, report) in &self.models {
+            if let Some(failure) = &report.failure {
+                let (protocol, by) = (model.protocol, model.implementation.name());
+                failed.push(format!("{protocol} ({by}): {failure:?}"));
+            }
+        }
+        failed.extend(self.survivors());
+        for (implementation, report) in &self.controls {
+            if report.failure.is_some() {
+                failed.push(format!("control ({}): {report}", implementation.name()));
+            }
+        }
+        for Compiled { arch, outcome, .. } in &self.compiled {
+            if let Outcome::Failed(why) = outcome {
+                failed.push(format!("{}: {why}", arch.name));
+            }
+        }
+        if self.models.is_empty() || self.mutants.is_empty() || self.compiled.is_empty() {
+            failed.push("a part of the checks did not run".into());
+        }
+        if self.required {
+            failed.extend(self.skipped.iter().map(|what| format!("skipped: {what}")));
+        }
+        failed
+    }
+
+    /// The whole as one JSON object.
+    pub fn json(&self) -> serde_json::Value {
+        let models = self.models.iter().map(|(model, report)| {
+            json!({
+                "protocol": model.protocol,
+                "implementation": model.implementation.name(),
+                "ranks": model.ranks,
+                "executions": report.executions,
+                "bound": report.bound,
+                "ok": report.failure.is_none(),
+            })
+        });
+        let done = |compiled: &&Compiled| matches!(compiled.outcome, Outcome::Done { .. });
+        let scopes = self.scopes.iter().map(
+            |(name, device, system)| json!({ "access": name, "device": device, "system": system }),
+        );
+        let failed = self.failed();
+        json!({
+            "ok": failed.is_empty(),
+            "failed": failed,
+            "models": models.collect::<Vec<_>>(),
+            "mutants": {
+                "total": self.mutants.len(),
+                "caught": self.mutants.len() - self.survivors().len(),
+            },
+            "controls": self.controls.len(),
+            "operations_compared": self.sequences.as_ref().map(|compared| compared.events),
+            "schedule_answers_compared": self.schedules.map(|(_, answers)| answers),
+            "scopes": scopes.collect::<Vec<_>>(),
+            "architectures":
+                self.compiled.iter().filter(done).map(|it| it.arch.name).collect::<Vec<_>>(),
+            "skipped": self.skipped,
+            "optional_skipped": self.optional,
+        })
+    }
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header);
+    table
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut mutants =
+            table(&["mutant", "source", "scenario", "bound", "expected", "caught by"]);
+        for (implementation, mutant, report) in &self.mutants {
+            let by = report.caught_by().map_or("NOTHING".into(), |check| check.to_string());
+            mutants.add_row([
+                mutant.name,
+                implementation.name(),
+                &report.scenario,
+                &report.bound,
+                &mutant.expected.to_string(),
+                &by,
+            ]);
+        }
+        writeln!(f, "{mutants}\n")?;
+        let mut models =
+            table(&["protocol", "source", "ranks", "executions", "bound", "seconds", "result"]);
+        for (model, report) in &self.models {
+            models.add_row([
+                model.protocol,
+                model.implementation.name(),
+                &model.ranks.to_string(),
+                &report.executions.to_string(),
+                &report.bound,
+                &format!("{:.1}", report.seconds),
+                if report.failure.is_none() { "ok" } else { "FAILED" },
+            ]);
+        }
+        writeln!(f, "{models}\n")?;
+        let mut scopes = table(&["access seen by the hooks", "at device scope", "at system scope"]);
+        for (name, device, system) in &self.scopes {
+            scopes.add_row([*name, &device.to_string(), &system.to_string()]);
+        }
+        writeln!(f, "{scopes}\n")?;
+        let mut compiled = table(&["architecture", "kernels", "probes", "seconds", "result"]);
+        for Compiled { arch, outcome, seconds } in &self.compiled {
+            let (kernels, probes, result) = match outcome {
+                Outcome::Done { compiler, kernels, probes } => {
+                    (kernels.to_string(), probes.to_string(), format!("ok, {compiler}"))
+                }
+                Outcome::Skipped(_) => ("-".into(), "-".into(), "skipped".into()),
+                Outcome::Failed(_) => ("-".into(), "-".into(), "FAILED".into()),
+            };
+            let seconds = format!("{seconds:.1}");
+            compiled.add_row([arch.name, &kernels, &probes, &seconds, &result]);
+        }
+        writeln!(f, "{compiled}\n")?;
+        if let Some(Compared { cases, events, faults, .. }) = &self.sequences {
+            let what = format!("{events} operations, {faults} faults, in {cases} cases");
+            writeln!(f, "sync.h and iris-sync: equal in {what}")?;
+        }
+        if let Some((tuned, answers)) = &self.schedules {
+            writeln!(f, "tile.h and schedule.rs: {answers} equal answers, {tuned} tuned shapes")?;
+        }
+        let caught = self.mutants.len() - self.survivors().len();
+        writeln!(f, "mutants: {}, caught: {caught}", self.mutants.len())?;
+        writeln!(f, "searches of what is not broken: {}", self.controls.len())?;
+        self.skipped.iter().try_for_each(|what| writeln!(f, "skipped: {what}"))?;
+        self.optional.iter().try_for_each(|what| writeln!(f, "skipped, optional: {what}"))?;
+        self.failed().iter().try_for_each(|what| writeln!(f, "FAILED: {what}"))
+    }
+}

@@ -1,0 +1,345 @@
+//! The hooks that the host form of `kernels/iris/port.h` calls for every access, barrier and wait.
+//!
+//! They have no context: the lane in question is the one whose program is running, or, where
+//! operations are compared, the recorder of this thread. A hook fails by unwinding through C++.
+
+use std::ffi::c_void;
+
+use iris_sync::{Access, Call, DevWord, Fault, Limit, Memory, Order, Scope, SymWord};
+
+use super::headers::{Segment, count, decode};
+use super::recorder::Recorder;
+use super::{Failure, Lane, LaneId, Op, Place, Site};
+
+/// Who answers the hooks.
+pub(super) trait Target {
+    fn id(&self) -> LaneId;
+    /// Lanes of a workgroup, workgroups of this rank.
+    fn extent(&self) -> (u32, u32);
+    fn vote(&self, ok: bool, site: Site) -> bool;
+    fn pause(&self, spins: u32);
+    fn expired(&self, limit: Limit, spins: u32) -> bool;
+    fn reached(&self, access: Access, want: Call, seen: i32) -> bool;
+    fn host_abort(&self) -> i32;
+    fn record(&self, fault: &Fault);
+    /// An atomic operation, as the headers name its order and scope; no access if it is a user's.
+    fn atomic(&self, access: Option<Access>, op: Op) -> i32;
+    /// Plain data.
+    fn read(&self, place: Place) -> i32;
+    fn write(&self, place: Place, value: i32);
+}
+
+impl Target for Lane<'_> {
+    fn id(&self) -> LaneId {
+        self.id()
+    }
+
+    fn extent(&self) -> (u32, u32) {
+        (self.lanes(), self.groups())
+    }
+
+    fn vote(&self, ok: bool, site: Site) -> bool {
+        self.vote_at(ok, Some(site))
+    }
+
+    fn pause(&self, spins: u32) {
+        Memory::pause(self, spins);
+    }
+
+    fn expired(&self, limit: Limit, spins: u32) -> bool {
+        Memory::expired(self, limit, spins)
+    }
+
+    fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
+        Memory::reached(self, access, want, seen)
+    }
+
+    fn host_abort(&self) -> i32 {
+        Memory::host_abort(self)
+    }
+
+    fn record(&self, fault: &Fault) {
+        Memory::record(self, fault);
+    }
+
+    fn atomic(&self, access: Option<Access>, op: Op) -> i32 {
+        let (Some(place), Some(order), Some(scope)) = (op.place(), op.order(), op.scope()) else {
+            other(format!("{op:?} is not atomic"));
+        };
+        count(access, scope);
+        let device = matches!(place, Place::Dev { .. });
+        if !device && scope != Scope::System {
+            Failure::Scope(self.id(), place).raise();
+        }
+        let Some(access) = access else { return self.perform(op) };
+        if order != access.order() || scope != access.scope() {
+            other(format!("the headers have {order:?}, {scope:?} for {access:?}"));
+        }
+        // From here on the rules of the model, which may have changed order and scope.
+        match (op, place) {
+            (Op::Load { .. }, Place::Sym { rank, index }) => {
+                Memory::load(self, SymWord { rank, index }, access)
+            }
+            (Op::Store { value, .. }, Place::Sym { rank, index }) => {
+                Memory::store(self, SymWord { rank, index }, value, access);
+                0
+            }
+            (Op::CompareExchange { expected, value, .. }, Place::Sym { rank, index }) => {
+                self.compare_exchange(SymWord { rank, index }, expected, value, access)
+            }
+            (Op::Load { .. }, Place::Dev { index, .. }) => self.dev_load(DevWord { index }, access),
+            (Op::Store { value, .. }, Place::Dev { index, .. }) => {
+                self.dev_store(DevWord { index }, value, access);
+                0
+            }
+            (Op::Add { value, .. }, Place::Dev { index, .. }) => {
+                self.dev_add(DevWord { index }, value, access)
+            }
+            _ => other(format!("{access:?} is no such operation: {op:?}")),
+        }
+    }
+
+    fn read(&self, place: Place) -> i32 {
+        match place {
+            Place::Data { rank, index } => self.get(SymWord { rank, index }),
+            place => self.perform(Op::Read { place }),
+        }
+    }
+
+    fn write(&self, place: Place, value: i32) {
+        match place {
+            Place::Data { rank, index } => self.put(SymWord { rank, index }, value),
+            place => {
+                self.perform(Op::Write { place, value });
+            }
+        }
+    }
+}
+
+fn other(message: String) -> ! {
+    Failure::Other(message).raise()
+}
+
+fn target<R>(f: impl FnOnce(&dyn Target) -> R) -> R {
+    if Recorder::is_current() {
+        Recorder::with_current(|recorder| f(recorder))
+    } else {
+        Lane::with_current(|lane| f(lane))
+    }
+}
+
+/// The word at an address that is accessed atomically.
+fn word(address: u64) -> Place {
+    match decode(address) {
+        Some((Segment::Signal, rank, index)) => Place::Sym { rank, index },
+        Some((Segment::Device, rank, index)) => Place::Dev { rank, index },
+        Some((Segment::Data, rank, index)) => Place::Cell { rank, index },
+        _ => other(format!("no word at {address:#x}")),
+    }
+}
+
+/// What lies at an address that is accessed plainly.
+fn data(address: u64) -> Place {
+    match decode(address) {
+        Some((Segment::Signal, rank, index)) => Place::Data { rank, index },
+        Some((Segment::Device, rank, index)) => Place::Dev { rank, index },
+        Some((Segment::Data, rank, index)) => Place::Cell { rank, index },
+        _ => other(format!("no data at {address:#x}")),
+    }
+}
+
+fn order(number: i32) -> Order {
+    let orders = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
+    pick(&orders, number, "order")
+}
+
+fn scope(number: i32) -> Scope {
+    pick(&[Scope::Device, Scope::System], number, "scope")
+}
+
+fn limit(number: i32) -> Limit {
+    pick(&[Limit::Entry, Limit::Progress], number, "limit")
+}
+
+fn access(number: i32) -> Option<Access> {
+    (number != -1).then(|| pick(Access::ALL, number, "access"))
+}
+
+fn pick<T: Copy>(all: &[T], number: i32, what: &str) -> T {
+    match usize::try_from(number).ok().and_then(|number| all.get(number)) {
+        Some(&one) => one,
+        None => other(format!("{what} {number}")),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_lane() -> u32 {
+    target(|t| t.id().lane)
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_lanes() -> u32 {
+    target(|t| t.extent().0)
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_workgroup() -> u32 {
+    target(|t| t.id().group)
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_workgroups() -> u32 {
+    target(|t| t.extent().1)
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_vote(ok: i32, site: i32) -> i32 {
+    target(|t| t.vote(ok != 0, pick(&Site::ALL, site, "site"))).into()
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_now() -> u64 {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_pause(spins: u32) {
+    target(|t| t.pause(spins));
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_expired(number: i32, spins: u32, _ns: u64) -> i32 {
+    target(|t| t.expired(limit(number), spins)).into()
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_reached(number: i32, want: i32, seen: i32, answer: i32) -> i32 {
+    let want = Call::new(want);
+    if (answer != 0) != want.reached_by(seen) {
+        other(format!("the headers say {answer} to {seen} where {want:?} is awaited"));
+    }
+    match access(number) {
+        Some(access) => target(|t| t.reached(access, want, seen)).into(),
+        None => answer,
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_host_abort(_control: u64) -> i32 {
+    target(|t| t.host_abort())
+}
+
+/// # Safety
+///
+/// `words` points to eight words.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn iris_hook_record(_control: u64, words: *const [i32; 8]) {
+    // SAFETY: the caller, port::keep_fault, passes an array of eight.
+    let words = unsafe { *words };
+    match Fault::from_words(words) {
+        Some(fault) => target(|t| t.record(&fault)),
+        None => other(format!("no fault: {words:?}")),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_load32(address: u64, o: i32, s: i32, a: i32) -> i32 {
+    let op = Op::Load { place: word(address), order: order(o), scope: scope(s) };
+    target(|t| t.atomic(access(a), op))
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_store32(address: u64, value: i32, o: i32, s: i32, a: i32) {
+    let op = Op::Store { place: word(address), value, order: order(o), scope: scope(s) };
+    target(|t| t.atomic(access(a), op));
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_rmw32(
+    address: u64,
+    rmw: i32,
+    value: i32,
+    o: i32,
+    s: i32,
+    a: i32,
+) -> i32 {
+    if rmw != 0 {
+        other(format!("read-modify-write {rmw} is not modelled, only additions"));
+    }
+    let op = Op::Add { place: word(address), value, order: order(o), scope: scope(s) };
+    target(|t| t.atomic(access(a), op))
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_cas32(
+    address: u64,
+    expected: i32,
+    value: i32,
+    o: i32,
+    s: i32,
+    a: i32,
+) -> i32 {
+    let place = word(address);
+    let op = Op::CompareExchange { place, expected, value, order: order(o), scope: scope(s) };
+    target(|t| t.atomic(access(a), op))
+}
+
+macro_rules! not_modelled {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C-unwind" fn $name($(_: $argument),*) -> $result {
+            other(concat!(stringify!($name), " is not modelled").into())
+        }
+    )*};
+}
+
+not_modelled! {
+    iris_hook_load64(u64, i32, i32, i32) -> i64;
+    iris_hook_store64(u64, i64, i32, i32, i32) -> ();
+    iris_hook_rmw64(u64, i32, i64, i32, i32, i32) -> i64;
+    iris_hook_cas64(u64, i64, i64, i32, i32, i32) -> i64;
+    iris_hook_add_f32(u64, f32, i32) -> ();
+    iris_hook_fence(i32, i32) -> ();
+    iris_hook_shared(u64) -> *mut c_void;
+}
+
+/// # Safety
+///
+/// `value` has room for `bytes` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn iris_hook_read(address: u64, value: *mut i32, bytes: u32) {
+    for index in 0..words(bytes) {
+        let seen = target(|t| t.read(data(address + index as u64 * 4)));
+        // SAFETY: within the bytes that the caller, port::read, has room for.
+        unsafe { value.add(index).write_unaligned(seen) };
+    }
+}
+
+/// # Safety
+///
+/// `value` points to `bytes` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn iris_hook_write(address: u64, value: *const i32, bytes: u32) {
+    for index in 0..words(bytes) {
+        // SAFETY: within the bytes that the caller, port::write, points to.
+        let value = unsafe { value.add(index).read_unaligned() };
+        target(|t| t.write(data(address + index as u64 * 4), value));
+    }
+}
+
+fn words(bytes: u32) -> usize {
+    if !bytes.is_multiple_of(4) {
+        other(format!("{bytes} bytes: the model has words of four"));
+    }
+    bytes as usize / 4
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_model_boundary() {
+    Lane::with_current(|lane| lane.boundary());
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_model_check(address: u64, seen: i32, wanted: i32) {
+    Lane::with_current(|lane| lane.check(data(address), seen, wanted));
+}

@@ -1,0 +1,273 @@
+//! A memory that writes down what is asked of it, and answers from a script: to compare two
+//! implementations operation by operation.
+
+use std::cell::{Cell, RefCell};
+use std::ptr;
+
+use iris_sync::{Access, Call, DevWord, Fault, LINE_WORDS, Limit, Memory, Order, Scope, SymWord};
+
+use super::{LaneId, Op, Place};
+
+/// One thing that was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the arguments of Memory's functions")]
+pub enum Event {
+    /// An access to a word, with its name, order, scope and value.
+    Atomic(Access, Op),
+    /// A field of a record.
+    Get(SymWord),
+    /// A field of a record.
+    Put(SymWord, i32),
+    Vote(bool),
+    Pause(u32),
+    Expired(Limit, u32),
+    Reached(Access, Call, i32),
+    HostAbort,
+    Record(Fault),
+}
+
+/// The answers. A list is gone through in turn; what comes behind its end is said at each.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// The number of the call, and of the op in its heap.
+    pub number: i32,
+    /// What loads of other words find; then, what the last one did, or the number.
+    pub words: Vec<i32>,
+    /// What the words of every record hold.
+    pub fields: Vec<i32>,
+    /// Whether the deadline is over; then yes.
+    pub expired: Vec<bool>,
+    /// What the other lanes say at barriers; then yes.
+    pub votes: Vec<bool>,
+    /// What the host says; then 0.
+    pub host: Vec<i32>,
+    /// What the abort word holds.
+    pub abort: i32,
+    /// What a lock holds; then 0.
+    pub locks: Vec<i32>,
+    /// How many workgroups have finished.
+    pub finished: i32,
+}
+
+/// One lane of one workgroup, on its own.
+pub struct Recorder {
+    id: LaneId,
+    extent: (u32, u32),
+    script: Script,
+    asked: [Cell<usize>; 5],
+    events: RefCell<Vec<Event>>,
+}
+
+thread_local! {
+    static CURRENT: Cell<*const Recorder> = const { Cell::new(ptr::null()) };
+}
+
+impl Recorder {
+    /// A recorder that answers by `script`, as lane `id` among so many lanes and workgroups.
+    pub fn new(id: LaneId, extent: (u32, u32), script: Script) -> Self {
+        let asked = [const { Cell::new(0) }; 5];
+        Self { id, extent, script, asked, events: RefCell::default() }
+    }
+
+    /// Let `f`, a program in C++, ask this recorder.
+    pub fn listen<R>(&self, f: impl FnOnce() -> R) -> R {
+        /// Also where `f` unwinds.
+        struct Leave;
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                CURRENT.set(ptr::null());
+            }
+        }
+        CURRENT.set(self);
+        let _leave = Leave;
+        f()
+    }
+
+    /// What was asked.
+    pub fn into_events(self) -> Vec<Event> {
+        self.events.into_inner()
+    }
+
+    #[cfg(iris_cxx)]
+    pub(super) fn is_current() -> bool {
+        !CURRENT.get().is_null()
+    }
+
+    #[cfg(iris_cxx)]
+    pub(super) fn with_current<R>(f: impl FnOnce(&Recorder) -> R) -> R {
+        // SAFETY: not null, as `is_current` said; set by `listen`, which keeps the recorder
+        // borrowed until it has been taken back.
+        f(unsafe { &*CURRENT.get() })
+    }
+
+    fn note(&self, event: Event) {
+        self.events.borrow_mut().push(event);
+    }
+
+    fn answer<T: Copy>(&self, which: usize, script: &[T], otherwise: T) -> T {
+        let position = self.asked[which].replace(self.asked[which].get() + 1);
+        script.get(position).copied().unwrap_or(otherwise)
+    }
+
+    /// An atomic operation: what it finds.
+    fn found(&self, access: Access, op: Op) -> i32 {
+        self.note(Event::Atomic(access, op));
+        match access {
+            Access::AbortLoad => self.script.abort,
+            Access::CallLoad => self.script.number,
+            Access::FinishAdd => self.script.finished,
+            Access::LockTake => self.answer(1, &self.script.locks, 0),
+            _ => {
+                let last = self.script.words.last().copied().unwrap_or(self.script.number);
+                self.answer(0, &self.script.words, last)
+            }
+        }
+    }
+
+    fn order(access: Access) -> (Order, Scope) {
+        (access.order(), access.scope())
+    }
+}
+
+fn sym(word: SymWord) -> Place {
+    Place::Sym { rank: word.rank, index: word.index }
+}
+
+impl Memory for Recorder {
+    fn lane(&self) -> u32 {
+        self.id.lane
+    }
+
+    fn vote(&self, ok: bool) -> bool {
+        self.note(Event::Vote(ok));
+        ok & self.answer(3, &self.script.votes, true)
+    }
+
+    fn load(&self, word: SymWord, access: Access) -> i32 {
+        let (order, scope) = Self::order(access);
+        self.found(access, Op::Load { place: sym(word), order, scope })
+    }
+
+    fn store(&self, word: SymWord, value: i32, access: Access) {
+        let (order, scope) = Self::order(access);
+        self.note(Event::Atomic(access, Op::Store { place: sym(word), value, order, scope }));
+    }
+
+    fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
+        let (order, scope) = Self::order(access);
+        let place = sym(word);
+        self.found(access, Op::CompareExchange { place, expected, value, order, scope })
+    }
+
+    fn get(&self, word: SymWord) -> i32 {
+        self.note(Event::Get(word));
+        let field = (word.index % LINE_WORDS) as usize;
+        self.script.fields.get(field).copied().unwrap_or(0)
+    }
+
+    fn put(&self, word: SymWord, value: i32) {
+        self.note(Event::Put(word, value));
+    }
+
+    fn dev_load(&self, word: DevWord, access: Access) -> i32 {
+        let (order, scope) = Self::order(access);
+        let place = Place::Dev { rank: self.id.rank, index: word.index };
+        self.found(access, Op::Load { place, order, scope })
+    }
+
+    fn dev_store(&self, word: DevWord, value: i32, access: Access) {
+        let (order, scope) = Self::order(access);
+        let place = Place::Dev { rank: self.id.rank, index: word.index };
+        self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
+    }
+
+    fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32 {
+        let (order, scope) = Self::order(access);
+        let place = Place::Dev { rank: self.id.rank, index: word.index };
+        self.found(access, Op::Add { place, value, order, scope })
+    }
+
+    fn pause(&self, spins: u32) {
+        self.note(Event::Pause(spins));
+    }
+
+    fn expired(&self, limit: Limit, spins: u32) -> bool {
+        self.note(Event::Expired(limit, spins));
+        self.answer(2, &self.script.expired, true)
+    }
+
+    fn host_abort(&self) -> i32 {
+        self.note(Event::HostAbort);
+        self.answer(4, &self.script.host, 0)
+    }
+
+    fn record(&self, fault: &Fault) {
+        self.note(Event::Record(*fault));
+    }
+
+    fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
+        self.note(Event::Reached(access, want, seen));
+        want.reached_by(seen)
+    }
+}
+
+#[cfg(iris_cxx)]
+impl super::hooks::Target for Recorder {
+    fn id(&self) -> LaneId {
+        self.id
+    }
+
+    fn extent(&self) -> (u32, u32) {
+        self.extent
+    }
+
+    fn vote(&self, ok: bool, _site: super::Site) -> bool {
+        Memory::vote(self, ok)
+    }
+
+    fn pause(&self, spins: u32) {
+        Memory::pause(self, spins);
+    }
+
+    fn expired(&self, limit: Limit, spins: u32) -> bool {
+        Memory::expired(self, limit, spins)
+    }
+
+    fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
+        Memory::reached(self, access, want, seen)
+    }
+
+    fn host_abort(&self) -> i32 {
+        Memory::host_abort(self)
+    }
+
+    fn record(&self, fault: &Fault) {
+        Memory::record(self, fault);
+    }
+
+    /// Order and scope are those that the headers say, not those of the table.
+    fn atomic(&self, access: Option<Access>, op: Op) -> i32 {
+        match (access, op) {
+            (None, _) => super::Failure::Other(format!("{op:?} is not the protocol's")).raise(),
+            (Some(access), Op::Store { .. }) => {
+                self.note(Event::Atomic(access, op));
+                0
+            }
+            (Some(access), _) => self.found(access, op),
+        }
+    }
+
+    fn read(&self, place: Place) -> i32 {
+        match place {
+            Place::Data { rank, index } => self.get(SymWord { rank, index }),
+            _ => super::Failure::Other(format!("{place:?} is no record")).raise(),
+        }
+    }
+
+    fn write(&self, place: Place, value: i32) {
+        match place {
+            Place::Data { rank, index } => self.put(SymWord { rank, index }, value),
+            _ => super::Failure::Other(format!("{place:?} is no record")).raise(),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The schedules of `tile.h` against those of [`iris_kernels::schedule`]: all answers must be equal.
+
+use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, owner, part_of, split};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+/// A shape whose schedule is compared.
+#[derive(Clone, Copy, Debug)]
+pub enum Shape {
+    /// So many items over so many parts.
+    Split(u32, u32),
+    /// Tiles of a matrix, over so many ranks.
+    Tiles(Grid, u32),
+    /// A staged gather.
+    Units(Units),
+}
+
+fn put(out: &mut Vec<u32>, tile: Tile) {
+    out.extend([tile.row, tile.col, tile.rows, tile.cols]);
+}
+
+impl Shape {
+    /// All answers of the Rust functions, in a row.
+    pub fn in_rust(&self) -> Vec<u32> {
+        let mut out = Vec::new();
+        match *self {
+            Shape::Split(total, parts) => {
+                for part in 0..parts {
+                    let range = split(total, parts, part);
+                    out.extend([range.start, range.end]);
+                }
+                out.extend((0..total).map(|at| part_of(total, parts, at)));
+            }
+            Shape::Tiles(grid, size) => {
+                for tile in 0..grid.tiles() {
+                    put(&mut out, grid.tile(tile));
+                    out.push(owner(tile, size));
+                }
+                let all = SplitGrid { grid, size };
+                out.extend((0..=size).map(|rank| all.first(rank)));
+                for tile in 0..all.tiles() {
+                    out.push(all.owner(tile));
+                    put(&mut out, all.tile(tile));
+                }
+            }
+            Shape::Units(units) => {
+                for unit in 0..units.units() {
+                    out.push(units.source(unit));
+                    put(&mut out, units.area(unit));
+                }
+                let blocks = units.row_blocks();
+                for block in 0..blocks {
+                    let (row, rows, source, within) = units.row_block(block);
+                    out.extend([row, rows, source, within]);
+                }
+                for rank in 0..units.size {
+                    out.extend((0..units.units()).map(|at| units.fetched(at, rank)));
+                    out.extend((0..blocks).map(|at| units.worked(at, rank)));
+                    for block in 0..blocks {
+                        let needs: Vec<u32> = units.needs(block, rank).collect();
+                        out.push(needs.len() as u32);
+                        out.extend(needs);
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// The same of the functions in tile.h.
+    #[cfg(iris_cxx)]
+    pub fn in_cxx(&self, room: usize) -> Vec<u32> {
+        // More room than is needed, to see what is too much.
+        let mut out = vec![0; room + 16];
+        let (values, room) = (out.as_mut_ptr(), out.len() as u32);
+        let count = match *self {
+            // SAFETY: there is room for as many values as said.
+            Shape::Split(total, parts) => unsafe {
+                iris_schedule_split(total, parts, values, room)
+            },
+            Shape::Tiles(grid, size) => {
+                let grid = [grid.rows, grid.cols, grid.tile_m, grid.tile_n];
+                // SAFETY: as above.
+                unsafe { iris_schedule_grid(&grid, size, values, room) }
+            }
+            Shape::Units(units) => {
+                let units = CxxUnits {
+                    shard: u32::from(units.shard == Shard::Columns),
+                    size: units.size,
+                    m: units.m,
+                    k: units.k,
+                    tile_m: units.tile_m,
+                    k_group: units.k_group,
+                    m_first: units.m_first,
+                };
+                // SAFETY: as above.
+                unsafe { iris_schedule_units(&units, values, room) }
+            }
+        };
+        out.truncate(count as usize);
+        out
+    }
+}
+
+/// As `iris::Units`.
+#[cfg(iris_cxx)]
+#[repr(C)]
+struct CxxUnits {
+    shard: u32,
+    size: u32,
+    m: u32,
+    k: u32,
+    tile_m: u32,
+    k_group: u32,
+    m_first: bool,
+}
+
+#[cfg(iris_cxx)]
+unsafe extern "C-unwind" {
+    fn iris_schedule_split(total: u32, parts: u32, values: *mut u32, room: u32) -> u32;
+    fn iris_schedule_grid(grid: &[u32; 4], size: u32, values: *mut u32, room: u32) -> u32;
+    fn iris_schedule_units(units: &CxxUnits, values: *mut u32, room: u32) -> u32;
+}
+
+/// Random shapes.
+pub fn shapes() -> impl Strategy<Value = Shape> {
+    let grid = (0..120u32, 0..120u32, 1..50u32, 1..50u32)
+        .prop_map(|(rows, cols, tile_m, tile_n)| Grid { rows, cols, tile_m, tile_n });
+    let shard = prop_oneof![Just(Shard::Rows), Just(Shard::Columns)];
+    let units = (shard, 1..9u32, 0..90u32, 0..90u32, 1..40u32, 1..40u32, any::<bool>()).prop_map(
+        |(shard, size, m, k, tile_m, k_group, m_first)| Units {
+            shard,
+            size,
+            m,
+            k,
+            tile_m,
+            k_group,
+            m_first,
+        },
+    );
+    prop_oneof![
+        (0..2000u32, 1..70u32).prop_map(|(total, parts)| Shape::Split(total, parts)),
+        (grid, 1..9u32).prop_map(|(grid, size)| Shape::Tiles(grid, size)),
+        units.prop_map(Shape::Units),
+    ]
+}
+
+/// Compare the given shapes and this many random ones; returns how many answers were equal.
+///
+/// # Errors
+/// The smallest shape in which the two differ.
+#[cfg(iris_cxx)]
+pub fn compare(given: &[Shape], random: u32) -> Result<u64, String> {
+    let answers = std::cell::Cell::new(0);
+    let equal = |shape: Shape| {
+        let rust = shape.in_rust();
+        let cxx = shape.in_cxx(rust.len());
+        answers.set(answers.get() + rust.len() as u64);
+        prop_assert!(cxx == rust, "{shape:?}: tile.h says {cxx:?}, schedule.rs {rust:?}");
+        Ok(())
+    };
+    for &shape in given {
+        equal(shape).map_err(|error| error.to_string())?;
+    }
+    let config = Config { cases: random, failure_persistence: None, ..Config::default() };
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    TestRunner::new_with_rng(config, rng)
+        .run(&shapes(), equal)
+        .map_err(|error| error.to_string())?;
+    Ok(answers.get())
+}

@@ -1,0 +1,298 @@
+//! iris-sync and the device headers, operation by operation: given the same steps and the same
+//! answers, they ask for the same (address, operation, order, scope, value) in the same order.
+
+use iris_heap::abi::HeapView;
+use iris_sync::{
+    Access, Call, Channel, End, LINE_WORDS, Memory, RESERVED_WORDS, RESTAMP_PERIOD, Record, Shape,
+    Stop, Workgroup, barrier::Members, lock,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use super::LaneId;
+use super::recorder::{Event, Recorder, Script};
+
+/// A step of a workgroup.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+#[allow(missing_docs, reason = "the functions of Workgroup and lock")]
+pub enum Kind {
+    Enter,
+    Credit,
+    WaitEntry,
+    Direct,
+    PushSignal,
+    PushResult,
+    WaitTile,
+    WaitResult,
+    RaiseFlag,
+    WaitFlag,
+    Locked,
+    Barrier,
+    PublishVersion,
+    WaitVersion,
+}
+
+impl Kind {
+    const ALL: [Kind; 14] = [
+        Kind::Enter,
+        Kind::Credit,
+        Kind::WaitEntry,
+        Kind::Direct,
+        Kind::PushSignal,
+        Kind::PushResult,
+        Kind::WaitTile,
+        Kind::WaitResult,
+        Kind::RaiseFlag,
+        Kind::WaitFlag,
+        Kind::Locked,
+        Kind::Barrier,
+        Kind::PublishVersion,
+        Kind::WaitVersion,
+    ];
+}
+
+/// A step with the peer and the tile, unit or phase that it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Step {
+    kind: Kind,
+    peer: u32,
+    tile: u32,
+}
+
+/// One workgroup's steps, and all it is told.
+#[derive(Clone, Debug)]
+pub struct Case {
+    lane: LaneId,
+    extent: (u32, u32),
+    channel: Channel,
+    record: Record,
+    steps: Vec<Step>,
+    end: End,
+    script: Script,
+}
+
+/// What came of it: the events, the steps done, their answers, whether all went well.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    events: Vec<Event>,
+    done: u32,
+    answers: Vec<bool>,
+    through: bool,
+}
+
+#[cfg(iris_cxx)]
+#[repr(C)]
+struct Input<'a> {
+    heap: &'a HeapView,
+    channel: &'a Channel,
+    record: &'a Record,
+    steps: *const Step,
+    count: u32,
+    end: i32,
+}
+
+#[cfg(iris_cxx)]
+unsafe extern "C-unwind" {
+    fn iris_model_sequence(input: &Input<'_>, answers: *mut u32) -> u32;
+}
+
+impl Case {
+    fn recorder(&self) -> Recorder {
+        Recorder::new(self.lane, self.extent, self.script.clone())
+    }
+
+    /// Run it through iris-sync.
+    pub fn in_rust(&self) -> Outcome {
+        let recorder = self.recorder();
+        let (group, groups) = (self.lane.group, self.extent.1);
+        let mut wg = Workgroup::begin(&recorder, &self.channel, (group, groups), &self.record);
+        let mut answers = vec![false; self.steps.len()];
+        let mut done = 0;
+        let mut result = Ok(());
+        for (step, answer) in self.steps.iter().zip(&mut answers) {
+            result = perform(&mut wg, *step, answer);
+            if result.is_err() {
+                break;
+            }
+            done += 1;
+        }
+        let through = wg.finish(self.end, result).is_ok();
+        Outcome { events: recorder.into_events(), done, answers, through }
+    }
+
+    /// Run it through the device headers.
+    #[cfg(iris_cxx)]
+    pub fn in_cxx(&self) -> Outcome {
+        let recorder = self.recorder();
+        let heap = super::headers::heap(self.lane.rank, self.channel.size);
+        let input = Input {
+            heap: &heap,
+            channel: &self.channel,
+            record: &self.record,
+            steps: self.steps.as_ptr(),
+            count: self.steps.len() as u32,
+            end: self.end as i32,
+        };
+        let mut answers = vec![0; self.steps.len()];
+        // SAFETY: the steps are as many as said, and there is room for an answer to each.
+        let code = recorder.listen(|| unsafe { iris_model_sequence(&input, answers.as_mut_ptr()) });
+        Outcome {
+            events: recorder.into_events(),
+            done: code / 2,
+            answers: answers.into_iter().map(|answer| answer != 0).collect(),
+            through: code % 2 == 1,
+        }
+    }
+}
+
+fn perform<M: Memory>(
+    wg: &mut Workgroup<'_, M>,
+    Step { kind, peer, tile }: Step,
+    answer: &mut bool,
+) -> Result<(), Stop> {
+    let (m, channel, call) = (wg.m, wg.channel, wg.call());
+    let me = channel.rank;
+    match kind {
+        Kind::Enter => wg.enter()?,
+        Kind::Credit => wg.credit(peer)?,
+        Kind::WaitEntry => wg.wait_entry(peer)?,
+        Kind::Direct => *answer = wg.direct(peer)?,
+        Kind::PushSignal => wg.push_signal(peer, tile),
+        Kind::PushResult => wg.push_result(peer, tile),
+        Kind::WaitTile => wg.wait_tile(peer, tile)?,
+        Kind::WaitResult => wg.wait_result(peer, tile)?,
+        Kind::RaiseFlag => wg.raise_flag(tile),
+        Kind::WaitFlag => wg.wait_flag(tile, peer)?,
+        Kind::Locked => wg.locked(peer, tile, || *answer = true)?,
+        Kind::Barrier => wg.barrier(tile & 1, Members::all(channel.size))?,
+        Kind::PublishVersion if m.lane() == 0 => {
+            lock::publish_version(m, channel.signal(peer, me, tile), call);
+        }
+        Kind::WaitVersion if m.lane() == 0 => {
+            lock::wait_version(m, channel, channel.signal(me, peer, tile), call, peer)?;
+        }
+        Kind::PublishVersion | Kind::WaitVersion => {}
+    }
+    Ok(())
+}
+
+const TILES: u32 = 3;
+
+/// Calls, seen values near them, records that agree or do not, deadlines that pass or do not.
+pub fn cases() -> impl Strategy<Value = Case> {
+    let number = prop_oneof![
+        4 => any::<i32>(),
+        2 => -3..3,
+        1 => Just(RESTAMP_PERIOD),
+        1 => Just(i32::MIN),
+        1 => Just(i32::MAX),
+    ];
+    let near = prop_oneof![4 => 0..2, 2 => -2..0];
+    let kind = proptest::sample::select(&Kind::ALL[..]);
+    let step = (kind, any::<u32>(), 0..TILES);
+    let end = proptest::sample::select(vec![End::Keep, End::Advance, End::Pulled]);
+    let host = prop_oneof![12 => Just(0), 1 => 1..5, 1 => 1000..1004];
+    let abort = prop_oneof![8 => Just(0), 1 => 1..4];
+    let shape = (1..4u32, any::<u32>(), 0..2u32, 1..4u32, any::<u32>(), end);
+    let fields = (proptest::array::uniform8(-2..3), prop_oneof![Just(0), Just(64)], 0..12usize);
+    let script = (
+        number,
+        proptest::collection::vec(near, 0..24),
+        proptest::collection::vec(any::<bool>(), 0..6),
+        proptest::collection::vec(prop_oneof![9 => Just(true), 1 => Just(false)], 0..12),
+        proptest::collection::vec(host, 0..8),
+        abort,
+        proptest::collection::vec(prop_oneof![Just(0), 1..3], 0..3),
+    );
+    (shape, fields, script, proptest::collection::vec(step, 0..12)).prop_map(
+        |(shape, (fields, direct, differs), script, steps)| {
+            let (size, rank, lane, groups, group, end) = shape;
+            let (rank, group) = (rank % size, group % groups);
+            let shape = Shape { op: 5, size, tiles: TILES, flags: TILES, locks: true, sequence: 0 };
+            let (channel, _) = Channel::lay_out(shape, rank, RESERVED_WORDS, LINE_WORDS);
+            let record = Record { fields, direct, c_offset: [4096, 1] };
+            let (number, near, expired, votes, host, abort, locks) = script;
+            let call = Call::new(number);
+            // A peer's record: our own, but for one field, of the eleven there are.
+            let mut theirs = fields.to_vec();
+            (theirs[0], theirs[1]) = (channel.op as i32, number);
+            theirs.extend([direct, 4096, 1]);
+            if let Some(field) = theirs.get_mut(differs) {
+                *field = field.wrapping_add(i32::from(differs >= 4));
+            }
+            let words = near.into_iter().map(|n: i32| call.number().wrapping_add(n)).collect();
+            let steps = steps.into_iter().filter(|_| size > 1);
+            let steps = steps.map(|(kind, peer, tile)| {
+                let peer = (rank + 1 + peer % (size - 1).max(1)) % size;
+                Step { kind, peer, tile }
+            });
+            Case {
+                lane: LaneId { rank, group, lane },
+                extent: (2, groups),
+                channel,
+                record,
+                steps: steps.collect(),
+                end,
+                script: Script {
+                    number,
+                    words,
+                    fields: theirs,
+                    expired,
+                    votes,
+                    host,
+                    abort,
+                    locks,
+                    finished: groups as i32 - 1,
+                },
+            }
+        },
+    )
+}
+
+/// What was compared.
+#[derive(Clone, Debug)]
+pub struct Compared {
+    /// Random cases.
+    pub cases: u32,
+    /// Operations, barriers, looks at the clock: all that was asked.
+    pub events: u64,
+    /// Faults among them.
+    pub faults: u64,
+    /// Accesses that never occurred: none, if there were cases enough.
+    pub missing: Vec<Access>,
+}
+
+/// Compare this many random cases, the same every time.
+///
+/// # Errors
+/// The smallest case in which the two differ, and the first difference.
+#[cfg(iris_cxx)]
+pub fn compare(cases_: u32) -> Result<Compared, String> {
+    use std::cell::RefCell;
+
+    let config = Config { cases: cases_, failure_persistence: None, ..Config::default() };
+    let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(config, random);
+    let missing = Access::ALL.to_vec();
+    let compared = RefCell::new(Compared { cases: cases_, events: 0, faults: 0, missing });
+    let result = runner.run(&cases(), |case| {
+        let (rust, cxx) = (case.in_rust(), case.in_cxx());
+        let mut compared = compared.borrow_mut();
+        for (at, event) in rust.events.iter().enumerate() {
+            let theirs = cxx.events.get(at);
+            prop_assert_eq!(theirs, Some(event), "event {} of the device headers", at);
+            compared.events += 1;
+            match event {
+                Event::Atomic(access, _) => compared.missing.retain(|missing| missing != access),
+                Event::Record(_) => compared.faults += 1,
+                _ => {}
+            }
+        }
+        prop_assert_eq!(cxx, rust);
+        Ok(())
+    });
+    result.map_err(|error| error.to_string())?;
+    Ok(compared.into_inner())
+}

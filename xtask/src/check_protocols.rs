@@ -1,0 +1,28 @@
+//! `cargo xtask check-protocols`: the protocols in models, and the compiled device code.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::program;
+use crate::steps::Step;
+
+const PROGRAM: &str = "check-protocols";
+
+/// Becomes `check-protocols ARGUMENTS`; returns only if that could not be started.
+pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
+    let program = program::build(root, PROGRAM)?;
+    let error = Command::new(&program).args(arguments).exec();
+    Err(error).with_context(|| format!("{} did not start", program.display()))
+}
+
+/// The same as a step of `cargo xtask test`.
+pub(crate) fn step(root: &Path, full: bool) -> Step {
+    let mut arguments = vec!["run", "--release", "--package", "iris-testkit", "--bin", PROGRAM];
+    arguments.extend(["--", "--json"]);
+    arguments.extend(full.then_some("--full"));
+    Step::command("models", program::cargo(root, &arguments))
+}
