@@ -108,12 +108,10 @@ impl Cache {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let part = self.folder.join(format!(".{}-{number}-{}", std::process::id(), key.file));
         let whole = self.folder.join(&key.file);
-        let written = write_new(&part, &[
-            MAGIC,
-            &key.hash.to_le_bytes(),
-            &hash::of(code).to_le_bytes(),
-            code,
-        ])
+        let written = write_new(
+            &part,
+            &[MAGIC, &key.hash.to_le_bytes(), &hash::of(code).to_le_bytes(), code],
+        )
         .and_then(|()| fs::rename(&part, &whole));
         written.map_err(|error| {
             let _ = fs::remove_file(&part);

@@ -99,7 +99,9 @@ mod tests {
 
     #[test]
     fn kernels_are_found_by_op() {
-        assert!(kernel("matmul_all_reduce").is_some_and(|text| text.text.contains("iris_two_shot")));
+        assert!(
+            kernel("matmul_all_reduce").is_some_and(|text| text.text.contains("iris_two_shot"))
+        );
         assert_eq!(kernel("matmul_all_reduce.cu"), None);
     }
 }

@@ -21,7 +21,8 @@ const NAMES: Names = Names {
 };
 
 fn folders() -> Vec<PathBuf> {
-    let roots = ["ROCM_PATH", "HIP_PATH", "ROCM_HOME"].iter().filter_map(|name| search::variable(name));
+    let roots =
+        ["ROCM_PATH", "HIP_PATH", "ROCM_HOME"].iter().filter_map(|name| search::variable(name));
     let installed = search::named("/opt".as_ref(), |name| name.starts_with("rocm"));
     let mut folders: Vec<PathBuf> = roots.chain(installed).map(|root| root.join("lib")).collect();
     for packages in search::python_packages() {

@@ -25,10 +25,8 @@ fn folders() -> Vec<PathBuf> {
     let inside = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| search::variable(name));
     let installed = search::named("/usr/local".as_ref(), |name| name.starts_with("cuda"));
-    let mut folders: Vec<PathBuf> = toolkits
-        .chain(installed)
-        .flat_map(|root| inside.map(|folder| root.join(folder)))
-        .collect();
+    let mut folders: Vec<PathBuf> =
+        toolkits.chain(installed).flat_map(|root| inside.map(|folder| root.join(folder))).collect();
     let wheels = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
     for packages in search::python_packages() {
         folders.extend(wheels.map(|wheel| packages.join(wheel)));
