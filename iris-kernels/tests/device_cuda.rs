@@ -1,0 +1,204 @@
+//! What NVRTC makes of the device source. Without NVRTC these tests say that they were skipped, and
+//! where it was looked for.
+
+use iris_kernels::rtc::{Compiler, Error, KernelSource, Options, TileBuild};
+use iris_kernels::source::KERNELS;
+
+const OPERATIONS: &str = include_str!("host/operations.cu");
+
+fn nvrtc() -> Option<&'static Compiler> {
+    match Compiler::nvrtc() {
+        Ok(compiler) => Some(compiler),
+        Err(error @ Error::NotFound { .. }) => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The text of one kernel in PTX.
+fn entry<'a>(ptx: &'a str, name: &str) -> &'a str {
+    let start = ptx.find(&format!(".entry {name}(")).unwrap_or_else(|| panic!("no {name}"));
+    let rest = &ptx[start..];
+    let end = rest.find("\n}").expect("the end of a kernel");
+    &rest[..end]
+}
+
+fn ptx(compiler: &Compiler, name: &str, text: &str, options: &Options, arch: &str) -> String {
+    let bytes = compiler
+        .compile(KernelSource { name, text }, options, arch)
+        .unwrap_or_else(|error| panic!("{error}"));
+    String::from_utf8(bytes).expect("PTX is text")
+}
+
+/// The instructions that touch memory shared with others, without operands.
+fn accesses(text: &str) -> Vec<&str> {
+    text.lines()
+        .filter_map(|line| line.split_whitespace().find(|word| !word.starts_with('@')))
+        .filter(|word| {
+            ["ld.", "st.", "atom.", "red.", "fence.", "membar."]
+                .iter()
+                .any(|kind| word.starts_with(kind))
+                && (word.contains(".sys") || word.contains(".gpu") || word.starts_with("membar"))
+        })
+        .collect()
+}
+
+#[test]
+fn operations_have_their_order_and_scope_in_ptx() {
+    let Some(compiler) = nvrtc() else { return };
+    let expected = [
+        ("sym_load_acquire", "ld.acquire.sys.global.s32"),
+        ("sym_load_relaxed", "ld.relaxed.sys.global.s32"),
+        ("sym_store_release", "st.release.sys.global.s32"),
+        ("sym_store_relaxed", "st.relaxed.sys.global.s32"),
+        ("sym_add_acqrel", "atom.acq_rel.sys.global.add.u32"),
+        ("sym_exchange_acquire", "atom.acquire.sys.global.exch.b32"),
+        ("sym_cas_acquire", "atom.acquire.sys.global.cas.b32"),
+        ("sym_and_release", "atom.release.sys.global.and.b32"),
+        ("sym_or_release", "atom.release.sys.global.or.b32"),
+        ("sym_xor_release", "atom.release.sys.global.xor.b32"),
+        ("sym_min_release", "atom.release.sys.global.min.s32"),
+        ("sym_max_release", "atom.release.sys.global.max.s32"),
+        ("dev_load_acquire", "ld.acquire.gpu.global.s32"),
+        ("dev_load_relaxed", "ld.relaxed.gpu.global.s32"),
+        ("dev_store_release", "st.release.gpu.global.s32"),
+        ("dev_store_relaxed", "st.relaxed.gpu.global.s32"),
+        ("dev_add_acqrel", "atom.acq_rel.gpu.global.add.u32"),
+        ("sym_fence", "fence.acq_rel.sys"),
+    ];
+    for arch in ["compute_80", "compute_90a"] {
+        let ptx = ptx(compiler, "operations.cu", OPERATIONS, &Options::new(), arch);
+        for (name, instruction) in expected {
+            let seen = accesses(entry(&ptx, name));
+            let seen: Vec<_> = seen.iter().map(|word| word.trim_end_matches(';')).collect();
+            assert_eq!(seen, [instruction], "{name} for {arch}");
+        }
+        for plain in ["sym_get", "sym_put"] {
+            assert_eq!(accesses(entry(&ptx, plain)), [] as [&str; 0], "{plain} for {arch}");
+        }
+    }
+}
+
+#[test]
+fn kernels_read_no_data_past_the_caches_and_scope_every_atomic() {
+    let Some(compiler) = nvrtc() else { return };
+    let options = Options::op(2, TileBuild::ALL[1]);
+    for text in KERNELS {
+        let ptx = ptx(compiler, text.name, text.text, &options, "compute_80");
+        assert!(ptx.contains(".entry iris_"), "{} has a kernel", text.name);
+        for line in ptx.lines() {
+            let loads = line.trim_start().starts_with("ld.global");
+            assert!(!(loads && line.contains(".nc")), "{}: {line}", text.name);
+            let atomic = ["atom.", "red."].iter().any(|kind| line.trim_start().starts_with(kind));
+            let scoped = line.contains(".sys.") || line.contains(".gpu.");
+            assert!(!atomic || scoped, "{}: {line}", text.name);
+        }
+    }
+    // Signals of one shot: released and acquired over the system.
+    let one_shot = KERNELS.iter().find(|text| text.name == "all_reduce.cu").expect("embedded");
+    let ptx = ptx(compiler, one_shot.name, one_shot.text, &options, "compute_90a");
+    let seen = accesses(entry(&ptx, "iris_one_shot"));
+    for instruction in [
+        "st.release.sys.global.s32",
+        "ld.acquire.sys.global.s32",
+        "ld.relaxed.gpu.global.s32",
+        "atom.acq_rel.gpu.global.add.u32",
+    ] {
+        assert!(seen.contains(&instruction), "{instruction} in {seen:?}");
+    }
+    // Of device scope there is nothing but the words of this device.
+    let device: Vec<_> = seen.iter().filter(|word| word.contains(".gpu.")).collect();
+    let words = [
+        "ld.relaxed.gpu.global.s32",
+        "st.relaxed.gpu.global.s32",
+        "atom.acq_rel.gpu.global.add.u32",
+        // Counters, which are not read before the kernel is over.
+        "atom.relaxed.gpu.global.add.u64",
+    ];
+    assert!(device.iter().all(|word| words.contains(word)), "{device:?}");
+}
+
+#[test]
+fn every_kernel_compiles() {
+    compile_all(&TileBuild::ALL[1..2], &[("sm_80", 2), ("sm_90a", 0), ("sm_90a", 2)]);
+    compile_all(&[TileBuild::ALL[0], TileBuild::ALL[2]], &[("sm_90a", 1)]);
+}
+
+#[test]
+#[ignore = "minutes: every type and tile for every architecture"]
+fn every_kernel_compiles_for_every_build() {
+    let types = |arch| (0..3).map(move |dtype| (arch, dtype));
+    let all: Vec<_> = types("sm_80").chain(types("sm_90a")).collect();
+    compile_all(&TileBuild::ALL, &all);
+}
+
+/// Compile all kernels for these tiles, architectures and types, and say which took longest.
+fn compile_all(tiles: &[TileBuild], targets: &[(&str, u32)]) {
+    let Some(compiler) = nvrtc() else { return };
+    let mut times = Vec::new();
+    for &(arch, dtype) in targets {
+        for text in KERNELS {
+            for &tile in tiles {
+                let begun = std::time::Instant::now();
+                let code = compiler
+                    .compile((*text).into(), &Options::op(dtype, tile), arch)
+                    .unwrap_or_else(|error| panic!("{error}"));
+                assert!(code.starts_with(b"\x7fELF"), "{} for {arch} is a cubin", text.name);
+                times.push((begun.elapsed(), text.name, dtype, tile.m, arch));
+                // Messages have no products: one build serves all.
+                if !text.name.contains("matmul") {
+                    break;
+                }
+            }
+        }
+    }
+    times.sort();
+    for (time, name, dtype, tile, arch) in times.iter().rev().take(5) {
+        println!("{:.1} s: {name}, type {dtype}, tile {tile}, {arch}", time.as_secs_f64());
+    }
+}
+
+#[test]
+fn a_users_source_compiles_and_errors_carry_the_log() {
+    let Some(compiler) = nvrtc() else { return };
+    let ring = KernelSource {
+        name: "ring.cu",
+        text: r#"
+            #include "iris/sym.h"
+            #include "iris/sync.h"
+            using namespace iris;
+            IRIS_KERNEL pass(IRIS_ARGS HeapView heap, Slice<float> to, Slice<float> from, u32 word) {
+                const u32 next = (heap.rank + 1) % heap.size;
+                put_with_signal(heap, to, from, from.len, next, heap.word(next, word), 1);
+                wait_until(heap, heap.word(heap.rank, word), Equal{}, 1,
+                           (heap.rank + heap.size - 1) % heap.size);
+            }"#,
+    };
+    let code = compiler.compile(ring, &Options::new(), "sm_90a").expect("it is right");
+    assert!(code.starts_with(b"\x7fELF"));
+
+    for (text, message) in [
+        // A word of one scope is not one of the other.
+        ("DevWord f(const HeapView& heap) { return heap.word(0, 0); }", "no suitable"),
+        // The table says which scope an access has.
+        (
+            "i32 f(const Words& m, SymWord w) { return m.load<Access::FlagLoad>(w); }",
+            "the table's scope of this access",
+        ),
+        // A word does not give its address away.
+        ("u64 f(SymWord w) { return w.address; }", "inaccessible"),
+        ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store is relaxed or release"),
+    ] {
+        let text = format!(
+            "#include \"iris/sync.h\"\nusing namespace iris;\n__device__ {text}\n\
+             IRIS_KERNEL k(IRIS_ARGS HeapView heap, Channel c) {{ (void)sizeof(f); }}"
+        );
+        let source = KernelSource { name: "wrong.cu", text: &text };
+        match compiler.compile(source, &Options::new(), "sm_90a") {
+            Err(Error::Compile { log, .. }) => assert!(log.contains(message), "{text}: {log}"),
+            other => panic!("{text} compiled: {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The device source as a host compiler reads it: that it compiles without warnings, says the same
+//! as Rust where both say it, and computes right.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::mem::offset_of;
+use std::path::Path;
+use std::process::Command;
+
+use iris_kernels::args::{Matrix, OpArgs, epilogue};
+use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, owner, split};
+use iris_kernels::source::KERNELS;
+use iris_sync::{Access, Order, Scope};
+use libloading::os::unix::{Library, RTLD_NOW};
+use tempfile::TempDir;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Build a library from these sources of the device's language, or say why that is skipped.
+fn library(sources: &[&str], options: &[&str]) -> Option<(Library, TempDir)> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("kernels.so");
+    compile(sources, options, &["-shared"], &file)?;
+    // SAFETY: built just now from our own source, without any initialiser.
+    let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.expect("it loads");
+    Some((library, folder))
+}
+
+fn compile(sources: &[&str], options: &[&str], form: &[&str], to: &Path) -> Option<()> {
+    let output = Command::new("g++")
+        .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args(form)
+        .arg(format!("-I{ROOT}/kernels"))
+        .args(options)
+        .args(["-x", "c++"])
+        .args(sources.iter().map(|source| format!("{ROOT}/{source}")))
+        .arg("-o")
+        .arg(to)
+        .output();
+    let Ok(output) = output else {
+        println!("skipped: no g++");
+        return None;
+    };
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{sources:?}: {log}");
+    Some(())
+}
+
+fn symbol<T: Copy>(library: &Library, name: &str) -> T {
+    // SAFETY: the callers ask for the types that mirror.cpp and hooks.cpp give these names.
+    *unsafe { library.get::<T>(name.as_bytes()) }.expect("the function")
+}
+
+/// A generator of numbers below a bound: the same ones every time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 33) as u32) % bound
+    }
+}
+
+#[test]
+fn every_kernel_compiles_without_warnings() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for text in KERNELS {
+        for dtype in ["-DIRIS_DTYPE=0", "-DIRIS_DTYPE=2"] {
+            let source = format!("kernels/{}", text.name);
+            let to = folder.path().join("kernel.o");
+            let done = compile(&[&source], &["-std=c++17", dtype], &["-c"], &to);
+            if done.is_none() {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn headers_and_rust_say_the_same() {
+    let sources = ["tests/host/mirror.cpp", "tests/host/hooks.cpp"];
+    let Some((library, _folder)) = library(&sources, &["-std=c++20"]) else { return };
+    accesses(&library);
+    offsets(&library);
+    grids(&library);
+    staging(&library);
+    values(&library);
+}
+
+fn accesses(library: &Library) {
+    type Row = unsafe extern "C" fn(u32, *mut *const c_char, *mut c_int, *mut c_int) -> u32;
+    let row: Row = symbol(library, "mirror_access");
+    for (index, access) in Access::ALL.iter().enumerate() {
+        let (mut name, mut order, mut scope) = (std::ptr::null(), -1, -1);
+        // SAFETY: three places for what the row holds.
+        let count = unsafe { row(index as u32, &mut name, &mut order, &mut scope) };
+        assert_eq!(count as usize, Access::ALL.len());
+        // SAFETY: a string literal of the library.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().expect("utf-8");
+        assert_eq!(name, access.name());
+        let orders = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
+        assert_eq!(orders[order as usize], access.order(), "{name}");
+        assert_eq!([Scope::Device, Scope::System][scope as usize], access.scope(), "{name}");
+    }
+}
+
+fn offsets(library: &Library) {
+    let offset: unsafe extern "C" fn(u32) -> u64 = symbol(library, "mirror_offset");
+    let ours = [
+        offset_of!(OpArgs, channel),
+        offset_of!(OpArgs, record),
+        offset_of!(OpArgs, a),
+        offset_of!(OpArgs, bias),
+        offset_of!(OpArgs, inbox),
+        offset_of!(OpArgs, slot),
+        offset_of!(OpArgs, results),
+        offset_of!(OpArgs, result_slot),
+        offset_of!(OpArgs, workspace),
+        offset_of!(OpArgs, pulled),
+        offset_of!(OpArgs, pulled_ld),
+        offset_of!(OpArgs, trace),
+        offset_of!(OpArgs, counters),
+        offset_of!(OpArgs, m),
+        offset_of!(OpArgs, tile_m),
+        offset_of!(OpArgs, k_group),
+        offset_of!(OpArgs, max_tiles),
+        offset_of!(OpArgs, max_results),
+        offset_of!(OpArgs, wire),
+        offset_of!(OpArgs, epilogue),
+        offset_of!(OpArgs, producer),
+        offset_of!(OpArgs, root),
+        offset_of!(OpArgs, fetchers),
+        offset_of!(OpArgs, shard),
+        offset_of!(OpArgs, m_first),
+        offset_of!(OpArgs, m_contiguous),
+        offset_of!(OpArgs, members),
+        offset_of!(OpArgs, trace_spans),
+        offset_of!(OpArgs, sources),
+        size_of::<OpArgs>(),
+    ];
+    for (field, ours) in ours.into_iter().enumerate() {
+        // SAFETY: takes any number.
+        assert_eq!(unsafe { offset(field as u32) }, ours as u64, "field {field}");
+    }
+}
+
+fn grids(library: &Library) {
+    type At = unsafe extern "C" fn(*const u32, u32, *mut u32) -> u32;
+    let theirs: [At; 2] = [symbol(library, "mirror_grid"), symbol(library, "mirror_split_grid")];
+    let parts: unsafe extern "C" fn(u32, u32, u32, *mut u32) = symbol(library, "mirror_split");
+    let mut numbers = Numbers(1);
+    for _ in 0..400 {
+        let [rows, cols] = [numbers.below(200), 1 + numbers.below(200)];
+        let [tile_m, tile_n, size] =
+            [1 + numbers.below(70), 1 + numbers.below(70), 1 + numbers.below(8)];
+        let grid = Grid { rows, cols, tile_m, tile_n };
+        let shape = [rows, cols, tile_m, tile_n, size];
+        let split_grid = SplitGrid { grid, size };
+        for part in 0..size {
+            let (range, mut out) = (split(rows, size, part), [0; 2]);
+            // SAFETY: a place for two numbers.
+            unsafe { parts(rows, size, part, out.as_mut_ptr()) };
+            assert_eq!(out, [range.start, range.end]);
+        }
+        let ours: [Vec<[u32; 5]>; 2] = [
+            (0..grid.tiles())
+                .map(|tile| (owner(tile, size), grid.tile(tile)))
+                .map(|(owner, at)| [owner, at.row, at.col, at.rows, at.cols])
+                .collect(),
+            (0..split_grid.tiles())
+                .map(|tile| (split_grid.owner(tile), split_grid.tile(tile)))
+                .map(|(owner, at)| [owner, at.row, at.col, at.rows, at.cols])
+                .collect(),
+        ];
+        for (theirs, ours) in theirs.iter().zip(&ours) {
+            for tile in 0..=ours.len() as u32 {
+                let mut out = [0; 5];
+                // SAFETY: five numbers in, a place for five out.
+                let tiles = unsafe { theirs(shape.as_ptr(), tile, out.as_mut_ptr()) };
+                assert_eq!(tiles as usize, ours.len(), "{shape:?}");
+                if let Some(ours) = ours.get(tile as usize) {
+                    assert_eq!(&out, ours, "tile {tile} of {shape:?}");
+                }
+            }
+        }
+    }
+}
+
+fn staging(library: &Library) {
+    type Unit = unsafe extern "C" fn(*const u32, u32, *mut u32) -> u32;
+    type Block = unsafe extern "C" fn(*const u32, u32, u32, u32, *mut u32, *mut u32) -> u32;
+    let unit_at: Unit = symbol(library, "mirror_unit");
+    let block_at: Block = symbol(library, "mirror_block");
+    let fetched: unsafe extern "C" fn(*const u32, u32, u32) -> u32 =
+        symbol(library, "mirror_fetched");
+    let mut numbers = Numbers(2);
+    for _ in 0..200 {
+        let shard = if numbers.below(2) == 0 { Shard::Rows } else { Shard::Columns };
+        let [size, m, k] = [1 + numbers.below(8), 1 + numbers.below(90), 1 + numbers.below(90)];
+        let [tile_m, k_group] = [1 + numbers.below(40), 1 + numbers.below(40)];
+        let m_first = numbers.below(2) == 1;
+        let units = Units { shard, size, m, k, tile_m, k_group, m_first };
+        let shape = [shard as u32, size, m, k, tile_m, k_group, u32::from(m_first)];
+        for unit in 0..units.units() {
+            let (at, mut out) = (units.area(unit), [0; 5]);
+            // SAFETY: seven numbers in, a place for five out.
+            let count = unsafe { unit_at(shape.as_ptr(), unit, out.as_mut_ptr()) };
+            assert_eq!(count, units.units());
+            assert_eq!(out, [units.source(unit), at.row, at.col, at.rows, at.cols], "{units:?}");
+            for rank in 0..size {
+                // SAFETY: seven numbers in.
+                let theirs = unsafe { fetched(shape.as_ptr(), unit, rank) };
+                assert_eq!(theirs, units.fetched(unit, rank), "{units:?}");
+            }
+        }
+        for (block, rank) in
+            (0..units.row_blocks()).flat_map(|block| (0..size).map(move |rank| (block, rank)))
+        {
+            let (row, rows, source, within) = units.row_block(block);
+            let needs: Vec<u32> = units.needs(block, rank).collect();
+            for i in 0..=needs.len() {
+                let (mut out, mut need) = ([0; 5], 0);
+                // SAFETY: seven numbers in, places for five and for one out.
+                let blocks = unsafe {
+                    block_at(shape.as_ptr(), block, rank, i as u32, out.as_mut_ptr(), &mut need)
+                };
+                assert_eq!(blocks, units.row_blocks());
+                assert_eq!(out, [row, rows, source, within, units.worked(block, rank)]);
+                assert_eq!(need, needs.get(i).copied().unwrap_or(u32::MAX), "{units:?}");
+            }
+        }
+    }
+}
+
+fn values(library: &Library) {
+    let narrow: unsafe extern "C" fn(u32, f32) -> u16 = symbol(library, "mirror_narrow");
+    let widen: unsafe extern "C" fn(u32, u16) -> f32 = symbol(library, "mirror_widen");
+    let erf: unsafe extern "C" fn(f32) -> f32 = symbol(library, "mirror_erf");
+    for bits in 0..=u16::MAX {
+        let (half, brain) = (half::f16::from_bits(bits), half::bf16::from_bits(bits));
+        // SAFETY: takes any bits.
+        let theirs = unsafe { [widen(1, bits), widen(2, bits)] };
+        for (theirs, ours) in theirs.into_iter().zip([half.to_f32(), brain.to_f32()]) {
+            assert!(theirs == ours || theirs.is_nan() && ours.is_nan(), "{bits:x}");
+        }
+    }
+    let mut numbers = Numbers(3);
+    for _ in 0..2_000_000 {
+        // All exponents, and half of the time a tie or its neighbour.
+        let high = numbers.below(1 << 16) << 16;
+        let low = [0, 1 << 15, (1 << 15) + 1, numbers.below(1 << 16)][numbers.below(4) as usize];
+        let tie = if numbers.below(2) == 0 { 1 << 12 } else { 0 };
+        let value = f32::from_bits(high | (low ^ tie));
+        if value.is_nan() {
+            continue;
+        }
+        // SAFETY: takes any value.
+        let theirs = unsafe { [narrow(1, value), narrow(2, value)] };
+        let ours = [half::f16::from_f32(value).to_bits(), half::bf16::from_f32(value).to_bits()];
+        assert_eq!(theirs, ours, "{value:e} ({:x})", value.to_bits());
+    }
+    for i in -60_000..60_000 {
+        let x = i as f32 / 10_007.0;
+        // SAFETY: takes any value.
+        let (theirs, ours) = unsafe { (erf(x), libm::erff(x)) };
+        assert!((theirs - ours).abs() <= 3e-7 * ours.abs(), "erf({x}) = {ours}, not {theirs}");
+    }
+    // SAFETY: takes any value.
+    let ends = unsafe { [erf(f32::INFINITY), erf(f32::NEG_INFINITY), erf(f32::NAN)] };
+    assert!(ends[0] == 1.0 && ends[1] == -1.0 && ends[2].is_nan(), "{ends:?}");
+}
+
+#[test]
+fn a_product_is_right_with_four_lanes() {
+    let sources = ["kernels/matmul.cu", "tests/host/hooks.cpp"];
+    let options = [
+        "-std=c++20",
+        "-DIRIS_DTYPE=0",
+        "-DIRIS_LANES=4",
+        "-DIRIS_TILE_M=32",
+        "-DIRIS_TILE_N=32",
+        "-DIRIS_TILE_K=16",
+    ];
+    let Some((library, _folder)) = library(&sources, &options) else { return };
+    type Run = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
+    let run: Run = symbol(&library, "iris_host_run");
+    let kernel: usize = symbol(&library, "iris_local");
+    let mut numbers = Numbers(4);
+    for round in 0..24 {
+        let [m, n, k] = [1 + numbers.below(70), 1 + numbers.below(70), numbers.below(50)];
+        let mut values =
+            |len: u32| -> Vec<f32> { (0..len).map(|_| numbers.below(17) as f32 - 8.0).collect() };
+        let (a, b, bias) = (values(m * k), values(k * n), values(n));
+        let mut c = vec![f32::NAN; (m * n) as usize];
+        let matrix = |data: *const f32, rows, cols, transposed: bool| Matrix {
+            address: data as u64,
+            ld: u64::from(if transposed { rows } else { cols }),
+            rows,
+            cols,
+            dtype: 0,
+            transposed: u32::from(transposed),
+        };
+        let [across_a, across_b, across_c] = [1, 2, 4].map(|bit| round & bit != 0);
+        let mut args = OpArgs {
+            a: matrix(a.as_ptr(), m, k, across_a),
+            b: matrix(b.as_ptr(), k, n, across_b),
+            c: matrix(c.as_mut_ptr(), m, n, across_c),
+            bias: matrix(bias.as_ptr(), 1, n, false),
+            tile_m: 1 + round,
+            tile_n: 8 + round,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        (args.m, args.n, args.k) = (m, n, k);
+        args.epilogue = if round >= 16 { epilogue::GELU } else { 0 };
+        for group in 0..2 {
+            // SAFETY: a kernel of this library; all matrices are live and as large as said.
+            unsafe { run(kernel, &args, group, 2, 0, 0, 0, 0) };
+        }
+        let at = |data: &[f32], across: bool, rows: u32, cols: u32, row: u32, col: u32| {
+            data[(if across { col * rows + row } else { row * cols + col }) as usize]
+        };
+        for (row, col) in (0..m).flat_map(|row| (0..n).map(move |col| (row, col))) {
+            let product = |i| at(&a, across_a, m, k, row, i) * at(&b, across_b, k, n, i, col);
+            let sum: f32 = (0..k).map(product).sum::<f32>() + bias[col as usize];
+            let gelu = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
+            let expected = if round >= 16 { gelu } else { sum };
+            let seen = at(&c, across_c, m, n, row, col);
+            // The products are whole numbers: only GELU rounds.
+            let allowed = if round < 16 { 0.0 } else { 1e-6 * expected.abs().max(1.0) };
+            assert!(
+                (seen - expected).abs() <= allowed,
+                "({row}, {col}) of {m} x {n} x {k}: {seen}, expected {expected}"
+            );
+        }
+    }
+}
