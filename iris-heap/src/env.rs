@@ -50,6 +50,22 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable { name: "IRIS_HIPRTC", doc: "the same of AMD's", agreed: false },
     Variable {
+        name: "IRIS_DELAY",
+        doc: "the longest of random delays before signals and waits of CPU kernels, in microseconds: \
+              for stress tests; default none",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_TEST_LEVEL",
+        doc: "how much the tests do: quick, normal or full; default normal",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_TEST_BACKEND",
+        doc: "the device of the long tests: cpu or cuda; default cpu",
+        agreed: false,
+    },
+    Variable {
         name: "IRIS_LOG",
         doc: "level of the programs' log (error, warn, info, debug, trace); default warn",
         agreed: false,

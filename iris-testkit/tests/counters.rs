@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Level, base_cases, level, run_all};
+use common::{Level, backend, base_cases, level, run_all};
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, CopyArgs, MatRef, MatmulArgs, Options, Shard, TileShape, TraceSpan,
@@ -48,8 +48,8 @@ fn many_calls(op: OpName, variant: &str, calls: usize) {
     const N: usize = 8;
     World::run_threads(4, |world| -> anyhow::Result<()> {
         let (rank, size) = (world.rank(), world.size());
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-        let options = Options::new(MOST, N, 0).tile(TileShape { m: 2, n: 4 });
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1).backend(backend()))?;
+        let options = Options::new(MOST, N, 0).tile(TileShape { m: 2, n: 4 }).backend(backend());
         let options = options.first_call(i32::MAX - calls as i32 / 2);
         let plan = plan(op, variant, (&world).into(), &options)?;
         let mut op = AnyOp::new(op, &heap, &plan)?;
@@ -91,6 +91,7 @@ fn many_calls(op: OpName, variant: &str, calls: usize) {
     .unwrap();
 }
 
+/// `IRIS_TEST_BACKEND=cuda` takes these calls to a GPU.
 fn calls() -> usize {
     if level() == Level::Quick { 1000 } else { 10_000 }
 }

@@ -4,7 +4,7 @@
 
 pub mod ready;
 
-use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{Epilogue, Options, Shard};
 use iris_testkit::suite::{Case, OpName, heap_bytes, run_case};
 
@@ -25,6 +25,12 @@ pub fn level() -> Level {
         }
         _ => Level::Normal,
     }
+}
+
+/// The device that long tests run on: `IRIS_TEST_BACKEND`, by default the CPU.
+pub fn backend() -> BackendKind {
+    let asked = std::env::var("IRIS_TEST_BACKEND").unwrap_or_default();
+    if asked.is_empty() { BackendKind::Cpu } else { asked.parse().unwrap() }
 }
 
 /// Every op and variant with these options; `k` only where there is a product.
