@@ -94,7 +94,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
             ops::accumulate(ranks, 1, calls, how)
         }),
     ];
-    let (calls, preemptions, runs) = if full { (3, 3, 100_000) } else { (2, 2, 3_000) };
+    let (calls, preemptions, runs) = if full { (3, 3, 20_000) } else { (2, 2, 3_000) };
     for (name, scenario) in ops {
         add(name, 2, scenario(2, calls), Engine::Loom(Some(preemptions)));
         add(name, 3, scenario(3, 1), Engine::Search);

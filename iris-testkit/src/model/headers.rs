@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use iris_heap::abi::HeapView;
-use iris_sync::{Access, Channel, Record, Scope};
+use iris_sync::{Access, Channel, Record};
 
 use super::Lane;
 
@@ -135,6 +135,7 @@ pub(super) const fn address(segment: Segment, rank: u32, index: u32) -> u64 {
 }
 
 /// What a fake address names: segment, rank and index of a 4-byte word.
+#[cfg(iris_cxx)]
 pub(super) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
     let segment = match address >> 60 {
         1 => Segment::Signal,
@@ -166,9 +167,10 @@ static DEVICE: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
 static SYSTEM: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
 
 /// Count an access that a hook has seen; none is one of a user's own.
-pub(super) fn count(access: Option<Access>, scope: Scope) {
+#[cfg(iris_cxx)]
+pub(super) fn count(access: Option<Access>, scope: iris_sync::Scope) {
     let row = access.map_or(Access::ALL.len(), |access| access as usize);
-    let column = if scope == Scope::System { &SYSTEM } else { &DEVICE };
+    let column = if scope == iris_sync::Scope::System { &SYSTEM } else { &DEVICE };
     column[row].fetch_add(1, Ordering::Relaxed);
 }
 

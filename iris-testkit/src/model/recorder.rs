@@ -52,6 +52,7 @@ pub struct Script {
 /// One lane of one workgroup, on its own.
 pub struct Recorder {
     id: LaneId,
+    #[cfg_attr(not(iris_cxx), expect(dead_code, reason = "only the hooks ask for it"))]
     extent: (u32, u32),
     script: Script,
     asked: [Cell<usize>; 5],

@@ -2,7 +2,6 @@
 
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, owner, part_of, split};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 /// A shape whose schedule is compared.
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +150,8 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
 /// The smallest shape in which the two differ.
 #[cfg(iris_cxx)]
 pub fn compare(given: &[Shape], random: u32) -> Result<u64, String> {
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
     let answers = std::cell::Cell::new(0);
     let equal = |shape: Shape| {
         let rust = shape.in_rust();

@@ -1,13 +1,11 @@
 //! iris-sync and the device headers, operation by operation: given the same steps and the same
 //! answers, they ask for the same (address, operation, order, scope, value) in the same order.
 
-use iris_heap::abi::HeapView;
 use iris_sync::{
     Access, Call, Channel, End, LINE_WORDS, Memory, RESERVED_WORDS, RESTAMP_PERIOD, Record, Shape,
     Stop, Workgroup, barrier::Members, lock,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::LaneId;
 use super::recorder::{Event, Recorder, Script};
@@ -85,7 +83,7 @@ pub struct Outcome {
 #[cfg(iris_cxx)]
 #[repr(C)]
 struct Input<'a> {
-    heap: &'a HeapView,
+    heap: &'a iris_heap::abi::HeapView,
     channel: &'a Channel,
     record: &'a Record,
     steps: *const Step,
@@ -271,6 +269,8 @@ pub struct Compared {
 #[cfg(iris_cxx)]
 pub fn compare(cases_: u32) -> Result<Compared, String> {
     use std::cell::RefCell;
+
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
     let config = Config { cases: cases_, failure_persistence: None, ..Config::default() };
     let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
