@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use comfy_table::Table;
 use iris_sync::{Access, Order, Scope};
+use iris_testkit::model::headers;
 use iris_testkit::model::mutants::{self, Mutant};
 use iris_testkit::model::{Change, Report};
 
