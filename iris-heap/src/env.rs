@@ -51,8 +51,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable { name: "IRIS_HIPRTC", doc: "the same of AMD's", agreed: false },
     Variable {
         name: "IRIS_DELAY",
-        doc: "the longest of random delays before signals and waits of CPU kernels, in microseconds: \
-              for stress tests; default none",
+        doc: "the longest of random delays before signals and waits of kernels, in microseconds (at \
+              most 1000 on a GPU): for stress tests; default none",
         agreed: false,
     },
     Variable {

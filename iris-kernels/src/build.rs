@@ -4,12 +4,39 @@
 use std::path::Path;
 
 use iris_heap::DType;
+use iris_sync::Access;
 
-use crate::Kernel;
 use crate::args::dtype_code;
 use crate::cache::Cache;
 use crate::rtc::{self, Compiler, Options, TileBuild, Vendor};
 use crate::source::{self, Text};
+use crate::{Kernel, cpu};
+
+/// What a stress test has device kernels do worse than they should; nothing by default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Injected {
+    /// The longest of random delays before each access of the protocols, in nanoseconds; 0 takes
+    /// that of `IRIS_DELAY`.
+    pub delay_ns: u32,
+    /// The access whose waits are left out, so that results must be wrong: for tests that show that
+    /// they can fail.
+    pub without: Option<Access>,
+}
+
+impl Injected {
+    /// The options of kernels with this in them.
+    pub fn options(self, options: Options) -> Options {
+        let from_environment = cpu::longest_delay().saturating_mul(1000).min(1_000_000) as u32;
+        let options = match self.delay_ns.max(from_environment) {
+            0 => options,
+            ns => options.define("IRIS_TEST_DELAY_NS", ns),
+        };
+        match self.without {
+            None => options,
+            Some(access) => options.define("IRIS_TEST_NO_WAIT", access as i32),
+        }
+    }
+}
 
 /// What of an op decides about its kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +51,8 @@ pub struct OpBuild {
     pub tile_m: u32,
     /// Columns of a tile.
     pub tile_n: u32,
+    /// What a test asks for.
+    pub injected: Injected,
 }
 
 /// A source and what it is compiled with.
@@ -49,7 +78,7 @@ impl OpBuild {
         };
         let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
         if !is_product(source) {
-            return Ok(Build { source, options: Options::new() });
+            return Ok(Build { source, options: self.injected.options(Options::new()) });
         }
         let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
@@ -57,7 +86,7 @@ impl OpBuild {
             let TileBuild { m, n, .. } = TileBuild::ALL[0];
             format!("a tile of {tile_m} x {tile_n} (the largest is {m} x {n})")
         })?;
-        Ok(Build { source, options: Options::op(code, build) })
+        Ok(Build { source, options: self.injected.options(Options::op(code, build)) })
     }
 }
 
@@ -137,6 +166,7 @@ mod tests {
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,
+        injected: Injected { delay_ns: 0, without: None },
     };
 
     #[test]
@@ -151,6 +181,17 @@ mod tests {
         let message = OpBuild { op: "all_gather", product: false, tile_n: 4096, ..OP };
         assert!(all.contains(&message.of(Kernel::AllGather).expect("a build")));
         assert!(all.contains(&message.of(Kernel::Local).expect("a build")));
+    }
+
+    #[test]
+    fn what_is_injected_is_another_build() {
+        let injected = Injected { delay_ns: 500, without: Some(Access::SignalLoad) };
+        let build = OpBuild { injected, ..OP }.of(Kernel::OneShot).expect("a build");
+        let plain = OP.of(Kernel::OneShot).expect("a build");
+        let more = &build.options.defines[plain.options.defines.len()..];
+        let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
+        // SignalLoad is the fifth of the table.
+        assert_eq!(more, [pair("IRIS_TEST_DELAY_NS", "500"), pair("IRIS_TEST_NO_WAIT", "4")]);
     }
 
     #[test]

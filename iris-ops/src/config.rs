@@ -1,6 +1,7 @@
 //! What an op is planned with.
 
 use iris_heap::{BackendKind, DType, World};
+use iris_kernels::build::Injected;
 use iris_kernels::rtc::TileBuild;
 
 use crate::error::{Error, Result};
@@ -119,6 +120,8 @@ pub struct Options {
     pub trace_spans: u32,
     /// Number of the first call.
     pub first_call: i32,
+    /// What a test has the kernels do worse than they should.
+    pub injected: Injected,
 }
 
 macro_rules! setters {
@@ -155,6 +158,7 @@ impl Options {
             members: None,
             trace_spans: 0,
             first_call: 1,
+            injected: Injected::default(),
         }
     }
 
@@ -191,6 +195,8 @@ impl Options {
         trace_spans: u32 => trace_spans;
         /// Number of the first call: for tests near the ends of the range.
         first_call: i32 => first_call;
+        /// What a stress test has device kernels do worse than they should: late, or wrong.
+        injected: Injected => injected;
     }
 
     /// Element type of C.
@@ -251,6 +257,9 @@ impl Options {
             if value == 0 || value > limit {
                 return invalid(name, &value, "at least 1");
             }
+        }
+        if self.injected != Injected::default() && self.backend == BackendKind::Cpu {
+            return invalid("injected", &format!("{:?}", self.injected), "nothing on the CPU");
         }
         if self.workgroups == Some(0) {
             return invalid("workgroups", &0, "at least 1");

@@ -82,6 +82,7 @@ impl Own {
             dtype: plan.options.dtype,
             tile_m: plan.tile.m as u32,
             tile_n: plan.tile.n as u32,
+            injected: plan.options.injected,
         };
         let launcher = Launcher::new(heap, &build, &plan.kernels()).in_op(op)?;
         let resident = launcher.resident();

@@ -79,6 +79,7 @@ pub use broadcast::Broadcast;
 pub use config::{Epilogue, Options, Ranks, Shard, StagingLayout, TileShape};
 pub use core::Counters;
 pub use error::{Error, Result};
+pub use iris_kernels::build::Injected;
 pub use iris_kernels::schedule::split;
 pub use iris_kernels::trace::TraceSpan;
 pub use matmul::Matmul;

@@ -185,6 +185,7 @@ impl Plan {
             ("members", format!("{:?}", options.members)),
             ("trace_spans", options.trace_spans.to_string()),
             ("first_call", options.first_call.to_string()),
+            ("injected", format!("{:?}", options.injected)),
         ]);
         items
     }

@@ -7,6 +7,7 @@ pub mod launch;
 pub mod model;
 pub mod numeric;
 pub mod oracle;
+pub mod stress;
 pub mod suite;
 
 /// The examples of the README.

@@ -8,6 +8,11 @@ use std::time::Duration;
 static LONGEST: LazyLock<u64> =
     LazyLock::new(|| std::env::var("IRIS_DELAY").ok().and_then(|us| us.parse().ok()).unwrap_or(0));
 
+/// The longest delay in microseconds; 0 for none.
+pub(crate) fn longest() -> u64 {
+    *LONGEST
+}
+
 /// Where the sequence of a workgroup begins.
 pub(crate) fn seed(rank: u32, group: u32) -> u64 {
     0x9e37_79b9_7f4a_7c15 ^ (u64::from(rank) << 32 | u64::from(group))

@@ -4,6 +4,7 @@
 
 mod accumulate;
 mod delay;
+pub(crate) use delay::longest as longest_delay;
 mod deliver;
 mod gather;
 mod partial;

@@ -35,6 +35,7 @@ use crate::world::{World, lock};
 mod apart;
 mod api;
 mod device;
+mod event;
 mod memory;
 mod module;
 mod pinned;
@@ -386,6 +387,9 @@ impl Backend for CudaBackend {
                 tracing::debug!(%error, "a stream finished with an error");
             }
         }
+        if let Err(error) = self.shared.finish_rest() {
+            tracing::debug!(%error, "a stream that was let go finished with an error");
+        }
     }
 
     fn shutdown(&self) {
@@ -413,10 +417,13 @@ impl Drop for CudaBackend {
             return;
         }
         self.shared.closed.store(true, Ordering::Relaxed);
-        self.shared.forget_order();
-        if self.live_queues().iter().all(|queue| queue.is_idle()) {
+        let queues = self.live_queues();
+        if queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
+            self.shared.forget_order();
             return;
         }
+        drop(queues);
+        self.shared.forget_order();
         self.shared.control.set_host_abort(abort::CLOSED);
         tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");
         std::mem::forget(self.shared.control.clone());

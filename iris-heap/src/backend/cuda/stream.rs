@@ -1,4 +1,4 @@
-//! Streams and events of a CUDA device, and the order of ops over several streams.
+//! Streams of a CUDA device, and the order of ops over several streams.
 
 use std::any::Any;
 use std::ptr::null_mut;
@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys;
 
-use super::api::{NOT_READY, SUCCESS, check};
+use super::api::{SUCCESS, check};
 use super::device::{Device, warn};
+use super::event::CudaEvent;
 use super::memory::own;
 use crate::backend::{Mapping, Memory};
 use crate::bootstrap::unsupported;
@@ -29,6 +30,8 @@ pub(super) struct Shared {
     /// Streams that were let go. They are used again: the driver gives new ones to its hardware
     /// queues in turns, so that one of many could stand behind a waiting kernel of another rank.
     spare: Mutex<Vec<Raw>>,
+    /// Behind what the caller's streams had to do when they were let go.
+    left: Mutex<Vec<CudaEvent>>,
 }
 
 /// Which op was issued last: the next one on another stream waits for it.
@@ -68,6 +71,7 @@ impl Shared {
             order: Mutex::new(order),
             numbers: AtomicU64::new(1),
             spare: Mutex::default(),
+            left: Mutex::default(),
         })
     }
 
@@ -76,6 +80,29 @@ impl Shared {
             true => Err(Error::Closed { what: "the stream's heap" }),
             false => Ok(()),
         }
+    }
+
+    /// Waits for what streams that were let go still do.
+    pub(super) fn finish_rest(&self) -> Result<()> {
+        let _bound = self.device.bind_apart()?;
+        let spare = lock(&self.spare).clone();
+        for raw in spare {
+            // SAFETY: spare streams are destroyed with `self` only.
+            let code = unsafe { (self.device.driver.cuStreamSynchronize)(raw.0) };
+            check("cuStreamSynchronize", code)?;
+        }
+        let left = std::mem::take(&mut *lock(&self.left));
+        left.iter().try_for_each(EventBackend::sync)
+    }
+
+    /// Whether streams that were let go have nothing to do any more.
+    pub(super) fn rest_is_idle(&self) -> bool {
+        let Ok(_bound) = self.device.bind_apart() else {
+            return false;
+        };
+        // SAFETY: spare streams are destroyed with `self` only.
+        let idle = |raw: &Raw| unsafe { (self.device.driver.cuStreamQuery)(raw.0) == SUCCESS };
+        lock(&self.spare).iter().all(idle) && lock(&self.left).iter().all(EventBackend::is_done)
     }
 
     /// No op waits for an earlier one any more: the heap is going.
@@ -263,8 +290,12 @@ impl Queue {
         check("cuStreamSynchronize", code)
     }
 
-    /// Whether everything that was enqueued is done.
+    /// Whether everything that was enqueued is done: not while the stream is captured.
     pub(super) fn is_idle(&self) -> bool {
+        // The driver would end a capture that is asked this.
+        if !matches!(self.capture(), Ok(None)) {
+            return false;
+        }
         let Ok(_bound) = self.shared.device.bind_apart() else {
             return false;
         };
@@ -284,6 +315,12 @@ impl Drop for Queue {
         }
         if matches!(self.owner, Owner::Ours) {
             lock(&self.shared.spare).push(self.raw);
+        } else if matches!(self.capture(), Ok(None)) && !self.is_idle() {
+            let event = CudaEvent::new(&self.shared.device);
+            match event.and_then(|event| event.record(self).map(|()| event)) {
+                Ok(event) => lock(&self.shared.left).push(event),
+                Err(error) => warn(Err(error)),
+            }
         }
     }
 }
@@ -400,88 +437,5 @@ impl StreamBackend for CudaStream {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-/// A point in a stream.
-pub(crate) struct CudaEvent {
-    device: Arc<Device>,
-    raw: RawEvent,
-    recorded: AtomicBool,
-}
-
-struct RawEvent(sys::CUevent);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for RawEvent {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for RawEvent {}
-
-impl CudaEvent {
-    fn new(device: &Arc<Device>) -> Result<CudaEvent> {
-        const NO_TIMING: u32 = 2;
-        let _bound = device.bind_apart()?;
-        let mut event = null_mut();
-        // SAFETY: `event` is where the answer goes.
-        let code = unsafe { (device.driver.cuEventCreate)(&mut event, NO_TIMING) };
-        check("cuEventCreate", code)?;
-        Ok(CudaEvent {
-            device: device.clone(),
-            raw: RawEvent(event),
-            recorded: AtomicBool::new(false),
-        })
-    }
-
-    /// Puts the event behind what is enqueued.
-    fn record(&self, queue: &Queue) -> Result<()> {
-        let _bound = self.device.bind()?;
-        // SAFETY: event and stream are alive and of one context.
-        let code = unsafe { (self.device.driver.cuEventRecord)(self.raw.0, queue.raw.0) };
-        check("cuEventRecord", code)?;
-        self.recorded.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Lets what is enqueued next begin after the event.
-    fn before(&self, queue: &Queue) -> Result<()> {
-        let _bound = queue.shared.device.bind()?;
-        // SAFETY: event and stream are alive; they may be of different devices.
-        let code = unsafe { (self.device.driver.cuStreamWaitEvent)(queue.raw.0, self.raw.0, 0) };
-        check("cuStreamWaitEvent", code)
-    }
-}
-
-impl EventBackend for CudaEvent {
-    fn is_done(&self) -> bool {
-        let Ok(_bound) = self.device.bind_apart() else {
-            return true;
-        };
-        // SAFETY: the event is alive.
-        let code = unsafe { (self.device.driver.cuEventQuery)(self.raw.0) };
-        // An error of the device ends everything on it.
-        !self.recorded.load(Ordering::Relaxed) || code != NOT_READY
-    }
-
-    fn sync(&self) -> Result<()> {
-        let _bound = self.device.bind_apart()?;
-        // SAFETY: the event is alive.
-        check("cuEventSynchronize", unsafe { (self.device.driver.cuEventSynchronize)(self.raw.0) })
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        match self.device.bind_apart() {
-            Err(error) => warn(Err(error)),
-            Ok(_bound) => {
-                // SAFETY: the event is this one's; a wait for it that is enqueued stays valid.
-                let code = unsafe { (self.device.driver.cuEventDestroy_v2)(self.raw.0) };
-                warn(check("cuEventDestroy", code));
-            }
-        }
     }
 }

@@ -17,10 +17,12 @@ mod problem;
 mod progress;
 mod rank;
 mod ratios;
+mod stress;
 mod suite;
 mod trace;
 mod weights;
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
@@ -40,6 +42,8 @@ enum Task {
     Run(Box<operator::Options>),
     /// Every op over ragged shapes, against the oracle.
     Test(suite::Options),
+    /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait.
+    Stress(stress::Options),
     /// Ratios of times, against what is asked of them.
     Bench(bench::Options),
     /// Compile the kernels of all ops for GPUs, ahead of time.
@@ -56,7 +60,9 @@ fn with_queues() {
     let mut arguments = std::env::args_os();
     let program = arguments.next();
     let arguments: Vec<_> = arguments.collect();
-    let on_cuda = arguments.iter().any(|word| word.to_string_lossy().contains("cuda"));
+    let names_cuda = |word: &OsString| word.to_string_lossy().contains("cuda");
+    let on_cuda = arguments.first().is_some_and(|task| task == "stress");
+    let on_cuda = on_cuda || arguments.iter().any(names_cuda);
     if !on_cuda || std::env::var_os(QUEUES).is_some() {
         return;
     }
@@ -74,6 +80,7 @@ fn main() -> ExitCode {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
+        Task::Stress(options) => stress::main(&options),
         Task::Kernels(options) => kernels::main(&options),
         Task::Rank(options) => rank::main(&options),
     });

@@ -1,0 +1,133 @@
+//! `iris stress`: thousands of calls on GPUs, late on purpose and compared on the device; and the
+//! same with each wait of the protocols left out in turn, which must be found wrong.
+
+use anyhow::{Context, Result};
+use iris_heap::{DType, World, cuda};
+use iris_ops::Injected;
+use iris_sync::RESTAMP_PERIOD;
+use iris_testkit::stress::{Outcome, Setting, Subject, WAITS, run};
+
+use crate::errors::usage;
+use crate::job::Place;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Ranks: threads of one process, which take the GPUs in turns.
+    #[arg(long, default_value_t = 4)]
+    ranks: usize,
+    /// Calls of each op and variant.
+    #[arg(long, default_value_t = 10_000)]
+    calls: usize,
+    /// Longest of the random delays before each access of the protocols, in nanoseconds.
+    #[arg(long, value_name = "NS", default_value_t = 20_000)]
+    delay: u32,
+    /// Only the subjects whose names hold this text, and no wait left out.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Only with each wait left out.
+    #[arg(long, conflicts_with = "only")]
+    waits: bool,
+}
+
+/// Runs all; whether everything was right, and everything without a wait wrong.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    Place::new(options.ranks, true)?;
+    if options.ranks < 2 {
+        return Err(usage("--ranks", options.ranks, "at least 2, which wait for each other"));
+    }
+    if options.calls == 0 || options.calls > 1 << 24 {
+        return Err(usage("--calls", options.calls, "1 to 16777216"));
+    }
+    let subjects: Vec<_> = Subject::all()
+        .into_iter()
+        .filter(|subject| match &options.only {
+            Some(text) => subject.to_string().contains(text.as_str()),
+            None => !options.waits,
+        })
+        .collect();
+    let waits = if options.only.is_none() { &WAITS[..] } else { &[] };
+    if subjects.is_empty() && waits.is_empty() {
+        let only = options.only.as_deref().unwrap_or_default();
+        return Err(usage("--only", only, "a part of a name such as `all_reduce two_shot`"));
+    }
+    let count = 2 * subjects.len() + waits.len();
+    let missing = match cuda::devices() {
+        Ok(devices) if !devices.is_empty() => None,
+        Ok(_) => Some("no CUDA device is visible".to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(reason) = missing {
+        println!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped");
+        return Ok(true);
+    }
+    let mut failed = 0;
+    let half = options.calls as i32 / 2;
+    // Across the ends of i32, and across the calls that refresh all words.
+    let ends = [(DType::F32, i32::MAX - half), (DType::BF16, RESTAMP_PERIOD - half)];
+    for &subject in &subjects {
+        for (dtype, first_call) in ends {
+            let injected = Injected { delay_ns: options.delay, without: None };
+            let setting = Setting { dtype, calls: options.calls, first_call, injected };
+            let outcome = worst(options.ranks, subject, &setting)?;
+            failed += usize::from(!outcome.ok());
+            let (calls, compared) = (outcome.calls, outcome.compared);
+            let seconds = outcome.time.as_secs_f64();
+            println!(
+                "{subject:34} {dtype:>4} from {first_call:>10}: {calls} calls, {compared} compared, \
+                 {seconds:.1} s: {}",
+                if outcome.ok() { "ok".into() } else { format!("FAILED: {}", words(&outcome)) },
+            );
+        }
+    }
+    for &(access, subject) in waits {
+        // Later still, so that whoever does not wait is early.
+        let delay_ns = options.delay.saturating_mul(5).min(1_000_000);
+        let injected = Injected { delay_ns, without: Some(access) };
+        let setting = Setting { dtype: DType::F32, calls: options.calls, first_call: 1, injected };
+        let outcome = worst(options.ranks, subject, &setting)?;
+        failed += usize::from(outcome.ok());
+        println!(
+            "{subject:34} without {:11}: {} calls: {}",
+            access.name(),
+            outcome.calls,
+            match outcome.ok() {
+                true => format!("NOT FOUND: {}", words(&outcome)),
+                false => format!("found: {}", words(&outcome)),
+            },
+        );
+    }
+    println!("{} passed, {failed} failed", count - failed);
+    Ok(failed == 0)
+}
+
+/// The outcome of all ranks: of one where something was wrong, if there is one.
+fn worst(ranks: usize, subject: Subject, setting: &Setting) -> Result<Outcome> {
+    let outcomes = World::run_threads(ranks, |world| run(&world, subject, setting))
+        .with_context(|| format!("{subject} in {}", setting.dtype))?;
+    let wrong = outcomes.iter().position(|outcome| outcome.wrong > 0);
+    let at = wrong.or_else(|| outcomes.iter().position(|outcome| !outcome.ok())).unwrap_or(0);
+    outcomes.into_iter().nth(at).context("a world of no ranks")
+}
+
+/// What was found.
+fn words(outcome: &Outcome) -> String {
+    let mut words = match &outcome.first {
+        Some(first) => format!(
+            "{} of {} wrong; first call {}, ({}, {}): {}, not {}",
+            outcome.wrong,
+            outcome.compared,
+            first.call,
+            first.row,
+            first.col,
+            first.seen,
+            first.wanted
+        ),
+        None if outcome.fault.is_some() => String::new(),
+        None => format!("nothing among {}", outcome.compared),
+    };
+    if let Some(fault) = &outcome.fault {
+        words.push_str(if words.is_empty() { "" } else { "; " });
+        words.push_str(fault);
+    }
+    words
+}

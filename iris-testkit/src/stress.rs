@@ -1,0 +1,441 @@
+//! Thousands of calls on a GPU without a host between them, late on purpose, every bit compared.
+//!
+//! **Problem.** The models show that the protocols are right for C11's memory, with few ranks and
+//! calls. What a device adds (caches, links, clocks, hundreds of workgroups) only running shows.
+//!
+//! **Solution.** Around each call of an op stand two kernels: one fills the inputs with integers that
+//! follow from call, rank and place, and C with NaN; the other works out what C must be and compares
+//! all of it. Ranks run as far ahead of each other as the protocol lets them. The kernels of the op
+//! are built with random delays before each access of the protocols, counters begin near the ends of
+//! their range, and rows change from call to call.
+//!
+//! **Running.** `iris stress`, or [`run`] for one [`Subject`].
+//!
+//! **Showing that it can fail.** Kernels built without one of the waits
+//! ([`Injected::without`]) must be found wrong: [`WAITS`] has a subject for each wait there is.
+//!
+//! **Limits.** CUDA only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytemuck::{Pod, Zeroable};
+use iris_heap::abi::HeapView;
+use iris_heap::{
+    BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, SymmetricHeap, World,
+};
+use iris_kernels::UserKernel;
+use iris_kernels::rtc::{self, KernelSource, LANES};
+use iris_ops::{Injected, MatRef, Options, Ranks, Shard, TileShape};
+use iris_sync::{Access, LINE_WORDS};
+
+use crate::oracle::split;
+use crate::suite::{AnyOp, Case, OpName, Operands, plan};
+
+/// What is put under stress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Subject {
+    /// An op.
+    Op {
+        /// Which.
+        op: OpName,
+        /// Which variant.
+        variant: &'static str,
+        /// How A is split, where it is gathered.
+        shard: Shard,
+        /// Where C lies.
+        place: Place,
+    },
+    /// A ring of ranks with a versioned lock beside each message.
+    Ring,
+}
+
+/// Where the result of an op lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// At the same place of the heap on all ranks, so that peers may write it directly.
+    Same,
+    /// Elsewhere in the heap on every other rank: each rank finds that out in each call.
+    Apart,
+    /// As the caller's own memory, which no peer knows.
+    Own,
+}
+
+impl Subject {
+    /// Every op, variant and shard; and the ring.
+    pub fn all() -> Vec<Subject> {
+        let mut all = Vec::new();
+        for op in OpName::ALL {
+            let shards: &[Shard] = match op {
+                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+                _ => &[Shard::Rows],
+            };
+            for variant in op.variants() {
+                // Where peers may write results, every way is tried.
+                let places: &[Place] = match variant {
+                    "two_shot" | "push" => &[Place::Same, Place::Apart, Place::Own],
+                    _ => &[Place::Same],
+                };
+                for &shard in shards {
+                    all.extend(places.iter().map(|&place| Subject::Op {
+                        op,
+                        variant,
+                        shard,
+                        place,
+                    }));
+                }
+            }
+        }
+        all.push(Subject::Ring);
+        all
+    }
+
+    const fn op(op: OpName, variant: &'static str, place: Place) -> Subject {
+        Subject::Op { op, variant, shard: Shard::Rows, place }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Subject::Ring => f.pad("ring of versioned locks"),
+            Subject::Op { op, variant, shard, place } => {
+                let shard = match (op, shard) {
+                    (OpName::AllGatherMatmul, Shard::Columns) => " columns",
+                    _ => "",
+                };
+                let place = match place {
+                    Place::Same => "",
+                    Place::Apart => " apart",
+                    Place::Own => " own",
+                };
+                f.pad(&format!("{op} {variant}{shard}{place}"))
+            }
+        }
+    }
+}
+
+/// Every wait of the protocols, and subjects that must be found wrong without it.
+pub const WAITS: [(Access, Subject); 8] = [
+    (Access::CreditLoad, Subject::op(OpName::Broadcast, "push", Place::Own)),
+    (Access::EntryLoad, Subject::op(OpName::AllGather, "push", Place::Same)),
+    (Access::SignalLoad, Subject::op(OpName::MatmulAllReduce, "one_shot", Place::Same)),
+    (Access::DoneLoad, Subject::op(OpName::AllGatherMatmul, "pull", Place::Same)),
+    (Access::BarrierLoad, Subject::op(OpName::AllGatherMatmul, "baseline", Place::Same)),
+    (Access::VersionLoad, Subject::Ring),
+    (Access::LockTake, Subject::op(OpName::AllReduce, "spinlock", Place::Same)),
+    (Access::FlagLoad, Subject::op(OpName::AllGatherMatmul, "staged", Place::Same)),
+];
+
+/// How a subject is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setting {
+    /// Element type of the matrices: f32, f16 or bf16.
+    pub dtype: DType,
+    /// Calls.
+    pub calls: usize,
+    /// The number of the first.
+    pub first_call: i32,
+    /// What the kernels do worse than they should. With a wait left out the ranks meet now and then
+    /// and stop when something was found.
+    pub injected: Injected,
+}
+
+/// The first element that was wrong.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[allow(missing_docs, reason = "as the names say")]
+pub struct Wrong {
+    pub call: i32,
+    pub row: i32,
+    pub col: i32,
+    pub seen: f32,
+    pub wanted: f32,
+}
+
+/// What one rank saw.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Outcome {
+    /// Calls that were made.
+    pub calls: usize,
+    /// Elements that were compared; modulo 2^32.
+    pub compared: u32,
+    /// Those that were wrong.
+    pub wrong: u32,
+    /// The first of them.
+    pub first: Option<Wrong>,
+    /// The fault that ended it, if one did.
+    pub fault: Option<String>,
+    /// How long it took.
+    pub time: Duration,
+}
+
+impl Outcome {
+    /// Whether nothing was wrong, and something was compared.
+    pub fn ok(&self) -> bool {
+        self.wrong == 0 && self.fault.is_none() && self.compared > 0
+    }
+}
+
+/// Most rows, columns and depth: nothing is a multiple of a tile, or of eight.
+const SHAPE: (usize, usize, usize) = (61, 92, 21);
+const TILE: TileShape = TileShape { m: 16, n: 32 };
+/// Calls between two looks at the result: few enough that their launches fit the driver's queue.
+const BATCH: usize = 64;
+const CARGO: usize = 5000;
+
+/// What the kernels are given; as in stress.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Given {
+    heap: HeapView,
+    a: u64,
+    b: u64,
+    c: u64,
+    report: [u64; 2],
+    words: [u64; 2],
+    cargo: [u64; 2],
+    call: u32,
+    op: u32,
+    dtype: u32,
+    root: u32,
+    a_shape: [u32; 2],
+    b_shape: [u32; 2],
+    rows: u32,
+    room: u32,
+    cols: u32,
+    reserved: u32,
+    first_row: [u32; MAX_RANKS],
+    first_col: [u32; MAX_RANKS],
+}
+
+const SOURCE: KernelSource<'static> =
+    KernelSource { name: "stress.cu", text: include_str!("stress/stress.cu") };
+
+/// Run a subject on this rank: collective. All ranks have CUDA devices.
+///
+/// # Errors
+/// What goes wrong before the first call; a fault of a call is part of the outcome.
+pub fn run(world: &World, subject: Subject, setting: &Setting) -> anyhow::Result<Outcome> {
+    match setting.dtype {
+        DType::F32 => run_as::<f32>(world, subject, setting),
+        DType::F16 => run_as::<half::f16>(world, subject, setting),
+        DType::BF16 => run_as::<half::bf16>(world, subject, setting),
+        other => anyhow::bail!("stress in {other}: expected f32, f16 or bf16"),
+    }
+}
+
+fn run_as<T: Element>(
+    world: &World,
+    subject: Subject,
+    setting: &Setting,
+) -> anyhow::Result<Outcome> {
+    let heap = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(16 << 20);
+    let heap = SymmetricHeap::open(world, heap)?;
+    let mut bench = Bench::<T>::new(&heap, subject, setting)?;
+    let begun = Instant::now();
+    let mut outcome = Outcome::default();
+    while outcome.calls < setting.calls {
+        let calls = BATCH.min(setting.calls - outcome.calls);
+        let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
+        let synced = bench.stream.sync().map_err(anyhow::Error::from);
+        // What stopped the kernels says more than what then could not be issued.
+        let done = synced.and(issued);
+        outcome.calls += calls;
+        outcome.fault = done.err().map(|error| error.to_string());
+        bench.read(&mut outcome)?;
+        let mut over = !outcome.ok();
+        if setting.injected.without.is_some() {
+            // Who stops takes the others along.
+            over = world.allgather(&[u8::from(over)])?.concat().contains(&1);
+        }
+        if over {
+            break;
+        }
+    }
+    outcome.time = begun.elapsed();
+    world.barrier()?;
+    if outcome.fault.is_none() && heap.check().is_ok() {
+        // Whoever found nothing wrong gives all back; after a fault the heap goes with its owner.
+        drop(bench);
+    }
+    Ok(outcome)
+}
+
+/// One rank at its work.
+struct Bench<T> {
+    heap: Arc<SymmetricHeap>,
+    stream: Stream,
+    /// The kernels that stand around an op, or the ring.
+    kernels: Vec<UserKernel>,
+    op: Option<(AnyOp, Case)>,
+    matrices: (SymSlice<T>, SymSlice<T>, SymSlice<T>),
+    /// Whether C is given as memory of the caller's own.
+    own: bool,
+    report: SymSlice<i32>,
+    given: Given,
+    first_call: i32,
+}
+
+impl<T: Element> Bench<T> {
+    fn new(heap: &Arc<SymmetricHeap>, subject: Subject, setting: &Setting) -> anyhow::Result<Self> {
+        let ranks = Ranks::from(heap.world());
+        let (m, n, k) = SHAPE;
+        let report = heap.zeros::<i32>(8)?;
+        let lines = ranks.size.max(2) * LINE_WORDS as usize;
+        let words = heap.full::<i32>(lines, setting.first_call.wrapping_sub(1))?;
+        let cargo = heap.zeros::<i32>(CARGO)?;
+        let place = |slice: SymSlice<i32>| [slice.offset(), slice.len() as u64];
+        let mut given = Given {
+            heap: heap.view(),
+            report: place(report),
+            words: place(words),
+            cargo: place(cargo),
+            dtype: iris_kernels::args::dtype_code(T::DTYPE).unwrap_or_default(),
+            ..Given::zeroed()
+        };
+        let mut op = None;
+        // Room for the largest of any op, and two places for C: where it lies apart, every other
+        // rank takes the second.
+        let room = ranks.size * m * n;
+        let (a, b) = (heap.alloc::<T>(room)?, heap.alloc::<T>(room)?);
+        let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
+        let mut c = places[0];
+        let mut own = false;
+        if let Subject::Op { op: name, variant, shard, place } = subject {
+            let (m, n) = if name == OpName::Barrier { (0, 0) } else { (m, n) };
+            let k = if name.multiplies() { k } else { 0 };
+            let options = Options::new(m, n, k).dtype(T::DTYPE).backend(BackendKind::Cuda);
+            let options = options.tile(TILE).k_block(4).k_per_flag(2).shard(shard);
+            let options = options.first_call(setting.first_call).injected(setting.injected);
+            let case = Case::new(name, variant, options.root(ranks.size - 1));
+            let plan = plan(name, variant, ranks, &case.options)?;
+            op = Some((AnyOp::new(name, heap, &plan)?, case));
+            given.op = OpName::ALL.iter().position(|&other| other == name).unwrap_or(0) as u32;
+            given.root = ranks.size as u32 - 1;
+            if place == Place::Apart {
+                c = places[ranks.rank % 2];
+            }
+            own = place == Place::Own;
+        }
+        let options = setting.injected.options(rtc::Options::new());
+        let names: &[&str] = match subject {
+            Subject::Ring => &["iris_stress_ring"],
+            Subject::Op { .. } => &["iris_stress_fill", "iris_stress_compare"],
+        };
+        let kernel = |name: &&str| UserKernel::new(heap, SOURCE, &options, name, (LANES, 0));
+        let kernels = names.iter().map(kernel).collect::<Result<_, _>>()?;
+        let address = |slice| heap.resolve(slice, ranks.rank).map(|pointer| pointer as u64);
+        (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
+        let stream = heap.stream()?;
+        let first_call = setting.first_call;
+        // No rank begins before all have made their words.
+        heap.world().barrier()?;
+        let heap = Arc::clone(heap);
+        let matrices = (a, b, c);
+        Ok(Self { heap, stream, kernels, op, matrices, own, report, given, first_call })
+    }
+
+    /// Enqueue one call, with other rows than the one before.
+    fn call(&mut self, index: usize) -> anyhow::Result<()> {
+        let Some((op, case)) = &mut self.op else {
+            self.given.call = self.first_call.wrapping_add(index as i32) as u32;
+            return launch(&self.kernels[0], &self.stream, 1, &self.given);
+        };
+        let ranks = Ranks::from(self.heap.world());
+        let m = (index * 5 + index / 7) % (case.options.m + 1);
+        let shapes = case.shapes(ranks, m);
+        let [a, b, c] = shapes.map(|(rows, cols)| [rows as u32, cols as u32]);
+        let given = &mut self.given;
+        given.call = index as u32;
+        (given.a_shape, given.b_shape) = (a, b);
+        (given.rows, given.cols) = (c[0], c[1]);
+        given.room = case.shapes(ranks, case.options.m)[2].0 as u32;
+        for at in 0..ranks.size {
+            let start = |total| split(total, ranks.size, at).start as u32;
+            (given.first_row[at], given.first_col[at]) = (start(m), start(case.options.k));
+        }
+        let (a, b, c) = self.matrices;
+        let place = |slice, (rows, cols)| MatRef::sym(slice, rows, cols);
+        let [a, b, c] = [
+            place(a, shapes[0]),
+            place(b, shapes[1]),
+            match self.own {
+                false => place(c, shapes[2]),
+                true => external(self.heap.resolve(c, ranks.rank)?, c.len(), shapes[2]),
+            },
+        ];
+        let groups = self.kernels.iter().map(UserKernel::resident).min().unwrap_or(1).min(24);
+        launch(&self.kernels[0], &self.stream, groups, given)?;
+        op.run(&Operands { a, b, c, bias: None }, &self.stream)?;
+        launch(&self.kernels[1], &self.stream, groups, given)?;
+        if case.op == OpName::Barrier {
+            // Nobody writes the next call's words before all have compared this one's.
+            op.run(&Operands { a, b, c, bias: None }, &self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// What the kernels reported so far.
+    fn read(&self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        let words = self.heap.read(self.report)?;
+        outcome.wrong = words[0] as u32;
+        outcome.compared = words[7] as u32;
+        let value = |word: i32| f32::from_bits(word as u32);
+        outcome.first = (words[0] != 0).then(|| Wrong {
+            call: words[2],
+            row: words[3],
+            col: words[4],
+            seen: value(words[5]),
+            wanted: value(words[6]),
+        });
+        Ok(())
+    }
+}
+
+/// A matrix in a block of the heap, as if it were not.
+#[allow(unsafe_code, reason = "the caller's own memory is given by its address")]
+fn external<T: Element>(pointer: *mut T, len: usize, (rows, cols): (usize, usize)) -> MatRef {
+    // SAFETY: the block has `len` elements, and the bench holds its heap until all calls are done.
+    unsafe { MatRef::external(pointer, len, rows, cols) }
+}
+
+/// Enqueue a kernel of stress.cu.
+#[allow(unsafe_code, reason = "kernels are given the addresses of memory in the heap")]
+fn launch(kernel: &UserKernel, stream: &Stream, groups: u32, given: &Given) -> anyhow::Result<()> {
+    // SAFETY: the one parameter of these kernels is what `Given` mirrors; all addresses in it are of
+    // blocks of the heap, which the bench holds, and large enough for the shapes beside them.
+    Ok(unsafe { kernel.launch(stream, groups, &[bytemuck::bytes_of(given)]) }?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wait_has_a_subject() {
+        let waits = Access::ALL.iter().filter(|access| {
+            let name = access.name();
+            name == "LockTake"
+                || name.ends_with("Load") && !["AbortLoad", "CallLoad"].contains(&name)
+        });
+        let listed = WAITS.map(|(access, _)| access);
+        assert!(waits.clone().all(|wait| listed.contains(wait)), "{listed:?}");
+        assert_eq!(waits.count(), WAITS.len());
+        let all = Subject::all();
+        assert!(WAITS.iter().all(|(_, subject)| all.contains(subject)));
+    }
+
+    #[test]
+    fn the_kernels_compile() {
+        let Ok(compiler) = rtc::Compiler::nvrtc() else {
+            println!("NVRTC is not here: nothing is compiled");
+            return;
+        };
+        let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad) };
+        let options = injected.options(rtc::Options::new());
+        let image = compiler.compile(SOURCE, &options, "sm_90a").unwrap();
+        for name in ["iris_stress_fill", "iris_stress_compare", "iris_stress_ring"] {
+            assert!(image.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
+        }
+    }
+}

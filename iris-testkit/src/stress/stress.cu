@@ -1,0 +1,202 @@
+// What the stress test runs around an op: fill its inputs, run it, compare what came of it. Inputs
+// are small integers that anybody can work out from call, rank and place, so sums are exact, nothing
+// has to be sent for comparison, and no host takes part.
+#include "iris/values.h"
+
+using namespace iris;
+
+struct Stress {
+    HeapView heap;
+    // Addresses of A (or the message), B and C of this rank.
+    u64 a, b, c;
+    // Words in the data segment: see report().
+    Slice<i32> report;
+    // Words in the data segment that other ranks write: one of each before a barrier; and the two of
+    // the ring, with what it carries.
+    Slice<i32> words, cargo;
+    u32 call, op, dtype, root;
+    // Shapes of A and B, and of C: the call has `rows` of it, there is room for `room`.
+    u32 a_rows, a_cols, b_rows, b_cols, rows, room, cols, reserved;
+    // Where the rows of each rank begin, and its columns of A.
+    u32 first_row[MAX_RANKS], first_col[MAX_RANKS];
+};
+
+enum Op : u32 {
+    MatmulAllReduce, MatmulReduceScatter, AllGatherMatmul, MatmulAllGather, Matmul,
+    AllReduce, AllGather, ReduceScatter, AllToAll, Broadcast, Barrier
+};
+
+enum Which : u32 { A, B };
+
+IRIS_DEVICE bool multiplies(u32 op) { return op <= Matmul; }
+
+/// The element of a rank's input: -1, 0 or 1 of factors, -8 to 8 of messages.
+IRIS_DEVICE float input(const Stress& s, u32 rank, u32 which, u32 row, u32 col) {
+    u32 x = s.call * 0x9e3779b1u ^ rank * 0x85ebca77u ^ which * 0xc2b2ae3du;
+    x = (x ^ row * 0x27d4eb2fu ^ col * 0x165667b1u);
+    x = (x ^ x >> 15) * 0x2c1b3c6du;
+    x = (x ^ x >> 12) * 0x297a2d39u;
+    x ^= x >> 15;
+    const i32 most = multiplies(s.op) ? 1 : 8;
+    return static_cast<float>(static_cast<i32>(x % (2 * most + 1)) - most);
+}
+
+IRIS_DEVICE float not_a_number() { return __builtin_bit_cast(float, 0x7fc00000u); }
+
+/// Whose part this row (or column) is in.
+IRIS_DEVICE u32 owner(const u32 (&first)[MAX_RANKS], u32 size, u32 at) {
+    u32 rank = 0;
+    while (rank + 1 < size && at >= first[rank + 1]) ++rank;
+    return rank;
+}
+
+/// What must be in C of this rank.
+IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
+    const u32 me = s.heap.rank, size = s.heap.size;
+    const u32 own = s.first_row[me] + row;
+    const u32 source = s.op == AllGather || s.op == MatmulAllGather || s.op == AllGatherMatmul
+                           ? owner(s.first_row, size, row) : 0;
+    const u32 there = row - s.first_row[source];
+    float sum = 0.0f;
+    switch (s.op) {
+    case MatmulAllReduce:
+    case MatmulReduceScatter: {
+        const u32 at = s.op == MatmulAllReduce ? row : own;
+        for (u32 rank = 0; rank < size; ++rank) {
+            for (u32 k = 0; k < s.a_cols; ++k) {
+                sum += input(s, rank, A, at, k) * input(s, rank, B, k, col);
+            }
+        }
+        return sum;
+    }
+    case AllGatherMatmul:
+        for (u32 k = 0; k < s.b_rows; ++k) {
+            // One of the two is split: the other begins with all of it.
+            const u32 by_col = owner(s.first_col, size, k);
+            const float a = s.a_cols == s.b_rows
+                                ? input(s, source, A, there, k)
+                                : input(s, by_col, A, row, k - s.first_col[by_col]);
+            sum += a * input(s, me, B, k, col);
+        }
+        return sum;
+    case MatmulAllGather:
+    case Matmul: {
+        const u32 from = s.op == Matmul ? me : source;
+        for (u32 k = 0; k < s.a_cols; ++k) {
+            sum += input(s, from, A, s.op == Matmul ? row : there, k) * input(s, from, B, k, col);
+        }
+        return sum;
+    }
+    case AllReduce:
+    case ReduceScatter:
+        for (u32 rank = 0; rank < size; ++rank) {
+            sum += input(s, rank, A, s.op == AllReduce ? row : own, col);
+        }
+        return sum;
+    case AllGather: return input(s, source, A, there, col);
+    case AllToAll: {
+        const u32 part = s.rows / size;
+        return input(s, row / part, A, s.first_row[me] + row % part, col);
+    }
+    default: return input(s, s.root, A, row, col);
+    }
+}
+
+/// Words 0: how much was wrong; 1: whether the first was kept; 2 to 6: its call, row, column, what
+/// was there and what should have been, as bits of f32; 7: how much was compared.
+IRIS_DEVICE void report(const Stress& s, u32 row, u32 col, float seen, float wanted) {
+    const auto words = s.heap.at(s.report, s.heap.rank);
+    words.word(0).add<Order::Relaxed>(1);
+    if (words.word(1).compare_exchange<Order::Relaxed>(0, 1) != 0) return;
+    words.put(2, static_cast<i32>(s.call));
+    words.put(3, static_cast<i32>(row));
+    words.put(4, static_cast<i32>(col));
+    words.put(5, __builtin_bit_cast(i32, seen));
+    words.put(6, __builtin_bit_cast(i32, wanted));
+}
+
+/// Call `each(row, col)` for every element, spread over the lanes of all workgroups.
+template <class Each> IRIS_DEVICE void for_each(u32 rows, u32 cols, Each each) {
+    const u32 step = port::workgroups() * port::lanes();
+    for (u32 i = port::workgroup() * port::lanes() + port::lane(); i < rows * cols; i += step) {
+        each(i / cols, i % cols);
+    }
+}
+
+/// Fill the inputs, and C, gaps included, with what is no number.
+IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
+    const u32 size = element_bytes(s.dtype);
+    for_each(s.a_rows, s.a_cols, [&](u32 row, u32 col) {
+        store_element(s.a + (u64(row) * s.a_cols + col) * size, s.dtype,
+                      input(s, s.heap.rank, A, row, col));
+    });
+    for_each(s.b_rows, s.b_cols, [&](u32 row, u32 col) {
+        store_element(s.b + (u64(row) * s.b_cols + col) * size, s.dtype,
+                      input(s, s.heap.rank, B, row, col));
+    });
+    for_each(s.room, s.cols, [&](u32 row, u32 col) {
+        store_element(s.c + (u64(row) * s.cols + col) * size, s.dtype, not_a_number());
+    });
+    if (s.op != Barrier || port::workgroup() != 0) return;
+    // A barrier must carry this: plain stores to all ranks.
+    for (u32 rank = port::lane(); rank < s.heap.size; rank += port::lanes()) {
+        s.heap.at(s.words, rank).put(s.heap.rank * LINE_WORDS, static_cast<i32>(s.call));
+    }
+}
+
+IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
+    const u32 size = element_bytes(s.dtype);
+    i32 compared = 0;
+    for_each(s.room, s.cols, [&](u32 row, u32 col) {
+        const float seen = load_element(s.c + (u64(row) * s.cols + col) * size, s.dtype);
+        const float wanted = row < s.rows ? expected(s, row, col) : not_a_number();
+        const bool right = row < s.rows ? seen == wanted : seen != seen;
+        if (!right) report(s, row, col, seen, wanted);
+        ++compared;
+    });
+    if (s.op == Barrier && port::workgroup() == 0) {
+        for (u32 rank = port::lane(); rank < s.heap.size; rank += port::lanes()) {
+            const i32 seen = s.heap.at(s.words, s.heap.rank).get(rank * LINE_WORDS);
+            const i32 call = static_cast<i32>(s.call);
+            if (seen != call) report(s, rank, 0, static_cast<float>(seen), static_cast<float>(call));
+            ++compared;
+        }
+    }
+    s.heap.at(s.report, s.heap.rank).word(7).add<Order::Relaxed>(compared);
+}
+
+/// One message to the next rank, beside a versioned lock, and one from the rank before, which learns
+/// that its place is free again. One workgroup.
+IRIS_KERNEL iris_stress_ring(IRIS_ARGS Stress s) {
+    const u32 me = s.heap.rank, size = s.heap.size, len = static_cast<u32>(s.cargo.len);
+    const u32 next = (me + 1) % size, before = (me + size - 1) % size;
+    const Channel channel{~0u, me, size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    const Words m{s.heap, channel};
+    const Call version(static_cast<i32>(s.call));
+    // Word 0 says that the message is here, word 1 that the next rank has read ours.
+    const auto filled = [&](u32 rank) { return s.heap.at(s.words, rank).word(0); };
+    const auto taken = [&](u32 rank) { return s.heap.at(s.words, rank).word(LINE_WORDS); };
+    const auto wait = [&](SymWord word, Call wanted, u32 from) {
+        const bool lane_0 = port::lane() == 0;
+        return port::vote(!lane_0 || lock::wait_version(m, word, wanted, from), Site::Waited);
+    };
+    const auto publish = [&](SymWord word) {
+        port::barrier(Site::Signal);
+        if (port::lane() == 0) lock::publish_version(m, word, version);
+    };
+    if (!wait(taken(me), version.previous(), next)) return;
+    for (u32 i = port::lane(); i < len; i += port::lanes()) {
+        s.heap.at(s.cargo, next).put(i, static_cast<i32>(s.call * 31 + me * 7 + i));
+    }
+    publish(filled(next));
+    if (!wait(filled(me), version, before)) return;
+    i32 compared = 0;
+    for (u32 i = port::lane(); i < len; i += port::lanes()) {
+        const i32 seen = s.heap.at(s.cargo, me).get(i);
+        const i32 wanted = static_cast<i32>(s.call * 31 + before * 7 + i);
+        if (seen != wanted) report(s, 0, i, static_cast<float>(seen), static_cast<float>(wanted));
+        ++compared;
+    }
+    s.heap.at(s.report, me).word(7).add<Order::Relaxed>(compared);
+    publish(taken(before));
+}
