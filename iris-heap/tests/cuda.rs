@@ -1,36 +1,36 @@
-//! The CUDA backend on a GPU: memory, streams, faults, leaks. Without a GPU every test says why it
-//! is skipped. Ranks are threads; they share devices where there are fewer of these.
+//! The CUDA backend on a GPU: memory, streams, faults, leaks. Without a GPU the tests are ignored.
+//! Ranks are threads, if not said otherwise; they share devices where there are fewer of these.
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use iris_heap::{
     BackendKind, Error, ErrorKind, HeapOptions, Segment, Settings, SymmetricHeap, World, abi, cuda,
 };
+use iris_testkit::harness::{self, Group, named};
 
-/// One test at a time: they count the memory of the device.
-static TURN: Mutex<()> = Mutex::new(());
-
-/// The number of devices; none, with the reason printed, where there is none to use.
-fn devices() -> Option<usize> {
-    match cuda::devices() {
-        Ok(devices) if !devices.is_empty() => {
-            for d in &devices {
-                println!("device {}: {} {}, {} workgroups", d.index, d.name, d.uuid, d.workgroups);
-            }
-            Some(devices.len())
-        }
-        Ok(_) => {
-            println!("skipped: no CUDA device is visible");
-            None
-        }
-        Err(error) => {
-            println!("skipped: {error}");
-            None
-        }
+fn main() -> ExitCode {
+    if std::env::var_os(LEGACY).is_some() {
+        rank_program();
+        return ExitCode::SUCCESS;
     }
+    let no_gpu = harness::no_gpu();
+    let a_gpu = no_gpu.is_none().then(|| "there is a CUDA device".into());
+    harness::run(vec![
+        Group::new(a_gpu, named![a_heap_without_a_device_is_an_error]),
+        Group::new(
+            no_gpu,
+            named![
+                ranks_see_each_others_memory,
+                processes_see_each_others_memory,
+                ranks_of_one_device_divide_it,
+                memory_comes_back_after_a_hundred_heaps,
+                faults_and_losses_come_from_sync,
+                a_heap_may_be_dropped,
+            ],
+        ),
+    ])
 }
 
 fn options() -> HeapOptions {
@@ -84,11 +84,12 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     Ok(())
 }
 
-#[test]
 fn ranks_see_each_others_memory() {
-    let _turn = TURN.lock();
-    let Some(devices) = devices() else { return };
-    for size in [1, 2, 4, devices.max(2) * 2] {
+    let devices = cuda::devices().unwrap();
+    for d in &devices {
+        println!("device {}: {} {}, {} workgroups", d.index, d.name, d.uuid, d.workgroups);
+    }
+    for size in [1, 2, 4, devices.len().max(2) * 2] {
         for legacy in [false, true] {
             World::run_threads(size, |world| exchange(world, legacy)).unwrap();
         }
@@ -96,8 +97,6 @@ fn ranks_see_each_others_memory() {
 }
 
 /// One rank of the test below.
-#[test]
-#[ignore = "the program of one rank, which another test starts"]
 fn rank_program() {
     let legacy = std::env::var(LEGACY).expect("the other test says which memory") == "1";
     let world = World::from_env().unwrap();
@@ -108,19 +107,13 @@ fn rank_program() {
 
 const LEGACY: &str = "HEAP_TEST_LEGACY";
 
-#[test]
 fn processes_see_each_others_memory() {
-    let _turn = TURN.lock();
-    if devices().is_none() {
-        return;
-    }
     let program = std::env::current_exe().unwrap();
     for (size, legacy) in [(2, "0"), (4, "0"), (2, "1")] {
         let private = std::fs::Permissions::from_mode(0o700);
         let place = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let start = |rank: usize| {
             Command::new(&program)
-                .args(["--exact", "rank_program", "--ignored", "--nocapture"])
                 .env("RANK", rank.to_string())
                 .env("LOCAL_RANK", rank.to_string())
                 .env("WORLD_SIZE", size.to_string())
@@ -146,12 +139,7 @@ fn processes_see_each_others_memory() {
     }
 }
 
-#[test]
 fn ranks_of_one_device_divide_it() {
-    let _turn = TURN.lock();
-    if devices().is_none() {
-        return;
-    }
     let all = cuda::devices().unwrap()[0].workgroups;
     let each = World::run_threads(4, |world| {
         let heap = SymmetricHeap::open(&world, options().device(0))?;
@@ -168,12 +156,7 @@ fn ranks_of_one_device_divide_it() {
     assert!(error.contains("99"), "{error}");
 }
 
-#[test]
 fn memory_comes_back_after_a_hundred_heaps() {
-    let _turn = TURN.lock();
-    if devices().is_none() {
-        return;
-    }
     let round = || {
         World::run_threads(2, |world| {
             let heap = SymmetricHeap::open(&world, options().device(0))?;
@@ -196,12 +179,7 @@ fn memory_comes_back_after_a_hundred_heaps() {
     assert!(after + (16 << 20) > before, "free before {before}, after {after}");
 }
 
-#[test]
 fn faults_and_losses_come_from_sync() {
-    let _turn = TURN.lock();
-    if devices().is_none() {
-        return;
-    }
     let settings = Settings::default().deadline(0.05);
     let results = World::run_threads_each(2, &settings, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
@@ -245,12 +223,7 @@ fn faults_and_losses_come_from_sync() {
 }
 
 /// A heap that is dropped waits for nobody.
-#[test]
 fn a_heap_may_be_dropped() {
-    let _turn = TURN.lock();
-    if devices().is_none() {
-        return;
-    }
     let started = Instant::now();
     let results = World::run_threads_each(2, &Settings::default(), |world| {
         let heap = SymmetricHeap::open(&world, options())?;
@@ -268,12 +241,7 @@ fn a_heap_may_be_dropped() {
 }
 
 /// Without a driver the answer is an error that says what is missing and where it was looked for.
-#[test]
 fn a_heap_without_a_device_is_an_error() {
-    if cuda::devices().is_ok_and(|d| !d.is_empty()) {
-        println!("skipped: there is a device");
-        return;
-    }
     let error = World::run_threads(2, |world| SymmetricHeap::open(&world, options()).map(drop));
     let error = error.unwrap_err();
     let text = error.to_string();

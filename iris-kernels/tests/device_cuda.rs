@@ -1,20 +1,36 @@
-//! What NVRTC makes of the device source. Without NVRTC these tests say that they were skipped, and
-//! where it was looked for.
+//! What NVRTC makes of the device source. Without NVRTC the tests are ignored, and it is said where
+//! it was looked for.
+
+use std::process::ExitCode;
 
 use iris_kernels::rtc::{Compiler, Error, KernelSource, Options, TileBuild};
 use iris_kernels::source::KERNELS;
+use iris_testkit::harness::{self, Group, named};
 
 const OPERATIONS: &str = include_str!("host/operations.cu");
 
-fn nvrtc() -> Option<&'static Compiler> {
-    match Compiler::nvrtc() {
-        Ok(compiler) => Some(compiler),
-        Err(error @ Error::NotFound { .. }) => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+fn main() -> ExitCode {
+    let missing = match Compiler::nvrtc() {
+        Err(error @ Error::NotFound { .. }) => Some(error.to_string()),
+        _ => None,
+    };
+    harness::run(vec![
+        Group::new(
+            missing.clone(),
+            named![
+                operations_have_their_order_and_scope_in_ptx,
+                kernels_read_no_data_past_the_caches_and_scope_every_atomic,
+                every_kernel_compiles,
+                a_users_source_compiles_and_errors_carry_the_log,
+            ],
+        ),
+        // Minutes: every type and tile for every architecture.
+        Group::new(missing, named![every_kernel_compiles_for_every_build]).slow(),
+    ])
+}
+
+fn nvrtc() -> &'static Compiler {
+    Compiler::nvrtc().unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The text of one kernel in PTX.
@@ -45,9 +61,8 @@ fn accesses(text: &str) -> Vec<&str> {
         .collect()
 }
 
-#[test]
 fn operations_have_their_order_and_scope_in_ptx() {
-    let Some(compiler) = nvrtc() else { return };
+    let compiler = nvrtc();
     let expected = [
         ("sym_load_acquire", "ld.acquire.sys.global.s32"),
         ("sym_load_relaxed", "ld.relaxed.sys.global.s32"),
@@ -81,9 +96,8 @@ fn operations_have_their_order_and_scope_in_ptx() {
     }
 }
 
-#[test]
 fn kernels_read_no_data_past_the_caches_and_scope_every_atomic() {
-    let Some(compiler) = nvrtc() else { return };
+    let compiler = nvrtc();
     let options = Options::op(2, TileBuild::ALL[1]);
     for text in KERNELS {
         let ptx = ptx(compiler, text.name, text.text, &options, "compute_80");
@@ -120,14 +134,11 @@ fn kernels_read_no_data_past_the_caches_and_scope_every_atomic() {
     assert!(device.iter().all(|word| words.contains(word)), "{device:?}");
 }
 
-#[test]
 fn every_kernel_compiles() {
     compile_all(&TileBuild::ALL[1..2], &[("sm_80", 2), ("sm_90a", 0), ("sm_90a", 2)]);
     compile_all(&[TileBuild::ALL[0], TileBuild::ALL[2]], &[("sm_90a", 1)]);
 }
 
-#[test]
-#[ignore = "minutes: every type and tile for every architecture"]
 fn every_kernel_compiles_for_every_build() {
     let types = |arch| (0..3).map(move |dtype| (arch, dtype));
     let all: Vec<_> = types("sm_80").chain(types("sm_90a")).collect();
@@ -136,7 +147,7 @@ fn every_kernel_compiles_for_every_build() {
 
 /// Compile all kernels for these tiles, architectures and types, and say which took longest.
 fn compile_all(tiles: &[TileBuild], targets: &[(&str, u32)]) {
-    let Some(compiler) = nvrtc() else { return };
+    let compiler = nvrtc();
     let mut times = Vec::new();
     for &(arch, dtype) in targets {
         for text in KERNELS {
@@ -160,9 +171,8 @@ fn compile_all(tiles: &[TileBuild], targets: &[(&str, u32)]) {
     }
 }
 
-#[test]
 fn a_users_source_compiles_and_errors_carry_the_log() {
-    let Some(compiler) = nvrtc() else { return };
+    let compiler = nvrtc();
     let ring = KernelSource {
         name: "ring.cu",
         text: r#"

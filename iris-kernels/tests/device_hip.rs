@@ -1,24 +1,39 @@
-//! What clang makes of the device source for AMD's devices. Without clang 19 these tests say that
-//! they were skipped.
+//! What clang makes of the device source for AMD's devices. Without a clang that has them
+//! as targets the tests are ignored.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use iris_kernels::source::KERNELS;
+use iris_testkit::harness::{self, Group, named};
 
 const KERNEL_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 const OPERATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/host/operations.cu");
 
+fn main() -> ExitCode {
+    let looked = "no clang with a target amdgcn; looked for clang-19, clang-20, clang";
+    let missing = find_clang().is_none().then(|| looked.into());
+    harness::run(vec![Group::new(
+        missing,
+        named![
+            every_kernel_compiles,
+            system_scope_goes_past_the_caches_on_gfx942,
+            system_scope_writes_back_on_gfx90a,
+            sums_in_f32_are_swapped_in,
+        ],
+    )])
+}
+
 /// The first clang there is that knows HIP for these devices.
-fn clang() -> Option<&'static str> {
-    let found = ["clang-19", "clang-20", "clang"].into_iter().find(|name| {
+fn find_clang() -> Option<&'static str> {
+    ["clang-19", "clang-20", "clang"].into_iter().find(|name| {
         let targets = Command::new(name).arg("-print-targets").output();
         targets.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("amdgcn"))
-    });
-    if found.is_none() {
-        println!("skipped: no clang with a target amdgcn; looked for clang-19, clang-20, clang");
-    }
-    found
+    })
+}
+
+fn clang() -> &'static str {
+    find_clang().expect("main found it")
 }
 
 fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String {
@@ -49,9 +64,8 @@ fn of<'a>(lines: &[&'a str], kind: &str) -> Vec<&'a str> {
     lines.iter().copied().filter(|line| line.starts_with(kind)).collect()
 }
 
-#[test]
 fn every_kernel_compiles() {
-    let Some(clang) = clang() else { return };
+    let clang = clang();
     for arch in ["gfx90a", "gfx942"] {
         for text in KERNELS {
             let source = Path::new(KERNEL_FOLDER).join(text.name);
@@ -61,9 +75,8 @@ fn every_kernel_compiles() {
     }
 }
 
-#[test]
 fn system_scope_goes_past_the_caches_on_gfx942() {
-    let Some(clang) = clang() else { return };
+    let clang = clang();
     let text = assembly(clang, OPERATIONS.as_ref(), "gfx942", &[]);
 
     let release = entry(&text, "sym_store_release");
@@ -94,9 +107,8 @@ fn system_scope_goes_past_the_caches_on_gfx942() {
     }
 }
 
-#[test]
 fn system_scope_writes_back_on_gfx90a() {
-    let Some(clang) = clang() else { return };
+    let clang = clang();
     let text = assembly(clang, OPERATIONS.as_ref(), "gfx90a", &[]);
     assert_eq!(of(&entry(&text, "sym_store_release"), "buffer_wbl2"), ["buffer_wbl2"]);
     assert_eq!(of(&entry(&text, "dev_store_release"), "buffer_wbl2"), [] as [&str; 0]);
@@ -105,9 +117,8 @@ fn system_scope_writes_back_on_gfx90a() {
     assert!(of(&entry(&text, "dev_load_acquire"), "buffer_invl2").is_empty());
 }
 
-#[test]
 fn sums_in_f32_are_swapped_in() {
-    let Some(clang) = clang() else { return };
+    let clang = clang();
     let source = Path::new(KERNEL_FOLDER).join("all_reduce.cu");
     for arch in ["gfx90a", "gfx942"] {
         let text = assembly(clang, &source, arch, &[]);

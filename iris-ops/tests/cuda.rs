@@ -1,30 +1,35 @@
 //! Ops on GPUs: captured and replayed, on the caller's stream, with an absent rank. Without a GPU
-//! every test says why it is skipped. Ranks are threads that share the devices there are; the suite
-//! of cases is in iris-testkit.
+//! the tests are ignored. Ranks are threads that share the devices there are; the suite of cases is
+//! in iris-testkit.
 
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaContext, sys};
 use iris_heap::cuda::CudaBackend;
-use iris_heap::{BackendKind, DType, HeapOptions, Settings, SymmetricHeap, World, cuda};
+use iris_heap::{BackendKind, DType, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::matmul_all_reduce::Variant;
 use iris_ops::{AllReduce, Barrier, CopyArgs, MatRef, MatmulAllReduce, MatmulArgs, Options};
-
-/// One test at a time: they share the devices.
-static TURN: Mutex<()> = Mutex::new(());
+use iris_testkit::harness::{self, Group, named};
 
 /// One capture at a time: making a graph of one disturbs another that is under way.
 static CAPTURE: Mutex<()> = Mutex::new(());
 
-fn skipped() -> bool {
-    match cuda::devices() {
-        Ok(devices) if !devices.is_empty() => return false,
-        Ok(_) => println!("skipped: no CUDA device is visible"),
-        Err(error) => println!("skipped: {error}"),
-    }
-    true
+fn main() -> ExitCode {
+    harness::run(vec![
+        Group::new(None, named![a_tile_that_no_kernel_takes_is_refused_by_the_plan]),
+        Group::new(
+            harness::no_gpu(),
+            named![
+                sums_of_products_are_exact,
+                a_graph_is_replayed_a_thousand_times,
+                ops_of_two_streams_are_in_order,
+                an_absent_rank_is_a_fault_and_the_process_lives,
+            ],
+        ),
+    ])
 }
 
 fn open(world: &World) -> Result<Arc<SymmetricHeap>> {
@@ -85,12 +90,7 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn sums_of_products_are_exact() {
-    let _turn = TURN.lock();
-    if skipped() {
-        return;
-    }
     for size in [1, 2, 4] {
         for &variant in Variant::ALL {
             World::run_threads(size, |world| matmul_all_reduce(world, variant)).unwrap();
@@ -158,24 +158,14 @@ fn replayed(world: World) -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn a_graph_is_replayed_a_thousand_times() {
-    let _turn = TURN.lock();
-    if skipped() {
-        return;
-    }
     for size in [2, 4] {
         World::run_threads(size, replayed).unwrap();
     }
 }
 
 /// Calls that alternate between two streams are still one after the other.
-#[test]
 fn ops_of_two_streams_are_in_order() {
-    let _turn = TURN.lock();
-    if skipped() {
-        return;
-    }
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
         let streams = [heap.stream()?, heap.stream()?, heap.stream()?];
@@ -197,12 +187,7 @@ fn ops_of_two_streams_are_in_order() {
     outcome.unwrap();
 }
 
-#[test]
 fn an_absent_rank_is_a_fault_and_the_process_lives() {
-    let _turn = TURN.lock();
-    if skipped() {
-        return;
-    }
     let settings = Settings::default().deadline(0.01);
     let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -235,7 +220,6 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
     World::run_threads(2, |world| matmul_all_reduce(world, Variant::OneShot)).unwrap();
 }
 
-#[test]
 fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
     let world = World::threads(1).unwrap().remove(0);
     let tile = iris_ops::TileShape { m: 256, n: 64 };

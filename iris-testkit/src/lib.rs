@@ -3,6 +3,7 @@
 //! and the program `iris`.
 
 pub mod check;
+pub mod harness;
 pub mod launch;
 pub mod model;
 pub mod numeric;

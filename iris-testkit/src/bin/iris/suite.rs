@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use std::time::Instant;
 
 use anyhow::Result;
-use iris_heap::{BackendKind, DType, ErrorKind, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, SymmetricHeap, World};
 use iris_ops::{Epilogue, Options as OpOptions, Shard, StagingLayout, TileShape};
+use iris_testkit::harness::no_backend;
 use iris_testkit::suite::{Case, Input, OpName, heap_bytes, run_case};
 use serde::{Deserialize, Serialize};
 
@@ -139,12 +140,15 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     };
     let count = cases(level, options.backend).len();
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    let missing = missing(options.backend)?;
+    let missing = no_backend(options.backend);
+    if let Some(reason) = &missing {
+        println!("skipped: {reason}");
+    }
     for &(ranks, threads, as_threads) in worlds(level) {
         let place = Place::new(ranks, as_threads)?;
         let world = format!("{ranks} ranks as {}, {threads} threads each", place.words());
-        if let Some(reason) = &missing {
-            println!("{world}: {count} cases skipped: {reason}");
+        if missing.is_some() {
+            println!("{world}: {count} cases skipped");
             skipped += count;
             continue;
         }
@@ -156,17 +160,6 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     println!("{passed} passed, {failed} failed, {skipped} skipped");
     Ok(failed == 0)
-}
-
-/// Why there can be no heap on this backend, if there can be none.
-fn missing(backend: BackendKind) -> Result<Option<String>> {
-    let heap = Device::new(backend, Some(1)).heap(1 << 16, 1 << 16);
-    let opened = World::run_threads(1, |world| SymmetricHeap::open(&world, heap.clone())?.close());
-    match opened {
-        Ok(_) => Ok(None),
-        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Some(error.to_string())),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Runs all cases in one world; after one that failed, goes on behind it in a new world. Returns

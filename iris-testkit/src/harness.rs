@@ -1,0 +1,103 @@
+//! Tests that need what a host may not have: a GPU, a vendor's compiler. Where it is missing they
+//! are reported as ignored, with the reason, and not as passed.
+//!
+//! A test program of this kind has `harness = false` in its manifest and a `main`:
+//!
+//! ```no_run
+//! use iris_testkit::harness::{self, Group, named};
+//! # fn memory_comes_back() {}
+//! fn main() -> std::process::ExitCode {
+//!     harness::run(vec![Group::new(harness::no_gpu(), named![memory_comes_back])])
+//! }
+//! ```
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use iris_heap::{BackendKind, cuda};
+use libtest_mimic::{Arguments, Completion, Trial};
+
+/// Tests by name: a test fails by a panic.
+pub type Named = Vec<(&'static str, fn())>;
+
+/// Functions without arguments as tests that have their names.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! __named {
+    ($($test:ident),* $(,)?) => { vec![$((stringify!($test), $test as fn())),*] };
+}
+pub use __named as named;
+
+/// Tests that need the same.
+pub struct Group {
+    missing: Option<String>,
+    slow: bool,
+    tests: Named,
+}
+
+impl Group {
+    /// These tests; `missing` says what they need and do not have.
+    pub fn new(missing: Option<String>, tests: Named) -> Group {
+        Group { missing, slow: false, tests }
+    }
+
+    /// The same, but run only where ignored tests are asked for.
+    #[must_use]
+    pub fn slow(mut self) -> Group {
+        self.slow = true;
+        self
+    }
+}
+
+/// Why there is no GPU to use, if there is none.
+pub fn no_gpu() -> Option<String> {
+    fewer_gpus_than(1)
+}
+
+/// Why there are not so many GPUs, if there are fewer.
+pub fn fewer_gpus_than(count: usize) -> Option<String> {
+    match cuda::devices() {
+        Ok(devices) if devices.len() >= count => None,
+        Ok(devices) if devices.is_empty() => Some("no CUDA device is visible".into()),
+        Ok(devices) => Some(format!("{} CUDA devices are visible, not {count}", devices.len())),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Why there are no heaps of this backend, if there are none.
+pub fn no_backend(backend: BackendKind) -> Option<String> {
+    match backend {
+        BackendKind::Cpu => None,
+        BackendKind::Cuda => no_gpu(),
+        other => Some(format!("backend {other} is not built in")),
+    }
+}
+
+/// Runs what the command line asks for, one test at a time: tests of devices share them.
+///
+/// The command line is that of Rust's own harness, except that `--include-ignored` does not run a
+/// test that has not what it needs.
+pub fn run(groups: Vec<Group>) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trials = groups.into_iter().flat_map(|Group { missing, slow, tests }| {
+        // Told once: it may name every place that was looked at.
+        let reason = missing.map(|reason| Arc::new(Mutex::new(reason)));
+        tests.into_iter().map(move |(name, test)| {
+            let reason = reason.clone();
+            let run = move || match reason {
+                None => {
+                    test();
+                    Ok(Completion::Completed)
+                }
+                Some(reason) => {
+                    let mut reason = reason.lock().unwrap_or_else(PoisonError::into_inner);
+                    let told = std::mem::replace(&mut *reason, "as above".into());
+                    Ok(Completion::ignored_with(told))
+                }
+            };
+            Trial::ignorable_test(name, run).with_ignored_flag(slow)
+        })
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}

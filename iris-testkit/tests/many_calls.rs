@@ -1,0 +1,98 @@
+//! Thousands of calls in which each rank runs as far ahead as the protocol lets it.
+//!
+//! `IRIS_TEST_BACKEND=cuda` takes them to a GPU; without one they are ignored then.
+
+mod common;
+
+use std::process::ExitCode;
+
+use common::{Level, backend, level};
+use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_ops::{MatRef, Options, TileShape};
+use iris_testkit::harness::{self, Group, named};
+use iris_testkit::suite::{AnyOp, OpName, Operands, plan};
+
+fn main() -> ExitCode {
+    harness::run(vec![Group::new(
+        harness::no_backend(backend()),
+        named![
+            ten_thousand_calls_one_shot,
+            ten_thousand_calls_two_shot,
+            ten_thousand_calls_broadcast,
+            a_thousand_calls_spinlock_and_atomic,
+        ],
+    )])
+}
+
+/// 10,000 calls with changing shapes and inputs, without the ranks meeting in between: each rank
+/// runs as far ahead as the protocol lets it.
+fn many_calls(op: OpName, variant: &str, calls: usize) {
+    const BATCH: usize = 100;
+    const MOST: usize = 12;
+    const N: usize = 8;
+    World::run_threads(4, |world| -> anyhow::Result<()> {
+        let (rank, size) = (world.rank(), world.size());
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1).backend(backend()))?;
+        let options = Options::new(MOST, N, 0).tile(TileShape { m: 2, n: 4 }).backend(backend());
+        let options = options.first_call(i32::MAX - calls as i32 / 2);
+        let plan = plan(op, variant, (&world).into(), &options)?;
+        let mut op = AnyOp::new(op, &heap, &plan)?;
+        let stream = heap.stream()?;
+        let buffers: Vec<_> = (0..BATCH)
+            .map(|_| Ok((heap.alloc::<f32>(MOST * N)?, heap.alloc::<f32>(MOST * N)?)))
+            .collect::<Result<_, iris_heap::Error>>()?;
+        let value = |call: usize, rank: usize, at: usize| {
+            ((call * 31 + rank * 17 + at * 7) % 1001) as f32 - 500.0
+        };
+        for batch in 0..calls / BATCH {
+            let shape = |index: usize| {
+                let call = batch * BATCH + index;
+                (call, (call * 5 + call / 7) % (MOST + 1))
+            };
+            for (index, &(input, output)) in buffers.iter().enumerate() {
+                let (call, m) = shape(index);
+                let values: Vec<_> = (0..MOST * N).map(|at| value(call, rank, at)).collect();
+                heap.write(input, &values)?;
+                heap.write(output, &[f32::NAN; MOST * N])?;
+                let (a, c) = (MatRef::sym(input, m, N), MatRef::sym(output, m, N));
+                op.run(&Operands { a, b: a, c, bias: None }, &stream)?;
+            }
+            stream.sync()?;
+            for (index, &(_, output)) in buffers.iter().enumerate() {
+                let (call, m) = shape(index);
+                for (at, seen) in heap.read(output)?.into_iter().take(m * N).enumerate() {
+                    let wanted = match &op {
+                        AnyOp::AllReduce(_) => (0..size).map(|rank| value(call, rank, at)).sum(),
+                        _ => value(call, 0, at),
+                    };
+                    anyhow::ensure!(seen == wanted, "call {call}, {at}: {seen}, not {wanted}");
+                }
+            }
+        }
+        heap.close()?;
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn calls() -> usize {
+    if level() == Level::Quick { 1000 } else { 10_000 }
+}
+
+fn ten_thousand_calls_one_shot() {
+    many_calls(OpName::AllReduce, "one_shot", calls());
+}
+
+fn ten_thousand_calls_two_shot() {
+    many_calls(OpName::AllReduce, "two_shot", calls());
+}
+
+/// The root receives nothing, so it is the rank that runs ahead.
+fn ten_thousand_calls_broadcast() {
+    many_calls(OpName::Broadcast, "push", calls());
+}
+
+fn a_thousand_calls_spinlock_and_atomic() {
+    many_calls(OpName::AllReduce, "spinlock", calls() / 10);
+    many_calls(OpName::AllReduce, "atomic", calls() / 10);
+}
