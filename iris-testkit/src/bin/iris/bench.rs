@@ -2,16 +2,19 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
+use iris_heap::BackendKind;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::errors::usage;
+use crate::gpu_bench;
 use crate::job::Place;
 use crate::ratios::{Kind, Ratio, RatioJob, Times};
 
@@ -20,19 +23,40 @@ const CASES: &str = include_str!("../../../../bench/cpu.toml");
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
+    /// What computes: cpu, or cuda, where every op is timed beside NCCL and cuBLASLt.
+    #[arg(long, default_value = "cpu")]
+    backend: BackendKind,
     /// Writes the results as JSON, one object a line.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Appends them to a record that is kept [default file: bench/record/cpu.jsonl].
-    #[arg(long, value_name = "FILE", num_args = 0..=1,
-          default_missing_value = "bench/record/cpu.jsonl")]
-    record: Option<PathBuf>,
-    /// What to measure instead, in the form of bench/cpu.toml.
+    /// Appends them to a record that is kept [default file: bench/record/BACKEND.jsonl].
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    record: Option<Option<PathBuf>>,
+    /// What to measure instead, in the form of bench/cpu.toml or bench/cuda.toml.
     #[arg(long, value_name = "FILE")]
-    cases: Option<PathBuf>,
-    /// Only the ratios whose names hold this text.
+    pub(crate) cases: Option<PathBuf>,
+    /// Only the ratios whose names hold this text; of cuda, only the ops.
     #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
+    pub(crate) only: Option<String>,
+    /// The commit that the results are of, where there is no git to ask.
+    #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
+    commit: Option<String>,
+    /// Ranks, of cuda: threads of this process [default: the GPUs].
+    #[arg(long)]
+    pub(crate) ranks: Option<usize>,
+    /// Folders with NCCL and cuBLASLt, of cuda, before those where they usually are.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) libraries: Vec<PathBuf>,
+    /// Seconds after which the program ends whatever it waits for, of cuda.
+    #[arg(long, value_name = "SECONDS", default_value_t = 400)]
+    pub(crate) limit: u64,
+}
+
+impl Options {
+    /// A number without a commit is no number.
+    pub(crate) fn commit(&self) -> String {
+        self.commit.clone().unwrap_or_else(commit)
+    }
 }
 
 #[derive(Deserialize)]
@@ -52,13 +76,57 @@ struct Measured<'a> {
     ok: bool,
 }
 
+/// Where results go, each when it is there.
+pub(crate) struct Sink(Vec<(PathBuf, File)>);
+
+impl Sink {
+    fn new(options: &Options) -> Result<Sink> {
+        let mut files = Vec::new();
+        let mut open = |path: PathBuf, how: &OpenOptions| -> Result<()> {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+            }
+            let file = how.open(&path).with_context(|| path.display().to_string())?;
+            files.push((path, file));
+            Ok(())
+        };
+        if let Some(path) = &options.json {
+            open(path.clone(), OpenOptions::new().write(true).create(true).truncate(true))?;
+        }
+        if let Some(path) = &options.record {
+            let usual = || format!("bench/record/{}.jsonl", options.backend).into();
+            let path = path.clone().unwrap_or_else(usual);
+            open(path, OpenOptions::new().create(true).append(true))?;
+        }
+        Ok(Sink(files))
+    }
+
+    /// One line more.
+    pub(crate) fn add(&mut self, line: serde_json::Value) -> Result<()> {
+        for (path, file) in &mut self.0 {
+            file.write_all(format!("{line}\n").as_bytes())
+                .with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+}
+
 /// Measures and prints; whether all ratios are as asked.
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    let cases = read(options)?;
+    let mut sink = Sink::new(options)?;
+    match options.backend {
+        BackendKind::Cpu => on_cpu(options, &mut sink),
+        BackendKind::Cuda => gpu_bench::main(options, &mut sink),
+        other => Err(usage("--backend", other, "cpu or cuda")),
+    }
+}
+
+fn on_cpu(options: &Options, sink: &mut Sink) -> Result<bool> {
+    let cases = cases(options)?;
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
     table.set_header(["ratio", "shape", "time", "base", "ratio", "at most", ""]);
-    let (mut lines, mut all_ok) = (Vec::new(), true);
+    let mut all_ok = true;
     let device = device();
     for ratio in &cases.ratio {
         let job = RatioJob::new(ratio)?;
@@ -78,42 +146,16 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let measured = Measured { ratio, time_us, base_us, value, ok };
         let mut line = serde_json::to_value(&measured)?;
         line["device"] = device.clone();
-        line["commit"] = commit().into();
+        line["commit"] = options.commit().into();
         line["date"] = date(SystemTime::now()).into();
-        lines.push(line.to_string());
+        sink.add(line)?;
     }
     println!("{table}");
-    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-    if let Some(path) = &options.json {
-        File::create(path)
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .with_context(|| path.display().to_string())?;
-    }
-    if let Some(path) = &options.record {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-        }
-        OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .with_context(|| path.display().to_string())?;
-    }
     Ok(all_ok)
 }
 
-fn read(options: &Options) -> Result<Cases> {
-    let (text, name) = match &options.cases {
-        None => (CASES.to_owned(), "bench/cpu.toml".to_owned()),
-        Some(path) => {
-            let name = path.display().to_string();
-            let text = std::fs::read_to_string(path);
-            (text.map_err(|e| usage(&name, e, "a readable file"))?, name)
-        }
-    };
-    let mut cases: Cases =
-        toml::from_str(&text).map_err(|e| usage(name, e, "the form of bench/cpu.toml"))?;
+fn cases(options: &Options) -> Result<Cases> {
+    let mut cases: Cases = read(options.cases.as_deref(), ("bench/cpu.toml", CASES))?;
     if let Some(only) = &options.only {
         cases.ratio.retain(|ratio| ratio.name.contains(only.as_str()));
         if cases.ratio.is_empty() {
@@ -121,6 +163,22 @@ fn read(options: &Options) -> Result<Cases> {
         }
     }
     Ok(cases)
+}
+
+/// What to measure, from a file or as built in: its name and text.
+pub(crate) fn read<T: DeserializeOwned>(
+    path: Option<&Path>,
+    (usual, text): (&str, &str),
+) -> Result<T> {
+    let (text, name) = match path {
+        None => (text.to_owned(), usual.to_owned()),
+        Some(path) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path);
+            (text.map_err(|e| usage(&name, e, "a readable file"))?, name)
+        }
+    };
+    toml::from_str(&text).map_err(|e| usage(name, e, format!("the form of {usual}")))
 }
 
 /// The machine: model and number of its cores.
@@ -148,7 +206,7 @@ fn commit() -> String {
 }
 
 /// The day, in UTC.
-fn date(time: SystemTime) -> String {
+pub(crate) fn date(time: SystemTime) -> String {
     let days = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86400) as i64;
     // Howard Hinnant's civil_from_days, for days since 1970.
     let z = days + 719_468;

@@ -8,6 +8,7 @@
 mod bench;
 mod check;
 mod errors;
+mod gpu_bench;
 mod job;
 mod kernels;
 mod layer;
@@ -54,28 +55,33 @@ enum Task {
 }
 
 /// Ranks that share a GPU need a hardware queue for each of their streams, and the driver reads how
-/// many there are when it starts: so this program starts itself again with that set.
-fn with_queues() {
+/// many there are when it starts; NCCL must not use NVLink multicast. So this program starts itself
+/// again with the variables for both.
+fn with_variables() {
     const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let (multicast, off) = gpu_bench::NO_MULTICAST;
     let mut arguments = std::env::args_os();
     let program = arguments.next();
     let arguments: Vec<_> = arguments.collect();
     let names_cuda = |word: &OsString| word.to_string_lossy().contains("cuda");
     let on_cuda = arguments.first().is_some_and(|task| task == "stress");
     let on_cuda = on_cuda || arguments.iter().any(names_cuda);
-    if !on_cuda || std::env::var_os(QUEUES).is_some() {
+    let queues = std::env::var_os(QUEUES);
+    let set = queues.is_some() && std::env::var_os(multicast).is_some_and(|value| value == off);
+    if !on_cuda || set {
         return;
     }
     if let (Some(program), Ok(own)) = (program, std::env::current_exe()) {
         let mut again = Command::new(own);
-        let error = again.arg0(program).args(arguments).env(QUEUES, "32").exec();
-        eprintln!("iris: {QUEUES} could not be set: {error}");
+        again.env(QUEUES, queues.unwrap_or_else(|| "32".into())).env(multicast, off);
+        let error = again.arg0(program).args(arguments).exec();
+        eprintln!("iris: {QUEUES} and {multicast} could not be set: {error}");
     }
 }
 
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
-    with_queues();
+    with_variables();
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),

@@ -1,0 +1,171 @@
+//! What an op is timed beside: NCCL's collective and cuBLASLt's product, one after the other on one
+//! stream.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use cudarc::driver::CudaStream;
+use iris_heap::{DType, SymSlice, SymmetricHeap};
+use iris_ops::{Options, Ranks, Shard};
+use iris_testkit::suite::OpName;
+
+use super::vendor::{Buffer, Communicator, Multiplier, Product};
+
+/// The matrices of a shape at one rank: A, B, the baseline's result, what lies between its two
+/// parts, and the workspace of products.
+pub(crate) struct Buffers {
+    a: Buffer,
+    b: Buffer,
+    c: Buffer,
+    between: Buffer,
+    workspace: Buffer,
+}
+
+impl Buffers {
+    pub(crate) fn new(heap: &Arc<SymmetricHeap>, slices: [SymSlice<u8>; 5]) -> Result<Buffers> {
+        let [a, b, c, between, workspace] = slices.map(|slice| Buffer::of(heap, slice));
+        Ok(Buffers { a: a?, b: b?, c: c?, between: between?, workspace: workspace? })
+    }
+}
+
+/// A baseline, ready to be enqueued any number of times.
+pub(crate) struct Baseline<'a> {
+    steps: Vec<Step<'a>>,
+    dtype: DType,
+    workspace: Buffer,
+}
+
+enum Step<'a> {
+    Multiply { product: Product<'a>, a: Buffer, b: Buffer, c: Buffer },
+    Collective { of: &'a Communicator<'a>, kind: Kind, from: Buffer, to: Buffer, count: usize },
+}
+
+/// A collective; what its count is of is said by [`Communicator`].
+#[derive(Clone, Copy)]
+enum Kind {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+    Broadcast,
+    /// The least that makes all ranks meet: the sum of one word.
+    Meet,
+}
+
+/// The libraries of a rank; of one that is missing, why.
+pub(crate) type Libraries<'a> =
+    (Result<&'a Communicator<'a>, String>, Result<&'a Multiplier<'a>, String>);
+
+impl<'a> Baseline<'a> {
+    /// The product of this rank alone: of its own A, or of one that was gathered.
+    pub(crate) fn product(
+        blas: &'a Multiplier<'a>,
+        shape: [usize; 3],
+        dtype: DType,
+        at: &Buffers,
+        gathered: bool,
+    ) -> Result<Baseline<'a>> {
+        let product = blas.product(shape, dtype, false)?;
+        let a = if gathered { &at.between } else { &at.a }.clone();
+        // A result that does not fit C of this rank goes between.
+        let [m, n, _] = shape;
+        let c = if at.c.holds(m * n, dtype) { &at.c } else { &at.between }.clone();
+        let step = Step::Multiply { product, a, b: at.b.clone(), c };
+        Ok(Baseline { steps: vec![step], dtype, workspace: at.workspace.clone() })
+    }
+
+    /// What does the same as the op.
+    ///
+    /// # Errors
+    /// A library that is missing; rows or columns that do not split evenly, which NCCL's
+    /// collectives do not take.
+    pub(crate) fn new(
+        op: OpName,
+        options: &Options,
+        ranks: Ranks,
+        (nccl, blas): Libraries<'a>,
+        at: &Buffers,
+    ) -> Result<Baseline<'a>> {
+        let Options { m, n, k, dtype, .. } = *options;
+        let (size, rank) = (ranks.size, ranks.rank);
+        let even = |total: usize, what: &str| {
+            ensure!(total.is_multiple_of(size), "{total} {what} for {size} ranks of NCCL");
+            Ok(total / size)
+        };
+        let collective = |kind, from: &Buffer, to: &Buffer, count| -> Result<Step<'a>> {
+            let of = nccl.clone().map_err(anyhow::Error::msg)?;
+            Ok(Step::Collective { of, kind, from: from.clone(), to: to.clone(), count })
+        };
+        let multiply = |shape, adds, a: &Buffer, b: &Buffer, c: &Buffer| -> Result<Step<'a>> {
+            let product = blas.clone().map_err(anyhow::Error::msg)?.product(shape, dtype, adds)?;
+            Ok(Step::Multiply { product, a: a.clone(), b: b.clone(), c: c.clone() })
+        };
+        let Buffers { a, b, c, between, .. } = at;
+        let steps = match op {
+            OpName::AllReduce => vec![collective(Kind::AllReduce, a, c, m * n)?],
+            OpName::ReduceScatter => {
+                vec![collective(Kind::ReduceScatter, a, c, even(m, "rows")? * n)?]
+            }
+            OpName::AllGather => vec![collective(Kind::AllGather, a, c, even(m, "rows")? * n)?],
+            OpName::AllToAll => vec![collective(Kind::AllToAll, a, c, even(m, "rows")? * n)?],
+            OpName::Broadcast => vec![collective(Kind::Broadcast, a, c, m * n)?],
+            OpName::Barrier => vec![collective(Kind::Meet, &at.workspace, &at.workspace, 1)?],
+            OpName::Matmul => vec![multiply([m, n, k], false, a, b, c)?],
+            OpName::MatmulAllReduce => vec![
+                multiply([m, n, k], false, a, b, c)?,
+                collective(Kind::AllReduce, c, c, m * n)?,
+            ],
+            OpName::MatmulReduceScatter => vec![
+                multiply([m, n, k], false, a, b, between)?,
+                collective(Kind::ReduceScatter, between, c, even(m, "rows")? * n)?,
+            ],
+            OpName::MatmulAllGather => {
+                let rows = even(m, "rows")?;
+                let own = c.from(rank * rows * n * dtype.size())?;
+                vec![
+                    multiply([rows, n, k], false, a, b, &own)?,
+                    collective(Kind::AllGather, &own, c, rows * n)?,
+                ]
+            }
+            OpName::AllGatherMatmul if options.shard == Shard::Columns => {
+                // The shards come one behind the other, and each is multiplied by its part of B.
+                let depth = even(k, "columns")?;
+                let mut steps = vec![collective(Kind::AllGather, a, between, m * depth)?];
+                for source in 0..size {
+                    let a = between.from(source * m * depth * dtype.size())?;
+                    let b = b.from(source * depth * n * dtype.size())?;
+                    steps.push(multiply([m, n, depth], source > 0, &a, &b, c)?);
+                }
+                steps
+            }
+            OpName::AllGatherMatmul => vec![
+                collective(Kind::AllGather, a, between, even(m, "rows")? * k)?,
+                multiply([m, n, k], false, between, b, c)?,
+            ],
+        };
+        Ok(Baseline { steps, dtype, workspace: at.workspace.clone() })
+    }
+
+    /// Enqueues one call.
+    pub(crate) fn run(&self, stream: &CudaStream) -> Result<()> {
+        for step in &self.steps {
+            match step {
+                Step::Multiply { product, a, b, c } => {
+                    product.run([a, b, c, &self.workspace], stream)?;
+                }
+                Step::Collective { of, kind, from, to, count } => {
+                    let (ends, count, dtype) = ((from, to), *count, self.dtype);
+                    match kind {
+                        Kind::AllReduce => of.all_reduce(ends, count, dtype, stream)?,
+                        Kind::ReduceScatter => of.reduce_scatter(ends, count, dtype, stream)?,
+                        Kind::AllGather => of.all_gather(ends, count, dtype, stream)?,
+                        Kind::AllToAll => of.all_to_all(ends, count, dtype, stream)?,
+                        Kind::Broadcast => of.broadcast(ends, count, dtype, stream)?,
+                        Kind::Meet => of.all_reduce(ends, count, DType::I32, stream)?,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,277 @@
+//! `iris bench --backend cuda`: every op beside NCCL and cuBLASLt, in one process with a thread a
+//! GPU. Times are of the device, by events, around replays of a graph of some calls.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::Result;
+use cudarc::driver::{CudaContext, CudaStream};
+use iris_heap::{BackendKind, DType, World, cuda};
+use iris_ops::{Options as OpOptions, Shard, TileShape};
+use iris_testkit::suite::OpName;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::bench::{self, Options, Sink};
+use crate::errors::usage;
+use vendor::{Communicator, Multiplier, Vendors};
+
+pub(crate) use vendor::NO_MULTICAST;
+
+mod baseline;
+mod contents;
+mod shape;
+mod sides;
+mod vendor;
+
+/// What is measured unless another file is given.
+const CASES: &str = include_str!("../../../../../bench/cuda.toml");
+
+/// A table of the file: an op, and the shapes it is measured on.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    op: String,
+    #[serde(default = "auto")]
+    variants: Vec<String>,
+    #[serde(default = "bf16")]
+    dtype: DType,
+    /// M, N, K as the op's options have them.
+    shapes: Vec<[usize; 3]>,
+    /// Whether A is split by columns.
+    #[serde(default)]
+    columns: bool,
+    /// Instead of the plan's choice.
+    tile: Option<[usize; 2]>,
+    workgroups: Option<usize>,
+}
+
+fn auto() -> Vec<String> {
+    vec!["auto".into()]
+}
+
+fn bf16() -> DType {
+    DType::BF16
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rows {
+    row: Vec<Row>,
+}
+
+/// One shape of a row.
+#[derive(Clone, Debug)]
+struct Shape {
+    op: OpName,
+    variants: Vec<String>,
+    options: OpOptions,
+}
+
+/// Measures and prints; whether nothing failed.
+pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
+    let shapes = read(options.cases.as_deref(), options.only.as_deref())?;
+    let devices = match cuda::devices() {
+        Ok(devices) if !devices.is_empty() => devices,
+        Ok(_) => return skipped("no CUDA device is visible"),
+        Err(error) => return skipped(&error.to_string()),
+    };
+    let ranks = options.ranks.unwrap_or(devices.len());
+    let vendors = Vendors::load(&options.libraries);
+    let (nccl, blas) = vendors.versions();
+    let name = devices[0].name.split(" sm_").next().unwrap_or_default().to_owned();
+    println!("{ranks} ranks on {} x {name}; NCCL {nccl}; cuBLASLt {blas}", devices.len());
+    println!(
+        "{}",
+        line(["op", "m x n x k", "variant", "us", "eager", "base", "ratio", "lib gemm"])
+    );
+    let about = json!({
+        "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(),
+        "nccl": nccl, "cublaslt": blas, "commit": options.commit(),
+        "date": bench::date(SystemTime::now()), "ranks": ranks,
+    });
+    let begun = watch(options.limit);
+    let done = Mutex::new((0, sink));
+    let mut failed = 0;
+    loop {
+        let first = done.lock().unwrap_or_else(PoisonError::into_inner).0;
+        if first >= shapes.len() {
+            break;
+        }
+        // After a failure the rest is measured in a world that knows nothing of it.
+        let outcome = World::run_threads(ranks, |world| {
+            all_shapes(&world, &vendors, &shapes[first..], &mut |lines| {
+                let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                done.0 += 1;
+                for mut line in lines {
+                    print_line(&line);
+                    merge(&mut line, &about);
+                    done.1.add(line)?;
+                }
+                Ok(())
+            })
+        });
+        if let Err(error) = outcome {
+            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(shape) = shapes.get(done.0) {
+                println!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options));
+                failed += 1;
+                done.0 += 1;
+            } else {
+                return Err(error);
+            }
+        }
+    }
+    println!("{} shapes, {failed} failed, {:.0?}", shapes.len(), begun.elapsed());
+    Ok(failed == 0)
+}
+
+fn skipped(reason: &str) -> Result<bool> {
+    println!("skipped: {reason}");
+    Ok(true)
+}
+
+fn read(cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
+    let rows: Rows = bench::read(cases, ("bench/cuda.toml", CASES))?;
+    let mut shapes = Vec::new();
+    for row in rows.row {
+        let op: OpName = row.op.parse()?;
+        if only.is_some_and(|only| !row.op.contains(only)) {
+            continue;
+        }
+        for [m, n, k] in row.shapes {
+            let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(BackendKind::Cuda);
+            options.tile = row.tile.map(|[m, n]| TileShape { m, n });
+            options.workgroups = row.workgroups;
+            if row.columns {
+                options = options.shard(Shard::Columns);
+            }
+            shapes.push(Shape { op, variants: row.variants.clone(), options });
+        }
+    }
+    if shapes.is_empty() {
+        return Err(usage(
+            "--only",
+            only.unwrap_or_default(),
+            "part of the name of an op that is measured",
+        ));
+    }
+    Ok(shapes)
+}
+
+/// Ends the program when the time is over, whatever waits: a kernel that hangs cannot be called off.
+fn watch(limit: u64) -> Instant {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(limit));
+        eprintln!("iris: the benchmark took longer than {limit} s (--limit): given up");
+        std::process::exit(1);
+    });
+    Instant::now()
+}
+
+/// The version of the driver's kernel module.
+fn driver() -> String {
+    let version = std::fs::read_to_string("/sys/module/nvidia/version");
+    version.map_or("unknown".into(), |text| text.trim().to_owned())
+}
+
+fn dimensions(options: &OpOptions) -> String {
+    format!("{} x {} x {}", options.m, options.n, options.k)
+}
+
+fn line(columns: [&str; 8]) -> String {
+    let [op, shape, variant, us, eager, base, ratio, gemm] = columns;
+    format!("{op:22} {shape:>20} {variant:>9} {us:>9} {eager:>9} {base:>9} {ratio:>7} {gemm:>9}")
+}
+
+fn print_line(value: &Value) {
+    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    let time = |name: &str, digits| match value[name].as_f64() {
+        Some(number) => format!("{number:.digits$}"),
+        None => "-".into(),
+    };
+    let shape = format!("{} x {} x {}", value["m"], value["n"], value["k"]);
+    let printed = line([
+        &text("op"),
+        &shape,
+        &text("variant"),
+        &time("us", 1),
+        &time("eager_us", 1),
+        &time("baseline_us", 1),
+        &time("ratio", 2),
+        &time("product_us", 1),
+    ]);
+    let note = value["note"].as_str().map(|note| format!("  {note}")).unwrap_or_default();
+    println!("{printed}{note}");
+}
+
+/// Adds the fields of `more`.
+fn merge(line: &mut Value, more: &Value) {
+    for (name, value) in more.as_object().into_iter().flatten() {
+        line[name] = value.clone();
+    }
+}
+
+/// What a rank has in all shapes.
+struct Rank<'a> {
+    world: &'a World,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    nccl: Result<Communicator<'a>, String>,
+    blas: Result<Multiplier<'a>, String>,
+}
+
+/// One rank's part. Rank 0 reports the lines of each shape.
+fn all_shapes(
+    world: &World,
+    vendors: &Vendors,
+    shapes: &[Shape],
+    report: &mut dyn FnMut(Vec<Value>) -> Result<()>,
+) -> Result<()> {
+    let devices = cuda::devices()?.len();
+    let context = CudaContext::new(world.local_rank() % devices)?;
+    context.bind_to_thread()?;
+    let id = if world.rank() == 0 { Communicator::id(vendors).ok() } else { None };
+    let id = &world.allgather(&id.unwrap_or_default())?[0];
+    let nccl = if world.size() > devices {
+        Err(format!("NCCL wants a GPU a rank: {} for {devices}", world.size()))
+    } else {
+        // All ranks succeed or none: the library is the same.
+        let place = (world.rank(), world.size());
+        Communicator::new(vendors, id, place).map_err(|e| e.to_string())
+    };
+    let blas = Multiplier::new(vendors).map_err(|e| e.to_string());
+    let stream = context.new_stream()?;
+    let rank = Rank { world, context, stream, nccl, blas };
+    for shape in shapes {
+        let lines = shape::measure(&rank, shape)?;
+        if world.rank() == 0 {
+            report(lines)?;
+        }
+        // What the report may have failed with must not leave the others behind.
+        world.barrier()?;
+    }
+    rank.nccl.ok().map(Communicator::close).transpose()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iris_ops::Ranks;
+    use iris_testkit::suite;
+
+    #[test]
+    fn the_cases_are_read_and_planned() {
+        let shapes = read(None, None).unwrap();
+        for op in OpName::ALL {
+            assert!(shapes.iter().any(|shape| shape.op == op), "{op} is not measured");
+        }
+        for shape in shapes {
+            for variant in &shape.variants {
+                suite::plan(shape.op, variant, Ranks::new(0, 4), &shape.options).unwrap();
+            }
+        }
+    }
+}

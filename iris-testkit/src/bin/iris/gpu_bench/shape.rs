@@ -1,0 +1,235 @@
+//! One shape: its matrices, its sides, and what comes of them.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use iris_heap::cuda::CudaBackend;
+use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap};
+use iris_ops::{Options as OpOptions, Plan, Ranks, Shard};
+use iris_testkit::oracle::split;
+use iris_testkit::suite::{self, AnyOp, Case, OpName, Operands};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::baseline::{Baseline, Buffers};
+use super::contents::{Noise, Sampled, matrix, relative};
+use super::sides::{Clock, Side, Times};
+use super::vendor::Multiplier;
+use super::{Rank, Shape};
+use crate::job::{gather, median, slowest};
+use crate::matrices::room;
+
+/// What is planned on a rank.
+struct Plans {
+    variants: Vec<Plan>,
+    /// The product of this rank alone, if there is one in the op: M, N, K.
+    alone: Option<([usize; 3], Plan)>,
+}
+
+impl Plans {
+    fn new(shape: &Shape, ranks: Ranks) -> Result<Plans> {
+        let plan = |variant: &String| suite::plan(shape.op, variant, ranks, &shape.options);
+        let variants = shape.variants.iter().map(plan).collect::<Result<_>>()?;
+        let OpOptions { m, n, k, dtype, .. } = shape.options;
+        if !shape.op.multiplies() {
+            return Ok(Plans { variants, alone: None });
+        }
+        let m = match shape.op {
+            OpName::MatmulAllGather => split(m, ranks.size, ranks.rank).len(),
+            _ => m,
+        };
+        let options = OpOptions::new(m, n, k).dtype(dtype).backend(BackendKind::Cuda);
+        let alone = suite::plan(OpName::Matmul, "auto", ranks, &options)?;
+        Ok(Plans { variants, alone: Some(([m, n, k], alone)) })
+    }
+
+    fn heap_bytes(&self) -> (u64, u64) {
+        let all = self.variants.iter().chain(self.alone.as_ref().map(|(_, plan)| plan));
+        all.fold((0, 64 << 10), |(data, signal), plan| {
+            (data + plan.data_bytes(), signal + plan.signal_bytes())
+        })
+    }
+}
+
+/// Shapes of A, B and C at a rank.
+fn shapes(shape: &Shape, ranks: Ranks) -> [(usize, usize); 3] {
+    Case::new(shape.op, "auto", shape.options.clone()).shapes(ranks, shape.options.m)
+}
+
+/// The matrices: A, B, C of the ops, C of the libraries, and what these gather in front of a product
+/// or scatter behind it.
+struct Matrices {
+    heap: Arc<SymmetricHeap>,
+    a: SymSlice<u8>,
+    b: SymSlice<u8>,
+    c: SymSlice<u8>,
+    other_c: SymSlice<u8>,
+    between: SymSlice<u8>,
+    workspace: SymSlice<u8>,
+}
+
+impl Matrices {
+    /// A heap with room for them and for all plans: collective.
+    fn new(rank: &Rank<'_>, shape: &Shape, plans: &Plans) -> Result<Matrices> {
+        let OpOptions { m, n, k, dtype, .. } = shape.options;
+        let size = rank.world.size();
+        let mut most = [0; 3];
+        for rank in 0..size {
+            for (most, (rows, cols)) in most.iter_mut().zip(shapes(shape, Ranks::new(rank, size))) {
+                *most = rows.saturating_mul(cols).max(*most);
+            }
+        }
+        let between = match shape.op {
+            OpName::AllGatherMatmul => m * k,
+            OpName::MatmulReduceScatter => m * n,
+            _ => 0,
+        };
+        let elements = [most[0], most[1], most[2], most[2], between];
+        let (mut data, signal) = plans.heap_bytes();
+        data += elements.iter().map(|&elements| room(dtype, elements)).sum::<u64>();
+        data += Multiplier::WORKSPACE as u64 + 4096;
+        // All ranks ask for the same, though their plans may need different amounts.
+        let all: Vec<(u64, u64)> = gather(rank.world, &(data, signal))?;
+        let (data, signal) = all.into_iter().fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        let options = HeapOptions::new().backend(BackendKind::Cuda);
+        let heap = SymmetricHeap::open(rank.world, options.data_bytes(data).signal_bytes(signal))?;
+        let alloc = |at: usize| heap.alloc::<u8>(elements[at].max(1) * dtype.size());
+        let (a, b, c, other_c, between) = (alloc(0)?, alloc(1)?, alloc(2)?, alloc(3)?, alloc(4)?);
+        let workspace = heap.alloc::<u8>(Multiplier::WORKSPACE)?;
+        for (seed, slice) in [(1, a), (2, b), (3, between)] {
+            Noise::new(dtype, seed, rank.world.rank())?.fill(&heap, slice)?;
+        }
+        Ok(Matrices { heap, a, b, c, other_c, between, workspace })
+    }
+
+    fn operands(&self, shape: &Shape, ranks: Ranks) -> Result<Operands> {
+        let (dtype, [a, b, c]) = (shape.options.dtype, shapes(shape, ranks));
+        let matrix = |slice, shape| matrix(slice, dtype, shape);
+        let (a, b, c) = (matrix(self.a, a)?, matrix(self.b, b)?, matrix(self.c, c)?);
+        Ok(Operands { a, b, c, bias: None })
+    }
+
+    /// Of the product of this rank alone, as the libraries have it.
+    fn operands_alone(&self, shape: &Shape, [m, n, k]: [usize; 3]) -> Result<Operands> {
+        let a = if shape.op == OpName::AllGatherMatmul { self.between } else { self.a };
+        let scattered = shape.op == OpName::MatmulReduceScatter;
+        let c = if scattered { self.between } else { self.other_c };
+        let matrix = |slice, size| matrix(slice, shape.options.dtype, size);
+        let (a, b, c) = (matrix(a, (m, k))?, matrix(self.b, (k, n))?, matrix(c, (m, n))?);
+        Ok(Operands { a, b, c, bias: None })
+    }
+}
+
+/// What a rank tells the others.
+#[derive(Serialize, Deserialize)]
+struct Seen {
+    times: Vec<Times>,
+    /// Errors of the variants, as their bits: JSON has no NaN.
+    errors: Vec<u64>,
+}
+
+/// Measures one shape on all ranks; rank 0 has the lines.
+pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
+    let (world, dtype) = (rank.world, shape.options.dtype);
+    let ranks = Ranks::from(world);
+    let plans = Plans::new(shape, ranks)?;
+    let matrices = Matrices::new(rank, shape, &plans)?;
+    let heap = &matrices.heap;
+
+    // The ops first, then this rank's product by our kernel, then the libraries.
+    let mut sides = Vec::new();
+    let operands = matrices.operands(shape, ranks)?;
+    for plan in &plans.variants {
+        sides.push(Side::op(AnyOp::new(shape.op, heap, plan)?, operands));
+    }
+    let variants = sides.len();
+    let slices = [matrices.a, matrices.b, matrices.other_c, matrices.between, matrices.workspace];
+    let buffers = Buffers::new(heap, slices)?;
+    let nccl = rank.nccl.as_ref().map_err(String::clone);
+    let blas = rank.blas.as_ref().map_err(String::clone);
+    let (mut own, mut library, mut base, mut note) = (None, None, None, None);
+    if let Some((dimensions, plan)) = &plans.alone {
+        let operands = matrices.operands_alone(shape, *dimensions)?;
+        own = Some(sides.len());
+        sides.push(Side::op(AnyOp::new(OpName::Matmul, heap, plan)?, operands));
+        if let Ok(blas) = blas {
+            let gathered = shape.op == OpName::AllGatherMatmul;
+            let product = Baseline::product(blas, *dimensions, dtype, &buffers, gathered)?;
+            library = Some(sides.len());
+            sides.push(Side::libraries(product));
+        }
+    }
+    match Baseline::new(shape.op, &shape.options, ranks, (nccl, blas), &buffers) {
+        Ok(baseline) => {
+            base = Some(sides.len());
+            sides.push(Side::libraries(baseline));
+        }
+        Err(why) => note = Some(format!("no baseline: {why:#}")),
+    }
+
+    // One call of each, compared; then times.
+    let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
+    let clock = Clock::new(rank, CudaBackend::of(heap)?.stream_of(&rank.stream)?)?;
+    let mut results = Vec::new();
+    for (at, side) in sides.iter_mut().enumerate() {
+        let to = if at < variants { matrices.c } else { matrices.other_c };
+        sampled.poison(heap, to)?;
+        clock.prepare(side)?;
+        heap.check()?;
+        results.push(sampled.read(heap, to)?);
+        world.barrier()?;
+    }
+    clock.sample(&mut sides)?;
+    heap.check()?;
+    let error = |at: usize| base.map_or(0.0, |base| relative(&results[at], &results[base]));
+    let seen = Seen {
+        times: sides.iter().map(|side| side.times().clone()).collect(),
+        errors: (0..variants).map(|at| error(at).to_bits()).collect(),
+    };
+    let all: Vec<Seen> = gather(world, &seen)?;
+    for side in sides {
+        side.free()?;
+    }
+    heap.close()?;
+
+    let time = |side: usize, of: fn(&Times) -> &Vec<f64>| {
+        let times: Vec<Vec<f64>> = all.iter().map(|seen| of(&seen.times[side]).clone()).collect();
+        round(median(slowest(&times)), 100.0)
+    };
+    let replays: fn(&Times) -> &Vec<f64> = |times| &times.replays;
+    let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;
+    let OpOptions { m, n, k, shard, workgroups, .. } = shape.options;
+    let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
+        let (us, baseline) = (time(at, replays), base.map(|base| time(base, replays)));
+        let mut line = json!({
+            "op": shape.op.name(), "variant": plan.variant(), "dtype": dtype.name(),
+            "m": m, "n": n, "k": k, "tile": [plan.tile().m, plan.tile().n],
+            "us": us, "eager_us": time(at, eager),
+        });
+        let mut set = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                line[name] = value;
+            }
+        };
+        set("columns", (shard == Shard::Columns).then(|| true.into()));
+        set("workgroups", workgroups.map(Value::from));
+        set("baseline_us", baseline.map(Value::from));
+        set("baseline_eager_us", base.map(|base| time(base, eager).into()));
+        set("ratio", baseline.map(|base| round(us / base, 1000.0).into()));
+        set("product_us", library.map(|side| time(side, replays).into()));
+        set("own_product_us", own.map(|side| time(side, replays).into()));
+        let errors = all.iter().map(|seen| f64::from_bits(seen.errors[at]));
+        // Not a number must not get lost.
+        let worse = |worst: f64, e: f64| if e <= worst || worst.is_nan() { worst } else { e };
+        let error = errors.fold(0.0, worse);
+        let error = if error.is_nan() { "NaN".into() } else { Value::from(error) };
+        set("rel_error", base.map(|_| error));
+        set("note", note.clone().map(Value::from));
+        line
+    });
+    Ok(lines.collect())
+}
+
+fn round(value: f64, parts: f64) -> f64 {
+    (value * parts).round() / parts
+}

@@ -1,0 +1,169 @@
+//! What is timed, and how.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cudarc::driver::{CudaEvent, CudaGraph, sys};
+use iris_heap::Stream;
+use iris_testkit::suite::{AnyOp, Operands};
+use serde::{Deserialize, Serialize};
+
+use super::Rank;
+use super::baseline::Baseline;
+use crate::job::gather;
+
+/// Samples of each side, of replays and of eager calls.
+const SAMPLES: usize = 20;
+const EAGER_SAMPLES: usize = 5;
+/// Of these many no long call is spared.
+const LEAST: usize = 5;
+/// Calls in a graph, unless they are long.
+const CALLS: usize = 10;
+/// How long a graph may take that has more than one call, and all samples of a side, in
+/// microseconds.
+const GRAPH_US: f64 = 3000.0;
+const SIDE_US: f64 = 600_000.0;
+
+/// What a side does.
+pub(super) enum Work<'a> {
+    Op(Box<(AnyOp, Operands)>),
+    Libraries(Baseline<'a>),
+}
+
+/// Something that is timed, with its graph and its times.
+pub(super) struct Side<'a> {
+    work: Work<'a>,
+    /// In the graph, and about how long one takes.
+    calls: usize,
+    estimate: f64,
+    graph: Option<CudaGraph>,
+    times: Times,
+}
+
+/// Microseconds of one call, a sample each.
+#[derive(Clone, Default, Serialize, Deserialize)]
+pub(super) struct Times {
+    pub(super) replays: Vec<f64>,
+    pub(super) eager: Vec<f64>,
+}
+
+impl<'a> Side<'a> {
+    pub(super) fn op(op: AnyOp, operands: Operands) -> Self {
+        Self::of(Work::Op(Box::new((op, operands))))
+    }
+
+    pub(super) fn libraries(baseline: Baseline<'a>) -> Self {
+        Self::of(Work::Libraries(baseline))
+    }
+
+    fn of(work: Work<'a>) -> Self {
+        Side { work, calls: 1, estimate: 0.0, graph: None, times: Times::default() }
+    }
+
+    pub(super) fn times(&self) -> &Times {
+        &self.times
+    }
+
+    /// Gives back what the op has: collective. The graph goes before what it launches.
+    pub(super) fn free(self) -> Result<()> {
+        drop(self.graph);
+        if let Work::Op(called) = self.work {
+            called.0.free()?;
+        }
+        Ok(())
+    }
+}
+
+/// Times what is enqueued on a rank's stream.
+pub(super) struct Clock<'a> {
+    rank: &'a Rank<'a>,
+    /// The same stream as the ops see it.
+    stream: Stream,
+    begin: CudaEvent,
+    end: CudaEvent,
+}
+
+impl<'a> Clock<'a> {
+    pub(super) fn new(rank: &'a Rank<'a>, stream: Stream) -> Result<Self> {
+        let event = || rank.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
+        Ok(Clock { rank, stream, begin: event()?, end: event()? })
+    }
+
+    fn enqueue(&self, side: &mut Side<'_>, calls: usize) -> Result<()> {
+        for _ in 0..calls {
+            match &mut side.work {
+                Work::Op(called) => called.0.run(&called.1, &self.stream)?,
+                Work::Libraries(baseline) => baseline.run(&self.rank.stream)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the end event, but not for ever. Returns microseconds since the first.
+    fn finish(&self) -> Result<f64> {
+        let begun = Instant::now();
+        while !self.end.try_is_complete()? {
+            ensure!(begun.elapsed() < Duration::from_secs(60), "the device has not ended in 60 s");
+            std::hint::spin_loop();
+        }
+        Ok(f64::from(self.begin.elapsed_ms(&self.end)?) * 1e3)
+    }
+
+    /// Microseconds of one of `calls` calls, enqueued one by one.
+    fn eager(&self, side: &mut Side<'_>, calls: usize) -> Result<f64> {
+        self.rank.world.barrier()?;
+        self.begin.record(&self.rank.stream)?;
+        self.enqueue(side, calls)?;
+        self.end.record(&self.rank.stream)?;
+        Ok(self.finish()? / calls as f64)
+    }
+
+    /// Microseconds of one call in a replay that follows another: that one makes the ranks meet.
+    fn replay(&self, side: &Side<'_>) -> Result<f64> {
+        let graph = side.graph.as_ref().context("the side has no graph")?;
+        self.rank.world.barrier()?;
+        graph.launch()?;
+        self.begin.record(&self.rank.stream)?;
+        graph.launch()?;
+        self.end.record(&self.rank.stream)?;
+        Ok(self.finish()? / side.calls as f64)
+    }
+
+    /// Warms up, and captures as many calls as are worth it: the same number on all ranks.
+    pub(super) fn prepare(&self, side: &mut Side<'_>) -> Result<()> {
+        self.eager(side, 1)?;
+        let time = self.eager(side, 2)?;
+        let all: Vec<f64> = gather(self.rank.world, &time)?;
+        side.estimate = all.into_iter().fold(1.0, f64::max);
+        side.calls = ((GRAPH_US / side.estimate) as usize).clamp(1, CALLS);
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.rank.stream.begin_capture(mode)?;
+        let captured = self.enqueue(side, side.calls);
+        let graph = self.rank.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        captured?;
+        let graph = graph?.context("nothing was captured")?;
+        graph.upload()?;
+        side.graph = Some(graph);
+        Ok(())
+    }
+
+    /// Takes all samples, of the sides in turns.
+    pub(super) fn sample(&self, sides: &mut [Side<'_>]) -> Result<()> {
+        for sample in 0..SAMPLES {
+            for side in &mut *sides {
+                let spent = (2 * side.calls * sample) as f64 * side.estimate;
+                if sample < LEAST || spent < SIDE_US {
+                    let time = self.replay(side)?;
+                    side.times.replays.push(time);
+                }
+            }
+        }
+        for _ in 0..EAGER_SAMPLES {
+            for side in &mut *sides {
+                let time = self.eager(side, side.calls)?;
+                side.times.eager.push(time);
+            }
+        }
+        Ok(())
+    }
+}

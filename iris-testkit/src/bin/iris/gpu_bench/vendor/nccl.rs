@@ -1,0 +1,206 @@
+//! NCCL: the collectives of one rank.
+
+#![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::null_mut;
+
+use anyhow::{Result, bail};
+use cudarc::driver::CudaStream;
+use iris_heap::DType;
+
+use super::{Buffer, Handle, Vendors};
+
+/// An `ncclUniqueId`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+
+library! { Table,
+    ncclGetVersion(*mut c_int) -> c_int;
+    ncclGetErrorString(c_int) -> *const c_char;
+    ncclGetUniqueId(*mut UniqueId) -> c_int;
+    ncclCommInitRank(*mut Handle, c_int, UniqueId, c_int) -> c_int;
+    ncclCommDestroy(Handle) -> c_int;
+    ncclAllReduce(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclReduceScatter(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclAllGather(u64, u64, usize, c_int, Handle, Handle) -> c_int;
+    ncclBroadcast(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclSend(u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclRecv(u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclGroupStart() -> c_int;
+    ncclGroupEnd() -> c_int;
+}
+
+impl Table {
+    pub(super) fn version(&self) -> String {
+        let mut version = 0;
+        // SAFETY: `version` is where the answer goes.
+        unsafe { (self.ncclGetVersion)(&mut version) };
+        format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+    }
+}
+
+/// A rank's communicator.
+pub(crate) struct Communicator<'a> {
+    table: &'a Table,
+    handle: Handle,
+    ranks: usize,
+    rank: usize,
+}
+
+impl<'a> Communicator<'a> {
+    /// The id that all ranks of a communicator are given, from one of them.
+    pub(crate) fn id(vendors: &Vendors) -> Result<Vec<u8>> {
+        let table = vendors.nccl()?;
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: `id` is where the answer goes.
+        check(table, "ncclGetUniqueId", unsafe { (table.ncclGetUniqueId)(&mut id) })?;
+        Ok(id.0.to_vec())
+    }
+
+    /// This rank's, on the device whose context is current: returns when all ranks are there.
+    pub(crate) fn new(
+        vendors: &'a Vendors,
+        id: &[u8],
+        (rank, ranks): (usize, usize),
+    ) -> Result<Communicator<'a>> {
+        let table = vendors.nccl()?;
+        let Ok(id) = id.try_into() else { bail!("an NCCL id of {} bytes, not 128", id.len()) };
+        let mut handle = null_mut();
+        // SAFETY: `handle` is where the answer goes.
+        let code = unsafe {
+            (table.ncclCommInitRank)(&mut handle, ranks as c_int, UniqueId(id), rank as c_int)
+        };
+        check(table, "ncclCommInitRank", code)?;
+        Ok(Communicator { table, handle, ranks, rank })
+    }
+
+    /// Gives it back, once what was enqueued is done. It is not a destructor: after a failure its
+    /// kernels may never end, and this would wait for them.
+    pub(crate) fn close(self) -> Result<()> {
+        // SAFETY: the handle is this value's.
+        let code = unsafe { (self.table.ncclCommDestroy)(self.handle) };
+        check(self.table, "ncclCommDestroy", code)
+    }
+
+    pub(crate) fn all_reduce(
+        &self,
+        (from, to): (&Buffer, &Buffer),
+        count: usize,
+        dtype: DType,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let (from, to) = (from.address(count, dtype)?, to.address(count, dtype)?);
+        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        // SAFETY: the buffers hold so many elements; communicator and stream are alive.
+        let code =
+            unsafe { (self.table.ncclAllReduce)(from, to, count, code, SUM, self.handle, stream) };
+        check(self.table, "ncclAllReduce", code)
+    }
+
+    /// `count` elements for each rank.
+    pub(crate) fn reduce_scatter(
+        &self,
+        (from, to): (&Buffer, &Buffer),
+        count: usize,
+        dtype: DType,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let from = from.address(count * self.ranks, dtype)?;
+        let to = to.address(count, dtype)?;
+        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        // SAFETY: as in `all_reduce`.
+        let code = unsafe {
+            (self.table.ncclReduceScatter)(from, to, count, code, SUM, self.handle, stream)
+        };
+        check(self.table, "ncclReduceScatter", code)
+    }
+
+    /// `count` elements of each rank.
+    pub(crate) fn all_gather(
+        &self,
+        (from, to): (&Buffer, &Buffer),
+        count: usize,
+        dtype: DType,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let from = from.address(count, dtype)?;
+        let to = to.address(count * self.ranks, dtype)?;
+        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        // SAFETY: as in `all_reduce`.
+        let code =
+            unsafe { (self.table.ncclAllGather)(from, to, count, code, self.handle, stream) };
+        check(self.table, "ncclAllGather", code)
+    }
+
+    /// From rank 0.
+    pub(crate) fn broadcast(
+        &self,
+        (from, to): (&Buffer, &Buffer),
+        count: usize,
+        dtype: DType,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let to = to.address(count, dtype)?;
+        // Only the root's is read.
+        let from = if self.rank == 0 { from.address(count, dtype)? } else { to };
+        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        // SAFETY: as in `all_reduce`.
+        let code =
+            unsafe { (self.table.ncclBroadcast)(from, to, count, code, 0, self.handle, stream) };
+        check(self.table, "ncclBroadcast", code)
+    }
+
+    /// `count` elements to and from each rank, by sends and receives.
+    pub(crate) fn all_to_all(
+        &self,
+        (from, to): (&Buffer, &Buffer),
+        count: usize,
+        dtype: DType,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let from = from.address(count * self.ranks, dtype)?;
+        let to = to.address(count * self.ranks, dtype)?;
+        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        let table = self.table;
+        // SAFETY: a function without arguments.
+        check(table, "ncclGroupStart", unsafe { (table.ncclGroupStart)() })?;
+        for peer in 0..self.ranks {
+            let at = (peer * count * dtype.size()) as u64;
+            let rank = peer as c_int;
+            // SAFETY: as in `all_reduce`: the part of this peer is within the buffer.
+            let sent =
+                unsafe { (table.ncclSend)(from + at, count, code, rank, self.handle, stream) };
+            check(table, "ncclSend", sent)?;
+            // SAFETY: as above.
+            let received =
+                unsafe { (table.ncclRecv)(to + at, count, code, rank, self.handle, stream) };
+            check(table, "ncclRecv", received)?;
+        }
+        // SAFETY: a function without arguments.
+        check(table, "ncclGroupEnd", unsafe { (table.ncclGroupEnd)() })
+    }
+}
+
+/// `ncclSum`.
+const SUM: c_int = 0;
+
+fn nccl_type(dtype: DType) -> Result<c_int> {
+    Ok(match dtype {
+        DType::I32 => 2,
+        DType::F16 => 6,
+        DType::F32 => 7,
+        DType::BF16 => 9,
+        other => bail!("{other} is not timed with NCCL"),
+    })
+}
+
+fn check(table: &Table, function: &str, code: c_int) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: the function takes any number and returns a constant that ends with zero.
+    let text = unsafe { CStr::from_ptr((table.ncclGetErrorString)(code)) };
+    bail!("{function}: {} ({code})", text.to_string_lossy())
+}
