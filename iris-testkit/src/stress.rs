@@ -16,6 +16,8 @@
 //!
 //! **Limits.** CUDA only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
 
+mod subject;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,110 +28,22 @@ use iris_heap::{
 };
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{self, KernelSource, LANES};
-use iris_ops::{Injected, MatRef, Options, Ranks, Shard, TileShape};
-use iris_sync::{Access, LINE_WORDS};
+use iris_ops::{Injected, MatRef, Ranks, TileShape};
+use iris_sync::LINE_WORDS;
 
 use crate::oracle::split;
-use crate::suite::{AnyOp, Case, OpName, Operands, plan};
+use crate::suite::{AnyOp, Case, OpName, Operands};
 
-/// What is put under stress.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Subject {
-    /// An op.
-    Op {
-        /// Which.
-        op: OpName,
-        /// Which variant.
-        variant: &'static str,
-        /// How A is split, where it is gathered.
-        shard: Shard,
-        /// Where C lies.
-        place: Place,
-    },
-    /// A ring of ranks with a versioned lock beside each message.
-    Ring,
-}
-
-/// Where the result of an op lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
-    /// At the same place of the heap on all ranks, so that peers may write it directly.
-    Same,
-    /// Elsewhere in the heap on every other rank: each rank finds that out in each call.
-    Apart,
-    /// As the caller's own memory, which no peer knows.
-    Own,
-}
-
-impl Subject {
-    /// Every op, variant and shard; and the ring.
-    pub fn all() -> Vec<Subject> {
-        let mut all = Vec::new();
-        for op in OpName::ALL {
-            let shards: &[Shard] = match op {
-                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
-                _ => &[Shard::Rows],
-            };
-            for variant in op.variants() {
-                // Where peers may write results, every way is tried.
-                let places: &[Place] = match variant {
-                    "two_shot" | "push" => &[Place::Same, Place::Apart, Place::Own],
-                    _ => &[Place::Same],
-                };
-                for &shard in shards {
-                    all.extend(places.iter().map(|&place| Subject::Op {
-                        op,
-                        variant,
-                        shard,
-                        place,
-                    }));
-                }
-            }
-        }
-        all.push(Subject::Ring);
-        all
-    }
-
-    const fn op(op: OpName, variant: &'static str, place: Place) -> Subject {
-        Subject::Op { op, variant, shard: Shard::Rows, place }
-    }
-}
-
-impl std::fmt::Display for Subject {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Subject::Ring => f.pad("ring of versioned locks"),
-            Subject::Op { op, variant, shard, place } => {
-                let shard = match (op, shard) {
-                    (OpName::AllGatherMatmul, Shard::Columns) => " columns",
-                    _ => "",
-                };
-                let place = match place {
-                    Place::Same => "",
-                    Place::Apart => " apart",
-                    Place::Own => " own",
-                };
-                f.pad(&format!("{op} {variant}{shard}{place}"))
-            }
-        }
-    }
-}
-
-/// Every wait of the protocols, and subjects that must be found wrong without it.
-pub const WAITS: [(Access, Subject); 8] = [
-    (Access::CreditLoad, Subject::op(OpName::Broadcast, "push", Place::Own)),
-    (Access::EntryLoad, Subject::op(OpName::AllGather, "push", Place::Same)),
-    (Access::SignalLoad, Subject::op(OpName::MatmulAllReduce, "one_shot", Place::Same)),
-    (Access::DoneLoad, Subject::op(OpName::AllGatherMatmul, "pull", Place::Same)),
-    (Access::BarrierLoad, Subject::op(OpName::AllGatherMatmul, "baseline", Place::Same)),
-    (Access::VersionLoad, Subject::Ring),
-    (Access::LockTake, Subject::op(OpName::AllReduce, "spinlock", Place::Same)),
-    (Access::FlagLoad, Subject::op(OpName::AllGatherMatmul, "staged", Place::Same)),
-];
+pub use subject::{Place, Subject, WAITS};
 
 /// How a subject is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setting {
+    /// Most rows, columns and depth: M, N, K as an op's options have them. Rows change from call to
+    /// call, the first has them all.
+    pub shape: (usize, usize, usize),
+    /// Shape of a tile; by default chosen by the plan.
+    pub tile: Option<TileShape>,
     /// Element type of the matrices: f32, f16 or bf16.
     pub dtype: DType,
     /// Calls.
@@ -176,9 +90,29 @@ impl Outcome {
     }
 }
 
-/// Most rows, columns and depth: nothing is a multiple of a tile, or of eight.
-const SHAPE: (usize, usize, usize) = (61, 92, 21);
-const TILE: TileShape = TileShape { m: 16, n: 32 };
+impl Setting {
+    const SMALL: (usize, usize, usize) = (61, 92, 21);
+
+    /// Small matrices of some tiles, of which no side is a multiple of a tile's or of eight.
+    pub fn new(dtype: DType, calls: usize, injected: Injected) -> Self {
+        let tile = Some(TileShape { m: 16, n: 32 });
+        Self { shape: Self::SMALL, tile, dtype, calls, first_call: 1, injected }
+    }
+
+    /// Two calls with matrices of more than 2 GiB of a 16-bit type, on the tiles of the plan.
+    pub fn large(dtype: DType) -> Self {
+        let shape = (2_200_003, 520, 512);
+        Self { shape, tile: None, ..Self::new(dtype, 2, Injected::default()) }
+    }
+
+    /// The number of the first call.
+    #[must_use]
+    pub fn first_call(mut self, first_call: i32) -> Self {
+        self.first_call = first_call;
+        self
+    }
+}
+
 /// Calls between two looks at the result: few enough that their launches fit the driver's queue.
 const BATCH: usize = 64;
 const CARGO: usize = 5000;
@@ -229,8 +163,17 @@ fn run_as<T: Element>(
     subject: Subject,
     setting: &Setting,
 ) -> anyhow::Result<Outcome> {
-    let heap = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(16 << 20);
-    let heap = SymmetricHeap::open(world, heap)?;
+    let room = room::<T>(subject, setting, world.size());
+    let (mut data, mut signal) = (0, 1 << 20);
+    for rank in 0..world.size() {
+        if let Some((plan, _)) = subject.plan::<T>(Ranks::new(rank, world.size()), setting)? {
+            data = plan.data_bytes().max(data);
+            signal = (plan.signal_bytes() + (1 << 20)).max(signal);
+        }
+    }
+    let options = HeapOptions::new().backend(BackendKind::Cuda).signal_bytes(signal);
+    let matrices = 4 * room as u64 * T::DTYPE.size() as u64;
+    let heap = SymmetricHeap::open(world, options.data_bytes(data + matrices + (1 << 20)))?;
     let mut bench = Bench::<T>::new(&heap, subject, setting)?;
     let begun = Instant::now();
     let mut outcome = Outcome::default();
@@ -261,6 +204,14 @@ fn run_as<T: Element>(
     Ok(outcome)
 }
 
+/// Elements of the largest matrix of any rank.
+fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
+    let Ok(Some((_, case))) = subject.plan::<T>(Ranks::new(0, size), setting) else { return 1 };
+    let shapes = case.shapes(Ranks::new(case.options.root, size), case.options.m);
+    let first = case.shapes(Ranks::new(0, size), case.options.m);
+    shapes.iter().chain(&first).map(|(rows, cols)| rows * cols).max().unwrap_or(1).max(1)
+}
+
 /// One rank at its work.
 struct Bench<T> {
     heap: Arc<SymmetricHeap>,
@@ -279,7 +230,6 @@ struct Bench<T> {
 impl<T: Element> Bench<T> {
     fn new(heap: &Arc<SymmetricHeap>, subject: Subject, setting: &Setting) -> anyhow::Result<Self> {
         let ranks = Ranks::from(heap.world());
-        let (m, n, k) = SHAPE;
         let report = heap.zeros::<i32>(8)?;
         let lines = ranks.size.max(2) * LINE_WORDS as usize;
         let words = heap.full::<i32>(lines, setting.first_call.wrapping_sub(1))?;
@@ -293,29 +243,19 @@ impl<T: Element> Bench<T> {
             dtype: iris_kernels::args::dtype_code(T::DTYPE).unwrap_or_default(),
             ..Given::zeroed()
         };
-        let mut op = None;
-        // Room for the largest of any op, and two places for C: where it lies apart, every other
-        // rank takes the second.
-        let room = ranks.size * m * n;
+        // Two places for C: where it lies apart, every other rank takes the second.
+        let room = room::<T>(subject, setting, ranks.size);
         let (a, b) = (heap.alloc::<T>(room)?, heap.alloc::<T>(room)?);
         let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
-        let mut c = places[0];
-        let mut own = false;
-        if let Subject::Op { op: name, variant, shard, place } = subject {
-            let (m, n) = if name == OpName::Barrier { (0, 0) } else { (m, n) };
-            let k = if name.multiplies() { k } else { 0 };
-            let options = Options::new(m, n, k).dtype(T::DTYPE).backend(BackendKind::Cuda);
-            let options = options.tile(TILE).k_block(4).k_per_flag(2).shard(shard);
-            let options = options.first_call(setting.first_call).injected(setting.injected);
-            let case = Case::new(name, variant, options.root(ranks.size - 1));
-            let plan = plan(name, variant, ranks, &case.options)?;
-            op = Some((AnyOp::new(name, heap, &plan)?, case));
-            given.op = OpName::ALL.iter().position(|&other| other == name).unwrap_or(0) as u32;
-            given.root = ranks.size as u32 - 1;
-            if place == Place::Apart {
-                c = places[ranks.rank % 2];
+        let (mut c, mut own, mut op) = (places[0], false, None);
+        if let Some((plan, case)) = subject.plan::<T>(ranks, setting)? {
+            given.op = OpName::ALL.iter().position(|&op| op == case.op).unwrap_or(0) as u32;
+            given.root = case.options.root as u32;
+            if let Subject::Op { place, .. } = subject {
+                c = places[if place == Place::Apart { ranks.rank % 2 } else { 0 }];
+                own = place == Place::Own;
             }
-            own = place == Place::Own;
+            op = Some((AnyOp::new(case.op, heap, &plan)?, case));
         }
         let options = setting.injected.options(rtc::Options::new());
         let names: &[&str] = match subject {
@@ -342,7 +282,7 @@ impl<T: Element> Bench<T> {
             return launch(&self.kernels[0], &self.stream, 1, &self.given);
         };
         let ranks = Ranks::from(self.heap.world());
-        let m = (index * 5 + index / 7) % (case.options.m + 1);
+        let m = case.options.m - (index * 5 + index / 7) % (case.options.m + 1);
         let shapes = case.shapes(ranks, m);
         let [a, b, c] = shapes.map(|(rows, cols)| [rows as u32, cols as u32]);
         let given = &mut self.given;
@@ -364,7 +304,9 @@ impl<T: Element> Bench<T> {
                 true => external(self.heap.resolve(c, ranks.rank)?, c.len(), shapes[2]),
             },
         ];
-        let groups = self.kernels.iter().map(UserKernel::resident).min().unwrap_or(1).min(24);
+        let resident = self.kernels.iter().map(UserKernel::resident).min().unwrap_or(1);
+        let groups = shapes.map(|(rows, cols)| (rows * cols).div_ceil(LANES as usize));
+        let groups = groups.into_iter().max().unwrap_or(1).clamp(1, resident as usize) as u32;
         launch(&self.kernels[0], &self.stream, groups, given)?;
         op.run(&Operands { a, b, c, bias: None }, &self.stream)?;
         launch(&self.kernels[1], &self.stream, groups, given)?;
@@ -409,6 +351,8 @@ fn launch(kernel: &UserKernel, stream: &Stream, groups: u32, given: &Given) -> a
 
 #[cfg(test)]
 mod tests {
+    use iris_sync::Access;
+
     use super::*;
 
     #[test]

@@ -124,9 +124,9 @@ IRIS_DEVICE void report(const Stress& s, u32 row, u32 col, float seen, float wan
 
 /// Call `each(row, col)` for every element, spread over the lanes of all workgroups.
 template <class Each> IRIS_DEVICE void for_each(u32 rows, u32 cols, Each each) {
-    const u32 step = port::workgroups() * port::lanes();
-    for (u32 i = port::workgroup() * port::lanes() + port::lane(); i < rows * cols; i += step) {
-        each(i / cols, i % cols);
+    const u64 step = port::workgroups() * port::lanes();
+    for (u64 i = port::workgroup() * port::lanes() + port::lane(); i < u64(rows) * cols; i += step) {
+        each(static_cast<u32>(i / cols), static_cast<u32>(i % cols));
     }
 }
 

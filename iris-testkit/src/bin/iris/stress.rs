@@ -27,6 +27,9 @@ pub(crate) struct Options {
     /// Only with each wait left out.
     #[arg(long, conflicts_with = "only")]
     waits: bool,
+    /// Instead, two calls each with matrices and messages above 2 GiB, without delays.
+    #[arg(long, conflicts_with = "waits")]
+    large: bool,
 }
 
 /// Runs all; whether everything was right, and everything without a wait wrong.
@@ -44,13 +47,15 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             Some(text) => subject.to_string().contains(text.as_str()),
             None => !options.waits,
         })
+        .filter(|subject| !options.large || subject.moves_matrices())
         .collect();
-    let waits = if options.only.is_none() { &WAITS[..] } else { &[] };
+    let waits = if options.only.is_none() && !options.large { &WAITS[..] } else { &[] };
     if subjects.is_empty() && waits.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(usage("--only", only, "a part of a name such as `all_reduce two_shot`"));
     }
-    let count = 2 * subjects.len() + waits.len();
+    let types = if options.large { 1 } else { 2 };
+    let count = types * subjects.len() + waits.len();
     let missing = match cuda::devices() {
         Ok(devices) if !devices.is_empty() => None,
         Ok(_) => Some("no CUDA device is visible".to_string()),
@@ -64,17 +69,22 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let half = options.calls as i32 / 2;
     // Across the ends of i32, and across the calls that refresh all words.
     let ends = [(DType::F32, i32::MAX - half), (DType::BF16, RESTAMP_PERIOD - half)];
+    let ends = if options.large { &ends[1..] } else { &ends[..] };
     for &subject in &subjects {
-        for (dtype, first_call) in ends {
+        for &(dtype, first_call) in ends {
             let injected = Injected { delay_ns: options.delay, without: None };
-            let setting = Setting { dtype, calls: options.calls, first_call, injected };
+            let setting = match options.large {
+                true => Setting::large(dtype),
+                false => Setting::new(dtype, options.calls, injected).first_call(first_call),
+            };
             let outcome = worst(options.ranks, subject, &setting)?;
             failed += usize::from(!outcome.ok());
             let (calls, compared) = (outcome.calls, outcome.compared);
             let seconds = outcome.time.as_secs_f64();
             println!(
-                "{subject:34} {dtype:>4} from {first_call:>10}: {calls} calls, {compared} compared, \
+                "{subject:34} {dtype:>4} from {:>10}: {calls} calls, {compared} compared, \
                  {seconds:.1} s: {}",
+                setting.first_call,
                 if outcome.ok() { "ok".into() } else { format!("FAILED: {}", words(&outcome)) },
             );
         }
@@ -83,7 +93,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         // Later still, so that whoever does not wait is early.
         let delay_ns = options.delay.saturating_mul(5).min(1_000_000);
         let injected = Injected { delay_ns, without: Some(access) };
-        let setting = Setting { dtype: DType::F32, calls: options.calls, first_call: 1, injected };
+        let setting = Setting::new(DType::F32, options.calls, injected);
         let outcome = worst(options.ranks, subject, &setting)?;
         failed += usize::from(outcome.ok());
         println!(

@@ -1,0 +1,136 @@
+//! What is put under stress.
+
+use iris_heap::{BackendKind, Element};
+use iris_ops::{Options, Plan, Ranks, Shard};
+use iris_sync::Access;
+
+use super::Setting;
+use crate::suite::{Case, OpName, plan};
+
+/// What is put under stress.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Subject {
+    /// An op.
+    Op {
+        /// Which.
+        op: OpName,
+        /// Which variant.
+        variant: &'static str,
+        /// How A is split, where it is gathered.
+        shard: Shard,
+        /// Where C lies.
+        place: Place,
+    },
+    /// A ring of ranks with a versioned lock beside each message.
+    Ring,
+}
+
+/// Where the result of an op lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// At the same place of the heap on all ranks, so that peers may write it directly.
+    Same,
+    /// Elsewhere in the heap on every other rank: each rank finds that out in each call.
+    Apart,
+    /// As the caller's own memory, which no peer knows.
+    Own,
+}
+
+impl Subject {
+    /// Every op, variant and shard; and the ring.
+    pub fn all() -> Vec<Subject> {
+        let mut all = Vec::new();
+        for op in OpName::ALL {
+            let shards: &[Shard] = match op {
+                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+                _ => &[Shard::Rows],
+            };
+            for variant in op.variants() {
+                // Where peers may write results, every way is tried.
+                let places: &[Place] = match variant {
+                    "two_shot" | "push" => &[Place::Same, Place::Apart, Place::Own],
+                    _ => &[Place::Same],
+                };
+                for &shard in shards {
+                    all.extend(places.iter().map(|&place| Subject::Op {
+                        op,
+                        variant,
+                        shard,
+                        place,
+                    }));
+                }
+            }
+        }
+        all.push(Subject::Ring);
+        all
+    }
+
+    /// Whether peers read or write matrices in it, in the way that is usual.
+    pub fn moves_matrices(self) -> bool {
+        match self {
+            Subject::Op { op, variant, place, .. } => {
+                !matches!(op, OpName::Barrier | OpName::Matmul)
+                    && !matches!(variant, "spinlock" | "atomic" | "one_shot")
+                    && place == Place::Same
+            }
+            Subject::Ring => false,
+        }
+    }
+
+    /// Its plan, if it is an op.
+    pub(super) fn plan<T: Element>(
+        self,
+        ranks: Ranks,
+        setting: &Setting,
+    ) -> anyhow::Result<Option<(Plan, Case)>> {
+        let Subject::Op { op, variant, shard, .. } = self else { return Ok(None) };
+        let (m, n, k) = setting.shape;
+        let (m, n) = if op == OpName::Barrier { (0, 0) } else { (m, n) };
+        let k = if op.multiplies() { k } else { 0 };
+        let mut options = Options::new(m, n, k).dtype(T::DTYPE).backend(BackendKind::Cuda);
+        options.tile = setting.tile;
+        if setting.shape == Setting::SMALL {
+            options = options.k_block(4).k_per_flag(2);
+        }
+        let options = options.shard(shard).root(ranks.size - 1);
+        let options = options.first_call(setting.first_call).injected(setting.injected);
+        let plan = plan(op, variant, ranks, &options)?;
+        Ok(Some((plan, Case::new(op, variant, options))))
+    }
+
+    const fn op(op: OpName, variant: &'static str, place: Place) -> Subject {
+        Subject::Op { op, variant, shard: Shard::Rows, place }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Subject::Ring => f.pad("ring of versioned locks"),
+            Subject::Op { op, variant, shard, place } => {
+                let shard = match (op, shard) {
+                    (OpName::AllGatherMatmul, Shard::Columns) => " columns",
+                    _ => "",
+                };
+                let place = match place {
+                    Place::Same => "",
+                    Place::Apart => " apart",
+                    Place::Own => " own",
+                };
+                f.pad(&format!("{op} {variant}{shard}{place}"))
+            }
+        }
+    }
+}
+
+/// Every wait of the protocols, and subjects that must be found wrong without it.
+pub const WAITS: [(Access, Subject); 8] = [
+    (Access::CreditLoad, Subject::op(OpName::Broadcast, "push", Place::Own)),
+    (Access::EntryLoad, Subject::op(OpName::AllGather, "push", Place::Same)),
+    (Access::SignalLoad, Subject::op(OpName::MatmulAllReduce, "one_shot", Place::Same)),
+    (Access::DoneLoad, Subject::op(OpName::AllGatherMatmul, "pull", Place::Same)),
+    (Access::BarrierLoad, Subject::op(OpName::AllGatherMatmul, "baseline", Place::Same)),
+    (Access::VersionLoad, Subject::Ring),
+    (Access::LockTake, Subject::op(OpName::AllReduce, "spinlock", Place::Same)),
+    (Access::FlagLoad, Subject::op(OpName::AllGatherMatmul, "staged", Place::Same)),
+];
