@@ -1,4 +1,4 @@
-//! Streams and events of a CUDA device, and the order of ops over several streams.
+//! Streams of a CUDA device, and the order of ops over several streams.
 
 use std::any::Any;
 use std::ptr::null_mut;
@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys;
 
-use super::api::{NOT_READY, SUCCESS, check};
+use super::api::{SUCCESS, check};
 use super::device::{Device, warn};
+use super::event::CudaEvent;
 use super::memory::own;
 use crate::backend::{Mapping, Memory};
 use crate::bootstrap::unsupported;
@@ -208,18 +209,55 @@ impl Queue {
     pub(super) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         self.shared.check_open()?;
         let mut order = lock(&self.shared.order);
-        if let Some(id) = self.capture()? {
-            match order.captured {
-                Some((capture, last)) if capture == id && last != self.number => {
-                    order.captured_event.before(self)?;
-                }
-                _ => {}
-            }
-            f()?;
+        let capture = self.capture()?;
+        self.behind_last(&mut order, capture)?;
+        f()?;
+        if let Some(id) = capture {
             // In a capture this enqueues nothing.
             order.captured_event.record(self)?;
             order.captured = Some((id, self.number));
             return Ok(());
+        }
+        let alive = !matches!(self.owner, Owner::Caller);
+        order.live = Some(if alive && !order.several {
+            Last::Unrecorded(self.clone())
+        } else {
+            order.live_event.record(self)?;
+            Last::Recorded(self.number)
+        });
+        Ok(())
+    }
+
+    /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
+    /// next op does not wait for it.
+    pub(super) fn beside(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.shared.check_open()?;
+        let mut order = lock(&self.shared.order);
+        let capture = self.capture()?;
+        let last = match (&order.live, order.captured) {
+            (_, Some((id, number))) if capture == Some(id) => Some(number),
+            _ if capture.is_some() => None,
+            (Some(Last::Unrecorded(last)), _) => Some(last.number),
+            (Some(Last::Recorded(number)), _) => Some(*number),
+            (None, _) => None,
+        };
+        if last == Some(self.number) {
+            let expected = "another: the next op there would wait for the kernel";
+            return Err(Error::invalid("stream of a kernel beside ops", "that of an op", expected));
+        }
+        self.behind_last(&mut order, capture)?;
+        f()
+    }
+
+    /// Lets what is enqueued here next begin after the last op of the heap.
+    fn behind_last(&self, order: &mut Order, capture: Option<u64>) -> Result<()> {
+        if let Some(id) = capture {
+            return match order.captured {
+                Some((capture, last)) if capture == id && last != self.number => {
+                    order.captured_event.before(self)
+                }
+                _ => Ok(()),
+            };
         }
         match &order.live {
             None => {}
@@ -239,15 +277,20 @@ impl Queue {
                 order.several = true;
             }
         }
-        f()?;
-        let alive = !matches!(self.owner, Owner::Caller);
-        order.live = Some(if alive && !order.several {
-            Last::Unrecorded(self.clone())
-        } else {
-            order.live_event.record(self)?;
-            Last::Recorded(self.number)
-        });
         Ok(())
+    }
+
+    /// Enqueues a copy inside the heap's memory in the order of its ops.
+    pub(super) fn copy_in_order(self: &Arc<Self>, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let device = &self.shared.device;
+        let _bound = device.bind()?;
+        self.in_order(|| {
+            // SAFETY: the caller checked both ranges, and the heap keeps them until its streams
+            // have finished.
+            let code =
+                unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, self.raw.0) };
+            check("cuMemcpyAsync", code)
+        })
     }
 
     /// Waits until everything that was enqueued is done. A stream that is captured has nothing.
@@ -400,88 +443,5 @@ impl StreamBackend for CudaStream {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-/// A point in a stream.
-pub(crate) struct CudaEvent {
-    device: Arc<Device>,
-    raw: RawEvent,
-    recorded: AtomicBool,
-}
-
-struct RawEvent(sys::CUevent);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for RawEvent {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for RawEvent {}
-
-impl CudaEvent {
-    fn new(device: &Arc<Device>) -> Result<CudaEvent> {
-        const NO_TIMING: u32 = 2;
-        let _bound = device.bind_apart()?;
-        let mut event = null_mut();
-        // SAFETY: `event` is where the answer goes.
-        let code = unsafe { (device.driver.cuEventCreate)(&mut event, NO_TIMING) };
-        check("cuEventCreate", code)?;
-        Ok(CudaEvent {
-            device: device.clone(),
-            raw: RawEvent(event),
-            recorded: AtomicBool::new(false),
-        })
-    }
-
-    /// Puts the event behind what is enqueued.
-    fn record(&self, queue: &Queue) -> Result<()> {
-        let _bound = self.device.bind()?;
-        // SAFETY: event and stream are alive and of one context.
-        let code = unsafe { (self.device.driver.cuEventRecord)(self.raw.0, queue.raw.0) };
-        check("cuEventRecord", code)?;
-        self.recorded.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Lets what is enqueued next begin after the event.
-    fn before(&self, queue: &Queue) -> Result<()> {
-        let _bound = queue.shared.device.bind()?;
-        // SAFETY: event and stream are alive; they may be of different devices.
-        let code = unsafe { (self.device.driver.cuStreamWaitEvent)(queue.raw.0, self.raw.0, 0) };
-        check("cuStreamWaitEvent", code)
-    }
-}
-
-impl EventBackend for CudaEvent {
-    fn is_done(&self) -> bool {
-        let Ok(_bound) = self.device.bind_apart() else {
-            return true;
-        };
-        // SAFETY: the event is alive.
-        let code = unsafe { (self.device.driver.cuEventQuery)(self.raw.0) };
-        // An error of the device ends everything on it.
-        !self.recorded.load(Ordering::Relaxed) || code != NOT_READY
-    }
-
-    fn sync(&self) -> Result<()> {
-        let _bound = self.device.bind_apart()?;
-        // SAFETY: the event is alive.
-        check("cuEventSynchronize", unsafe { (self.device.driver.cuEventSynchronize)(self.raw.0) })
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        match self.device.bind_apart() {
-            Err(error) => warn(Err(error)),
-            Ok(_bound) => {
-                // SAFETY: the event is this one's; a wait for it that is enqueued stays valid.
-                let code = unsafe { (self.device.driver.cuEventDestroy_v2)(self.raw.0) };
-                warn(check("cuEventDestroy", code));
-            }
-        }
     }
 }

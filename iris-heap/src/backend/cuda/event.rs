@@ -1,0 +1,97 @@
+//! Points in the streams of a CUDA device.
+
+use std::any::Any;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::sys;
+
+use super::api::{NOT_READY, check};
+use super::device::{Device, warn};
+use super::stream::Queue;
+use crate::error::Result;
+use crate::stream::EventBackend;
+
+/// A point in a stream.
+pub(super) struct CudaEvent {
+    device: Arc<Device>,
+    raw: RawEvent,
+    recorded: AtomicBool,
+}
+
+struct RawEvent(sys::CUevent);
+
+// SAFETY: the driver's handles may be used by any thread.
+unsafe impl Send for RawEvent {}
+// SAFETY: as for Send; the driver does its own locking.
+unsafe impl Sync for RawEvent {}
+
+impl CudaEvent {
+    pub(super) fn new(device: &Arc<Device>) -> Result<CudaEvent> {
+        const NO_TIMING: u32 = 2;
+        let _bound = device.bind_apart()?;
+        let mut event = null_mut();
+        // SAFETY: `event` is where the answer goes.
+        let code = unsafe { (device.driver.cuEventCreate)(&mut event, NO_TIMING) };
+        check("cuEventCreate", code)?;
+        Ok(CudaEvent {
+            device: device.clone(),
+            raw: RawEvent(event),
+            recorded: AtomicBool::new(false),
+        })
+    }
+
+    /// Puts the event behind what is enqueued.
+    pub(super) fn record(&self, queue: &Queue) -> Result<()> {
+        let _bound = self.device.bind()?;
+        // SAFETY: event and stream are alive and of one context.
+        let code = unsafe { (self.device.driver.cuEventRecord)(self.raw.0, queue.raw()) };
+        check("cuEventRecord", code)?;
+        self.recorded.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Lets what is enqueued next begin after the event.
+    pub(super) fn before(&self, queue: &Queue) -> Result<()> {
+        let _bound = queue.shared().device.bind()?;
+        // SAFETY: event and stream are alive; they may be of different devices.
+        let code = unsafe { (self.device.driver.cuStreamWaitEvent)(queue.raw(), self.raw.0, 0) };
+        check("cuStreamWaitEvent", code)
+    }
+}
+
+impl EventBackend for CudaEvent {
+    fn is_done(&self) -> bool {
+        let Ok(_bound) = self.device.bind_apart() else {
+            return true;
+        };
+        // SAFETY: the event is alive.
+        let code = unsafe { (self.device.driver.cuEventQuery)(self.raw.0) };
+        // An error of the device ends everything on it.
+        !self.recorded.load(Ordering::Relaxed) || code != NOT_READY
+    }
+
+    fn sync(&self) -> Result<()> {
+        let _bound = self.device.bind_apart()?;
+        // SAFETY: the event is alive.
+        check("cuEventSynchronize", unsafe { (self.device.driver.cuEventSynchronize)(self.raw.0) })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        match self.device.bind_apart() {
+            Err(error) => warn(Err(error)),
+            Ok(_bound) => {
+                // SAFETY: the event is this one's; a wait for it that is enqueued stays valid.
+                let code = unsafe { (self.device.driver.cuEventDestroy_v2)(self.raw.0) };
+                warn(check("cuEventDestroy", code));
+            }
+        }
+    }
+}
