@@ -55,6 +55,16 @@ pub struct HeapView {
     pub progress_deadline_ns: u64,
 }
 
+/// A slice as kernels are given it: `Slice<T>` there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct SliceView {
+    /// Bytes from the start of the data segment, on every rank.
+    pub offset: u64,
+    /// Elements.
+    pub len: u64,
+}
+
 /// The words by which host and kernels of one rank talk about faults. Host-visible memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]

@@ -134,6 +134,43 @@ pub struct OpArgs {
     pub sources: u32,
 }
 
+/// Which words say that a tile of C has come: value of [`TileView::arrival`].
+pub mod arrival {
+    /// Tile t is the result of its owner, t mod size.
+    pub const RESULTS: u32 = 0;
+    /// The rows of C are split over the ranks, and each sends its own.
+    pub const PARTS: u32 = 1;
+    /// All tiles come from the root.
+    pub const ROOT: u32 = 2;
+}
+
+/// One call of an op as a user's kernel beside it is given it, to wait for tiles of C: `Tiles` of
+/// `iris/tiles.h` reads it. Its channel numbers the call by copies of the op's own words.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct TileView {
+    /// The heap as this rank sees it.
+    pub heap: HeapView,
+    /// The words of the op; `call` and `sequence` are the copies.
+    pub channel: Channel,
+    /// What this rank says about the call.
+    pub record: Record,
+    /// Rows of C.
+    pub rows: u32,
+    /// Columns of C.
+    pub cols: u32,
+    /// Rows of a tile.
+    pub tile_m: u32,
+    /// Columns of a tile.
+    pub tile_n: u32,
+    /// One of [`arrival`].
+    pub arrival: u32,
+    /// The rank that broadcasts.
+    pub root: u32,
+    /// Workgroups of the op.
+    pub groups: u32,
+}
+
 /// How many counters a rank has, and which is which.
 pub mod counter {
     /// Bytes written to peers.
@@ -152,4 +189,7 @@ const _: () = {
     assert!(size_of::<Matrix>() == 32);
     assert!(std::mem::offset_of!(OpArgs, a) % 8 == 0);
     assert!(size_of::<OpArgs>() <= 4096 - 256, "kernel parameters are at most 4 KiB");
+    assert!(std::mem::offset_of!(TileView, record) == 1128);
+    assert!(std::mem::offset_of!(TileView, rows) == 1172);
+    assert!(size_of::<TileView>() == 1200);
 };

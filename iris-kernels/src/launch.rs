@@ -5,7 +5,7 @@ use std::sync::Arc;
 use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
 use iris_heap::{BackendKind, Error, Group, Result, Stream, SymmetricHeap};
 
-use crate::args::OpArgs;
+use crate::args::{OpArgs, TileView};
 use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
@@ -133,6 +133,8 @@ pub struct UserKernel {
     resident: u32,
     threads: u32,
     shared_bytes: u32,
+    /// This rank's part of the device's multiprocessors.
+    multiprocessors: u32,
 }
 
 impl UserKernel {
@@ -155,7 +157,8 @@ impl UserKernel {
         let image = rtc::compile(Vendor::Nvidia, source, options, &arch).map_err(Error::other)?;
         let function = backend.load(&image)?.function(name, shared_bytes)?;
         let resident = share(backend, &function, threads, shared_bytes)?;
-        Ok(Self { function, resident, threads, shared_bytes })
+        let multiprocessors = heap.workgroups();
+        Ok(Self { function, resident, threads, shared_bytes, multiprocessors })
     }
 
     /// Workgroups that run at the same time beside those of the ranks that share the device.
@@ -163,7 +166,7 @@ impl UserKernel {
         self.resident
     }
 
-    /// Enqueue a launch behind the last op of the heap. `args` are the bytes of the parameters, in
+    /// Enqueue a launch behind the last op of the heap; the next op waits for it. `args` are the bytes of the parameters, in
     /// order: of a heap's view, `bytemuck::bytes_of(&heap.view())`.
     ///
     /// # Errors
@@ -174,11 +177,60 @@ impl UserKernel {
     /// As for [`Function::launch`]: the parameters are the kernel's, and what it accesses through
     /// them is valid until the stream has finished the launch.
     pub unsafe fn launch(&self, stream: &Stream, groups: u32, args: &[&[u8]]) -> Result<()> {
-        fits(self.function.name(), groups, self.resident)?;
-        let (threads, shared_bytes) = (self.threads, self.shared_bytes);
-        let shape = LaunchShape { groups, threads, shared_bytes };
+        let shape = self.shape(groups)?;
         // SAFETY: the caller vouches for the parameters; `groups` are resident.
         unsafe { self.function.launch(stream, shape, args) }
+    }
+
+    /// Enqueue a launch beside the next call of an op, on a stream of its own: it runs behind what
+    /// was issued before, and the call does not wait for it. The kernel's first parameter is the
+    /// `TileView` that the op gave for the call; `args` are the bytes of the others. Run the call
+    /// next: a kernel that waits for one that does not come leaves a fault after its deadline.
+    ///
+    /// A workgroup that waits keeps its place on the device, so there must be a multiprocessor for
+    /// each workgroup of both: those of the op and `groups` are together at most
+    /// [`SymmetricHeap::workgroups`], this rank's part of the multiprocessors: plan the op with
+    /// `Options::workgroups`, on all ranks. That all are resident follows, whatever each needs of a
+    /// multiprocessor, as long as nothing else waits on the device.
+    ///
+    /// # Errors
+    /// [`Error::TooManyGroups`] if they are more; [`Error::Invalid`] for the stream of the last op;
+    /// [`Error::Closed`], [`Error::Device`]. What goes wrong in the kernel comes from
+    /// [`Stream::sync`].
+    ///
+    /// # Safety
+    /// As for [`UserKernel::launch`]. No other kernel that waits, of this program's own, runs beside
+    /// the same call. What the kernel reads is not written before it is over: let the op's stream
+    /// wait for an event behind it before the next call that writes C, or the next with a kernel
+    /// beside it, is issued.
+    pub unsafe fn launch_beside(
+        &self,
+        stream: &Stream,
+        groups: u32,
+        view: &TileView,
+        args: &[&[u8]],
+    ) -> Result<()> {
+        let shape = self.shape(groups)?;
+        let beside = view.groups;
+        if groups + beside > self.multiprocessors {
+            return Err(Error::TooManyGroups {
+                name: format!(
+                    "{}, {groups} of them, beside {beside} of an op",
+                    self.function.name()
+                ),
+                groups: groups + beside,
+                threads: self.multiprocessors,
+            });
+        }
+        let args = [&[bytemuck::bytes_of(view)], args].concat();
+        // SAFETY: the caller vouches for the parameters. A workgroup that is not yet resident finds
+        // a multiprocessor without one, since there are as many as workgroups, and fits that.
+        unsafe { self.function.launch_beside(stream, shape, &args) }
+    }
+
+    fn shape(&self, groups: u32) -> Result<LaunchShape> {
+        fits(self.function.name(), groups, self.resident)?;
+        Ok(LaunchShape { groups, threads: self.threads, shared_bytes: self.shared_bytes })
     }
 }
 

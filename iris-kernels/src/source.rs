@@ -38,6 +38,7 @@ pub const HEADERS: &[Text] = embed![
     "iris/sym.h",
     "iris/sync.h",
     "iris/tile.h",
+    "iris/tiles.h",
     "iris/trace.h",
     "iris/values.h",
     "iris/workgroup.h",

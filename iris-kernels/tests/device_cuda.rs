@@ -9,12 +9,19 @@ use iris_testkit::harness::{self, Group, named};
 
 const OPERATIONS: &str = include_str!("host/operations.cu");
 
+/// Programs of users, whose kernel is a raw string.
+const EXAMPLES: [(&str, &str); 2] = [
+    ("ring.rs", include_str!("../examples/ring.rs")),
+    ("wait_on_tile.rs", include_str!("../../iris-ops/examples/wait_on_tile.rs")),
+];
+
 fn main() -> ExitCode {
     let missing = match Compiler::nvrtc() {
         Err(error @ Error::NotFound { .. }) => Some(error.to_string()),
         _ => None,
     };
-    harness::run(vec![
+    harness::run_together(vec![
+        Group::new(None, named![the_examples_are_short]),
         Group::new(
             missing.clone(),
             named![
@@ -22,6 +29,7 @@ fn main() -> ExitCode {
                 kernels_read_no_data_past_the_caches_and_scope_every_atomic,
                 every_kernel_compiles,
                 a_users_source_compiles_and_errors_carry_the_log,
+                the_kernels_of_the_examples_compile,
             ],
         ),
         // Minutes: every type and tile for every architecture.
@@ -209,6 +217,25 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
         match compiler.compile(source, &Options::new(), "sm_90a") {
             Err(Error::Compile { log, .. }) => assert!(log.contains(message), "{text}: {log}"),
             other => panic!("{text} compiled: {other:?}"),
+        }
+    }
+}
+
+fn the_examples_are_short() {
+    for (name, program) in EXAMPLES {
+        let lines = program.lines().count();
+        assert!(lines < 60, "{name} has {lines} lines");
+    }
+}
+
+fn the_kernels_of_the_examples_compile() {
+    for (name, program) in EXAMPLES {
+        let (_, rest) = program.split_once("r#\"").expect("a raw string");
+        let (text, _) = rest.split_once("\"#").expect("its end");
+        for arch in ["sm_80", "sm_90a"] {
+            let code = nvrtc().compile(KernelSource { name, text }, &Options::new(), arch);
+            let code = code.unwrap_or_else(|error| panic!("{error}"));
+            assert!(code.starts_with(b"\x7fELF"), "{name}");
         }
     }
 }

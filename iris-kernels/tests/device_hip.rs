@@ -13,7 +13,7 @@ const OPERATIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/host/operat
 fn main() -> ExitCode {
     let looked = "no clang with a target amdgcn; looked for clang-19, clang-20, clang";
     let missing = find_clang().is_none().then(|| looked.into());
-    harness::run(vec![Group::new(
+    harness::run_together(vec![Group::new(
         missing,
         named![
             every_kernel_compiles,

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::process::Command;
 
-use iris_kernels::args::{Matrix, OpArgs, epilogue};
+use iris_kernels::args::{Matrix, OpArgs, TileView, epilogue};
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, owner, split};
 use iris_kernels::source::KERNELS;
 use iris_sync::{Access, Order, Scope};
@@ -136,6 +136,14 @@ fn offsets(library: &Library) {
         offset_of!(OpArgs, trace_spans),
         offset_of!(OpArgs, sources),
         size_of::<OpArgs>(),
+        offset_of!(TileView, channel),
+        offset_of!(TileView, record),
+        offset_of!(TileView, rows),
+        offset_of!(TileView, tile_m),
+        offset_of!(TileView, arrival),
+        offset_of!(TileView, root),
+        offset_of!(TileView, groups),
+        size_of::<TileView>(),
     ];
     for (field, ours) in ours.into_iter().enumerate() {
         // SAFETY: takes any number.

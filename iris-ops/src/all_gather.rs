@@ -2,11 +2,12 @@
 
 use iris_heap::Stream;
 use iris_kernels::Kernel;
+use iris_kernels::args::arrival;
 
 use crate::check::{check_copy, input, no_epilogue, part, same_output, shaped};
 use crate::config::{Options, Ranks};
 use crate::core::{Call, Core};
-use crate::op::{common_methods, variants};
+use crate::op::{beside_method, common_methods, variants};
 use crate::{CopyArgs, Plan, Result};
 
 const NAME: &str = "all_gather";
@@ -22,6 +23,7 @@ pub struct AllGather {
 }
 
 common_methods!(AllGather);
+beside_method!(AllGather, CopyArgs, |_| Some(arrival::PARTS));
 
 impl AllGather {
     /// Plan for calls of up to `options.m` rows; `options.k` is not used.
@@ -35,6 +37,14 @@ impl AllGather {
 
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &CopyArgs, stream: &Stream) -> Result<()> {
+        let call = self.call(args)?;
+        let plan = self.core.plan();
+        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
+        self.core.run(stream, &[(kernel, None)], &call)
+    }
+
+    /// A call of these matrices, checked against the plan.
+    fn call<'a>(&self, args: &'a CopyArgs) -> Result<Call<'a>> {
         let plan = self.core.plan();
         let input = input(NAME, args)?;
         let (m, n) = (args.output.rows(), plan.options.n);
@@ -42,7 +52,7 @@ impl AllGather {
         shaped(NAME, "input", input, (rows, n), "this rank's part of the rows of the output x N")?;
         shaped(NAME, "output", &args.output, (m, n), "M x N of the plan")?;
         check_copy(plan, args)?;
-        let call = Call {
+        Ok(Call {
             m,
             a: Some(input),
             b: None,
@@ -51,8 +61,6 @@ impl AllGather {
             in_place: false,
             pulls: false,
             direct: true,
-        };
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
-        self.core.run(stream, &[(kernel, None)], &call)
+        })
     }
 }

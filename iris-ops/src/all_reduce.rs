@@ -7,7 +7,7 @@ use crate::config::{Options, Ranks};
 use crate::core::{Call, Core};
 pub use crate::matmul_all_reduce::Variant;
 use crate::matmul_all_reduce::{kernels, plan_variant};
-use crate::op::common_methods;
+use crate::op::{beside_method, common_methods};
 use crate::{CopyArgs, Plan, Result};
 
 const NAME: &str = "all_reduce";
@@ -19,6 +19,7 @@ pub struct AllReduce {
 }
 
 common_methods!(AllReduce);
+beside_method!(AllReduce, CopyArgs, crate::matmul_all_reduce::arrival);
 
 impl AllReduce {
     /// Plan for calls of up to `options.m` rows; `options.k` is not used.
@@ -34,13 +35,19 @@ impl AllReduce {
 
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &CopyArgs, stream: &Stream) -> Result<()> {
+        let call = self.call(args)?;
+        self.core.run(stream, &kernels(self.core.plan()), &call)
+    }
+
+    /// A call of these matrices, checked against the plan.
+    fn call<'a>(&self, args: &'a CopyArgs) -> Result<Call<'a>> {
         let plan = self.core.plan();
         let input = input(NAME, args)?;
         let (m, n) = (input.rows(), plan.options.n);
         shaped(NAME, "input", input, (m, n), "M x N of the plan")?;
         shaped(NAME, "output", &args.output, (m, n), "the shape of the input")?;
         check_copy(plan, args)?;
-        let call = Call {
+        Ok(Call {
             m,
             a: Some(input),
             b: None,
@@ -49,7 +56,6 @@ impl AllReduce {
             in_place: true,
             pulls: false,
             direct: true,
-        };
-        self.core.run(stream, &kernels(self.core.plan()), &call)
+        })
     }
 }

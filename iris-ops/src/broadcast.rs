@@ -2,11 +2,12 @@
 
 use iris_heap::Stream;
 use iris_kernels::Kernel;
+use iris_kernels::args::arrival;
 
 use crate::check::{check_copy, input, no_epilogue, same_output, shaped};
 use crate::config::{Options, Ranks};
 use crate::core::{Call, Core};
-use crate::op::{common_methods, variants};
+use crate::op::{beside_method, common_methods, variants};
 use crate::{CopyArgs, Plan, Result};
 
 const NAME: &str = "broadcast";
@@ -23,6 +24,7 @@ pub struct Broadcast {
 }
 
 common_methods!(Broadcast);
+beside_method!(Broadcast, CopyArgs, |_| Some(arrival::ROOT));
 
 impl Broadcast {
     /// Plan for calls of up to `options.m` rows; `options.k` is not used.
@@ -36,6 +38,14 @@ impl Broadcast {
 
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &CopyArgs, stream: &Stream) -> Result<()> {
+        let call = self.call(args)?;
+        let plan = self.core.plan();
+        let kernel = if plan.alone() { Kernel::Local } else { Kernel::Broadcast };
+        self.core.run(stream, &[(kernel, None)], &call)
+    }
+
+    /// A call of these matrices, checked against the plan.
+    fn call<'a>(&self, args: &'a CopyArgs) -> Result<Call<'a>> {
         let plan = self.core.plan();
         let (m, n) = (args.output.rows(), plan.options.n);
         shaped(NAME, "output", &args.output, (m, n), "M x N of the plan")?;
@@ -45,7 +55,7 @@ impl Broadcast {
             shaped(NAME, "input", input, (m, n), "the shape of the output")?;
         }
         check_copy(plan, args)?;
-        let call = Call {
+        Ok(Call {
             m,
             a: input,
             b: None,
@@ -54,8 +64,6 @@ impl Broadcast {
             in_place: true,
             pulls: false,
             direct: true,
-        };
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::Broadcast };
-        self.core.run(stream, &[(kernel, None)], &call)
+        })
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use iris_heap::cuda::CudaBackend;
 use iris_heap::{DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
-use iris_kernels::args::{Matrix, OpArgs, counter, dtype_code, epilogue, producer};
+use iris_kernels::args::{Matrix, OpArgs, TileView, counter, dtype_code, epilogue, producer};
 use iris_kernels::build::OpBuild;
 use iris_kernels::trace::{self, TraceSpan};
 use iris_kernels::{Kernel, Launcher};
@@ -94,7 +95,8 @@ impl Own {
         let sequence = heap.sequence_word().in_op(op)?;
         let (_, words) = Channel::lay_out(plan.channel_shape(0, 0), 0, 0, 0);
         let channel_words = words.device as usize;
-        let device = heap.alloc_device_words(channel_words + COUNTER_WORDS).in_op(op)?;
+        let device =
+            heap.alloc_device_words(channel_words + COUNTER_WORDS + BESIDE_WORDS).in_op(op)?;
         Ok(Self { launcher, groups: groups as u32, sequence, device, channel_words })
     }
 }
@@ -116,6 +118,9 @@ pub(crate) struct Call<'a> {
 
 /// Words of the device that hold the counters, behind those of the channel.
 const COUNTER_WORDS: usize = counter::COUNT * 2;
+
+/// Words of the device behind the counters: number and sequence of a call, for a kernel beside it.
+const BESIDE_WORDS: usize = 2;
 
 impl Core {
     /// The one collective step: agree on the plan, take the workspace, prepare the words.
@@ -286,14 +291,7 @@ impl Core {
         call: &Call<'_>,
     ) -> Result<()> {
         let op = self.plan.op;
-        self.heap
-            .control()
-            .check()
-            .map_err(|cause| Error::Poisoned { op, cause: Box::new(cause) })?;
-        if call.m > self.plan.options.m {
-            return Err(Error::TooManyRows { op, rows: call.m, planned: self.plan.options.m });
-        }
-        let args = self.fill(call)?;
+        let args = self.checked(call)?;
         // All launches of a call follow each other, whoever else issues ops of this heap.
         let _issuing = self.heap.issue();
         for &(kernel, groups) in kernels {
@@ -305,6 +303,65 @@ impl Core {
                 .in_op(op)?;
         }
         Ok(())
+    }
+
+    /// What a user's kernel needs that runs beside the next call: this one. Copies of the words that
+    /// number it are enqueued on `stream`.
+    pub(crate) fn beside(
+        &self,
+        stream: &Stream,
+        arrival: Option<u32>,
+        call: &Call<'_>,
+    ) -> Result<TileView> {
+        let Plan { op, variant, options, .. } = &self.plan;
+        let invalid = |what: &str, value: String, expected: String| Error::Invalid {
+            op,
+            what: format!("{what} of a call with a kernel beside it"),
+            value,
+            expected,
+        };
+        let args = self.checked(call)?;
+        let arrival = arrival.ok_or_else(|| {
+            let expected = "one whose peers write C directly: two_shot".into();
+            invalid("variant", variant.to_string(), expected)
+        })?;
+        if args.record.direct == 0 && !self.plan.alone() {
+            let expected = "rows of the symmetric heap, apart from A, where peers may write".into();
+            return Err(invalid("C", "external, transposed or A itself".into(), expected));
+        }
+        let first = (self.words.offset() / 4) as usize + self.channel_words + COUNTER_WORDS;
+        let copies = [first as u32, first as u32 + 1];
+        let channel = args.channel;
+        let backend = CudaBackend::of(&self.heap).in_op(op)?;
+        let _issuing = self.heap.issue();
+        backend
+            .copy_words(stream, &[(copies[0], channel.call), (copies[1], channel.sequence)])
+            .in_op(op)?;
+        Ok(TileView {
+            heap: args.heap,
+            channel: Channel { call: copies[0], sequence: copies[1], ..channel },
+            record: args.record,
+            rows: args.m,
+            cols: args.n,
+            tile_m: args.tile_m,
+            tile_n: args.tile_n,
+            arrival,
+            root: options.root as u32,
+            groups: self.groups,
+        })
+    }
+
+    /// The arguments of a call, if it can be issued.
+    fn checked(&self, call: &Call<'_>) -> Result<OpArgs> {
+        let op = self.plan.op;
+        self.heap
+            .control()
+            .check()
+            .map_err(|cause| Error::Poisoned { op, cause: Box::new(cause) })?;
+        if call.m > self.plan.options.m {
+            return Err(Error::TooManyRows { op, rows: call.m, planned: self.plan.options.m });
+        }
+        self.fill(call)
     }
 
     fn fill(&self, call: &Call<'_>) -> Result<OpArgs> {

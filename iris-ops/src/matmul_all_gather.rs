@@ -2,11 +2,12 @@
 
 use iris_heap::Stream;
 use iris_kernels::Kernel;
+use iris_kernels::args::arrival;
 
 use crate::check::{check_product, part, shaped};
 use crate::config::{Options, Ranks};
 use crate::core::{Call, Core};
-use crate::op::{common_methods, variants};
+use crate::op::{beside_method, common_methods, variants};
 use crate::{MatmulArgs, Plan, Result};
 
 const NAME: &str = "matmul_all_gather";
@@ -23,6 +24,7 @@ pub struct MatmulAllGather {
 }
 
 common_methods!(MatmulAllGather);
+beside_method!(MatmulAllGather, MatmulArgs, |_| Some(arrival::PARTS));
 
 impl MatmulAllGather {
     /// Plan for calls of up to `options.m` rows over all ranks.
@@ -34,13 +36,21 @@ impl MatmulAllGather {
 
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &MatmulArgs, stream: &Stream) -> Result<()> {
+        let call = self.call(args)?;
+        let plan = self.core.plan();
+        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
+        self.core.run(stream, &[(kernel, None)], &call)
+    }
+
+    /// A call of these matrices, checked against the plan.
+    fn call<'a>(&self, args: &'a MatmulArgs) -> Result<Call<'a>> {
         let plan = self.core.plan();
         let (m, n, k) = (args.c.rows(), plan.options.n, plan.options.k);
         let rows = part(plan, m);
         shaped(NAME, "A", &args.a, (rows, k), "this rank's part of the rows of C x K")?;
         shaped(NAME, "C", &args.c, (m, n), "M x N of the plan")?;
         check_product(plan, args)?;
-        let call = Call {
+        Ok(Call {
             m,
             a: Some(&args.a),
             b: Some(&args.b),
@@ -49,8 +59,6 @@ impl MatmulAllGather {
             in_place: false,
             pulls: false,
             direct: true,
-        };
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
-        self.core.run(stream, &[(kernel, None)], &call)
+        })
     }
 }

@@ -2,11 +2,12 @@
 
 use iris_heap::Stream;
 use iris_kernels::Kernel;
+use iris_kernels::args::arrival;
 
 use crate::check::{check_product, shaped};
 use crate::config::{Options, Ranks};
 use crate::core::{Call, Core};
-use crate::op::{common_methods, variants};
+use crate::op::{beside_method, common_methods, variants};
 use crate::{MatmulArgs, Plan, Result};
 
 const NAME: &str = "matmul_all_reduce";
@@ -31,6 +32,7 @@ pub struct MatmulAllReduce {
 }
 
 common_methods!(MatmulAllReduce);
+beside_method!(MatmulAllReduce, MatmulArgs, arrival);
 
 impl MatmulAllReduce {
     /// Plan for calls of up to `options.m` rows.
@@ -44,12 +46,18 @@ impl MatmulAllReduce {
 
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &MatmulArgs, stream: &Stream) -> Result<()> {
+        let call = self.call(args)?;
+        self.core.run(stream, &kernels(self.core.plan()), &call)
+    }
+
+    /// A call of these matrices, checked against the plan.
+    fn call<'a>(&self, args: &'a MatmulArgs) -> Result<Call<'a>> {
         let plan = self.core.plan();
         let (m, n, k) = (args.a.rows(), plan.options.n, plan.options.k);
         shaped(NAME, "A", &args.a, (m, k), "M x K of the plan")?;
         shaped(NAME, "C", &args.c, (m, n), "rows of A x N of the plan")?;
         check_product(plan, args)?;
-        let call = Call {
+        Ok(Call {
             m,
             a: Some(&args.a),
             b: Some(&args.b),
@@ -58,8 +66,7 @@ impl MatmulAllReduce {
             in_place: false,
             pulls: false,
             direct: true,
-        };
-        self.core.run(stream, &kernels(self.core.plan()), &call)
+        })
     }
 }
 
@@ -79,6 +86,11 @@ pub(crate) fn plan_variant(
         Variant::Spinlock => plan.needs_accumulate(true),
         Variant::Atomic => plan.needs_accumulate(false),
     })
+}
+
+/// Which words say that a tile of C has come, of a variant whose peers write it directly.
+pub(crate) fn arrival(plan: &Plan) -> Option<u32> {
+    (plan.alone() || plan.variant == "two_shot").then_some(arrival::RESULTS)
 }
 
 /// The launches of a call.

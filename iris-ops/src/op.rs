@@ -92,4 +92,35 @@ macro_rules! common_methods {
     };
 }
 
-pub(crate) use {common_methods, variants};
+/// `beside` of an op whose peers may write C directly.
+macro_rules! beside_method {
+    ($op:ident, $args:ty, $arrival:expr) => {
+        impl $op {
+            /// What a kernel of the caller's needs that runs beside the next call, which is run with
+            /// the same arguments, and takes the tiles of C as they arrive: the first argument of
+            /// [`UserKernel::launch_beside`](iris_kernels::UserKernel::launch_beside), which reads
+            /// it by `Tiles` of `iris/tiles.h`. The number of the call is kept on `stream`, that of
+            /// the call, behind what was issued before; so it is right in graphs, too.
+            ///
+            /// Peers' tiles have a signal if they write C directly: C lies in the symmetric heap,
+            /// not transposed, apart from A, at the same offset and with the same leading dimension
+            /// on all ranks. This rank's own tiles have none: they are there when the call is over,
+            /// for a kernel that is launched behind it.
+            ///
+            /// # Errors
+            /// Those of [`run`](Self::run); [`Invalid`](crate::Error::Invalid) for a C or a variant
+            /// whose tiles have no signals; that the heap is of no device with kernels of the
+            /// caller's.
+            pub fn beside(
+                &mut self,
+                args: &$args,
+                stream: &iris_heap::Stream,
+            ) -> $crate::Result<iris_kernels::args::TileView> {
+                let call = self.call(args)?;
+                self.core.beside(stream, $arrival(self.core.plan()), &call)
+            }
+        }
+    };
+}
+
+pub(crate) use {beside_method, common_methods, variants};

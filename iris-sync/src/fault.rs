@@ -54,10 +54,13 @@ pub enum Field {
     Variant = 6,
     /// Tile shape and other options, hashed.
     Config = 7,
+    /// Whether peers may write C where this rank has it: only a kernel beside the op, which takes
+    /// the tiles of C from there, must have that.
+    Direct = 8,
 }
 
 impl Field {
-    /// All fields that are compared, in the order of the record's words.
+    /// All fields that every op compares, in the order of the record's words.
     pub const ALL: [Field; 8] = [
         Field::Op,
         Field::Sequence,
@@ -116,7 +119,8 @@ impl Fault {
 
     /// Of a mismatch, the field that differs.
     pub fn differing(&self) -> Option<Field> {
-        Field::ALL.into_iter().find(|&field| field as i32 == self.field)
+        let fields = Field::ALL.into_iter().chain([Field::Direct]);
+        fields.into_iter().find(|&field| field as i32 == self.field)
     }
 }
 

@@ -56,10 +56,9 @@ pub fn no_gpu() -> Option<String> {
 
 /// Why there are not so many GPUs, if there are fewer.
 pub fn fewer_gpus_than(count: usize) -> Option<String> {
-    match cuda::devices() {
-        Ok(devices) if devices.len() >= count => None,
-        Ok(devices) if devices.is_empty() => Some("no CUDA device is visible".into()),
-        Ok(devices) => Some(format!("{} CUDA devices are visible, not {count}", devices.len())),
+    match cuda::device_count() {
+        Ok(visible) if visible >= count => None,
+        Ok(visible) => Some(format!("{visible} CUDA devices are visible, not {count}")),
         Err(error) => Some(error.to_string()),
     }
 }
@@ -80,6 +79,15 @@ pub fn no_backend(backend: BackendKind) -> Option<String> {
 pub fn run(groups: Vec<Group>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
+    run_with(&arguments, groups)
+}
+
+/// As [`run`], with tests that share nothing, several at a time.
+pub fn run_together(groups: Vec<Group>) -> ExitCode {
+    run_with(&Arguments::from_args(), groups)
+}
+
+fn run_with(arguments: &Arguments, groups: Vec<Group>) -> ExitCode {
     let trials = groups.into_iter().flat_map(|Group { missing, slow, tests }| {
         // Told once: it may name every place that was looked at.
         let reason = missing.map(|reason| Arc::new(Mutex::new(reason)));
@@ -99,5 +107,5 @@ pub fn run(groups: Vec<Group>) -> ExitCode {
             Trial::ignorable_test(name, run).with_ignored_flag(slow)
         })
     });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    libtest_mimic::run(arguments, trials.collect()).exit_code()
 }

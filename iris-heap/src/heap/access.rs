@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{SymmetricHeap, not_allocated};
+use crate::abi::SliceView;
 use crate::backend::Mapping;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -49,6 +50,18 @@ impl SymmetricHeap {
     pub fn resolve<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<*mut T> {
         let (mapping, offset) = self.locate(&slice.raw(), rank)?;
         Ok((mapping.address() + offset) as *mut T)
+    }
+
+    /// A slice of the data segment as kernels are given it.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::resolve`]; [`Error::Invalid`] for another segment.
+    pub fn slice_view<T: Element>(&self, slice: SymSlice<T>) -> Result<SliceView> {
+        self.locate(&slice.raw(), self.rank())?;
+        if slice.segment() != Segment::Data {
+            return Err(Error::invalid("segment of a slice", slice.segment(), "data"));
+        }
+        Ok(SliceView { offset: slice.offset(), len: slice.len() as u64 })
     }
 
     /// Copies `data` into this rank's part of a slice of the same length. Work that is enqueued is

@@ -87,6 +87,8 @@ template <class T> struct Slice {
     u64 offset;
     /// Elements.
     u64 len;
+    /// The elements from `first` on.
+    IRIS_DEVICE Slice from(u64 first) const { return Slice{offset + first * sizeof(T), len - first}; }
 };
 
 /// A slice as it lies at one rank: remote access to its elements.
@@ -106,8 +108,11 @@ template <class T> class Remote {
     }
     /// The elements from `first` on.
     IRIS_DEVICE Remote from(u64 first) const { return Remote(address + first * sizeof(T)); }
-    /// Copy `count` elements here from `source`. All lanes; no barrier.
+    /// Copy `count` elements here from `source`, by 16 bytes where both are multiples of that. All
+    /// lanes; no barrier.
     IRIS_DEVICE void copy_from(Remote source, u64 count) const {
+        static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
+                      "elements of 2, 4, 8 or 16 bytes");
         copy_bytes(address, source.address, count * sizeof(T), sizeof(T));
     }
 
@@ -161,6 +166,14 @@ IRIS_DEVICE void put(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count
 template <class T>
 IRIS_DEVICE void get(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
     heap.at(to, heap.rank).copy_from(heap.at(from, peer), count);
+}
+
+/// Copy `count` elements of `from` at rank `from_rank` into `to` at rank `to_rank`. All lanes; no
+/// barrier.
+template <class T>
+IRIS_DEVICE void copy(const HeapView& heap, Slice<T> to, u32 to_rank, Slice<T> from, u32 from_rank,
+                      u64 count) {
+    heap.at(to, to_rank).copy_from(heap.at(from, from_rank), count);
 }
 
 /// As put, and then store `value` to `signal`, which `peer` waits for with wait_until (sync.h).

@@ -97,8 +97,9 @@ enum class FaultKind : i32 {
     HostAbort = 6,
 };
 
-/// Fields of an entry record that ranks must agree on.
-enum class Field : i32 { Op, Sequence, M, N, K, Dtypes, Variant, Config };
+/// Fields of an entry record that ranks must agree on. Direct, where C may be written, only must
+/// where a kernel beside the op takes tiles from it.
+enum class Field : i32 { Op, Sequence, M, N, K, Dtypes, Variant, Config, Direct };
 constexpr u32 FIELDS = 8;
 
 /// What a rank leaves behind when a call cannot be finished.

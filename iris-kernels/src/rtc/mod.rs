@@ -57,6 +57,13 @@ impl From<Text> for KernelSource<'static> {
     }
 }
 
+impl<'a> From<&'a str> for KernelSource<'a> {
+    /// A source without a name of its own.
+    fn from(text: &'a str) -> Self {
+        Self { name: "source.cu", text }
+    }
+}
+
 /// What a source is compiled with.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]

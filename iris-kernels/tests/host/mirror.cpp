@@ -5,6 +5,7 @@
 #include "iris/gemm.h"
 #include "iris/accumulate.h"
 #include "iris/reduce.h"
+#include "iris/tiles.h"
 
 using namespace iris;
 
@@ -114,6 +115,10 @@ u64 mirror_offset(u32 field) {
         IRIS_OFFSET_OF(OpArgs, m_first),     IRIS_OFFSET_OF(OpArgs, m_contiguous),
         IRIS_OFFSET_OF(OpArgs, members),     IRIS_OFFSET_OF(OpArgs, trace_spans),
         IRIS_OFFSET_OF(OpArgs, sources),     sizeof(OpArgs),
+        IRIS_OFFSET_OF(TileView, channel),   IRIS_OFFSET_OF(TileView, record),
+        IRIS_OFFSET_OF(TileView, rows),      IRIS_OFFSET_OF(TileView, tile_m),
+        IRIS_OFFSET_OF(TileView, arrival),   IRIS_OFFSET_OF(TileView, root),
+        IRIS_OFFSET_OF(TileView, groups),    sizeof(TileView),
     };
     return field < sizeof(offsets) / sizeof(u64) ? offsets[field] : 0;
 }

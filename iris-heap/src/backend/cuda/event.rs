@@ -1,4 +1,4 @@
-//! Events of a CUDA device.
+//! Points in the streams of a CUDA device.
 
 use std::any::Any;
 use std::ptr::null_mut;
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::stream::EventBackend;
 
 /// A point in a stream.
-pub(crate) struct CudaEvent {
+pub(super) struct CudaEvent {
     device: Arc<Device>,
     raw: RawEvent,
     recorded: AtomicBool,

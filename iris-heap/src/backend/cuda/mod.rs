@@ -61,6 +61,17 @@ pub fn devices() -> Result<Vec<DeviceInfo>> {
         .collect()
 }
 
+/// How many devices this process sees, at least one.
+///
+/// # Errors
+/// As [`devices`]; [`Error::Unsupported`] if there is none.
+pub fn device_count() -> Result<usize> {
+    match device::count()? {
+        0 => Err(unsupported("the CUDA backend", "no device is visible")),
+        count => Ok(count),
+    }
+}
+
 /// Bytes of memory of device `index` that are free, and all of it.
 ///
 /// # Errors
@@ -148,6 +159,26 @@ impl CudaBackend {
     /// [`Error::Invalid`] for a stream of another device; [`Error::Closed`].
     pub fn stream_of(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
         self.keep(Queue::cudarc(&self.shared, stream)?)
+    }
+
+    /// Enqueues copies of device-local words on a stream of the heap, in the order of its ops: (to,
+    /// from), counted from the first device-local word. For a kernel beside an op, which must know
+    /// which call it is.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a stream of another device or heap; [`Error::OutOfBounds`];
+    /// [`Error::Closed`]; [`Error::Device`].
+    pub fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
+        let queue = stream.backend().as_any().downcast_ref::<CudaStream>();
+        let queue = queue.filter(|stream| Arc::ptr_eq(stream.0.shared(), &self.shared));
+        let (Some(CudaStream(queue)), Some(memory)) = (queue, self.shared.memory.get()) else {
+            return Err(unsupported("a copy of words", "the stream is not one of the heap's"));
+        };
+        let words = own(&*memory.device_words)?;
+        copies.iter().try_for_each(|&(to, from)| {
+            let place = |word: u32| words.at(4 * u64::from(word), 4);
+            queue.copy_in_order(place(to)?, place(from)?, 4)
+        })
     }
 
     fn keep(&self, queue: Arc<Queue>) -> Result<Stream> {

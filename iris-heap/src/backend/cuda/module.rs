@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 
 use super::api::check;
 use super::device::Device;
-use super::stream::CudaStream;
+use super::stream::{CudaStream, Queue};
 use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -178,7 +178,8 @@ impl Function {
         Ok(each as u32 * device.multiprocessors)
     }
 
-    /// Enqueues a launch behind the heap's last op, on whatever stream that was.
+    /// Enqueues a launch behind the heap's last op, on whatever stream that was; the next op waits
+    /// for it.
     ///
     /// # Errors
     /// [`Error::Closed`]; [`Error::Unsupported`] for a stream of another kind of device;
@@ -190,6 +191,40 @@ impl Function {
     /// launch, and so does every replay of a graph that the launch is captured in. Workgroups that
     /// wait for each other or for other ranks all fit the device at the same time.
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, args: &[&[u8]]) -> Result<()> {
+        let (queue, mut params) = self.prepare(stream, args)?;
+        let _bound = self.module.device.bind()?;
+        // SAFETY: as the caller says.
+        queue.in_order(|| unsafe { self.enqueue(queue, shape, &mut params) })
+    }
+
+    /// Enqueues a launch behind the heap's last op, which the next op does not wait for: the two run
+    /// at the same time. The stream is not that of the last op.
+    ///
+    /// # Errors
+    /// As [`Function::launch`]; [`Error::Invalid`] for the stream of the last op.
+    ///
+    /// # Safety
+    /// As for [`Function::launch`]; and beside the workgroups of this launch all those of the ops
+    /// fit the device that are launched while it runs.
+    pub unsafe fn launch_beside(
+        &self,
+        stream: &Stream,
+        shape: LaunchShape,
+        args: &[&[u8]],
+    ) -> Result<()> {
+        let (queue, mut params) = self.prepare(stream, args)?;
+        let _bound = self.module.device.bind()?;
+        // SAFETY: as the caller says.
+        queue.beside(|| unsafe { self.enqueue(queue, shape, &mut params) })
+    }
+
+    /// The queue of a stream, which must be of this device, and the parameters as the driver has
+    /// them.
+    fn prepare<'a>(
+        &self,
+        stream: &'a Stream,
+        args: &[&[u8]],
+    ) -> Result<(&'a Arc<Queue>, Vec<*mut c_void>)> {
         let queue = stream.backend().as_any().downcast_ref::<CudaStream>();
         let Some(CudaStream(queue)) = queue else {
             return Err(unsupported("a CUDA kernel", "this is the stream of another device"));
@@ -202,30 +237,37 @@ impl Function {
                 format!("one of device {}, where the kernel was loaded", device.ordinal),
             ));
         }
-        let mut params: Vec<*mut c_void> =
-            args.iter().map(|bytes| bytes.as_ptr().cast_mut().cast::<c_void>()).collect();
-        let _bound = device.bind()?;
-        queue.in_order(|| {
-            let LaunchShape { groups, threads, shared_bytes } = shape;
-            // SAFETY: the caller vouches for the parameters, which the driver copies before it
-            // returns; stream and function are alive and of this context.
-            let code = unsafe {
-                (device.driver.cuLaunchKernel)(
-                    self.raw.0,
-                    groups,
-                    1,
-                    1,
-                    threads,
-                    1,
-                    1,
-                    shared_bytes,
-                    queue.raw(),
-                    params.as_mut_ptr(),
-                    null_mut(),
-                )
-            };
-            let what = || format!("of {}: {groups} groups of {threads} threads", self.name);
-            super::api::check_for("cuLaunchKernel", what, code)
-        })
+        let params = args.iter().map(|bytes| bytes.as_ptr().cast_mut().cast::<c_void>());
+        Ok((queue, params.collect()))
+    }
+
+    /// # Safety
+    /// As for [`Function::launch`], of the stream behind `queue`; the context is current.
+    unsafe fn enqueue(
+        &self,
+        queue: &Queue,
+        shape: LaunchShape,
+        params: &mut [*mut c_void],
+    ) -> Result<()> {
+        let LaunchShape { groups, threads, shared_bytes } = shape;
+        // SAFETY: the caller vouches for the parameters, which the driver copies before it
+        // returns; stream and function are alive and of this context.
+        let code = unsafe {
+            (self.module.device.driver.cuLaunchKernel)(
+                self.raw.0,
+                groups,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                queue.raw(),
+                params.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        let what = || format!("of {}: {groups} groups of {threads} threads", self.name);
+        super::api::check_for("cuLaunchKernel", what, code)
     }
 }

@@ -235,18 +235,55 @@ impl Queue {
     pub(super) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         self.shared.check_open()?;
         let mut order = lock(&self.shared.order);
-        if let Some(id) = self.capture()? {
-            match order.captured {
-                Some((capture, last)) if capture == id && last != self.number => {
-                    order.captured_event.before(self)?;
-                }
-                _ => {}
-            }
-            f()?;
+        let capture = self.capture()?;
+        self.behind_last(&mut order, capture)?;
+        f()?;
+        if let Some(id) = capture {
             // In a capture this enqueues nothing.
             order.captured_event.record(self)?;
             order.captured = Some((id, self.number));
             return Ok(());
+        }
+        let alive = !matches!(self.owner, Owner::Caller);
+        order.live = Some(if alive && !order.several {
+            Last::Unrecorded(self.clone())
+        } else {
+            order.live_event.record(self)?;
+            Last::Recorded(self.number)
+        });
+        Ok(())
+    }
+
+    /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
+    /// next op does not wait for it.
+    pub(super) fn beside(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.shared.check_open()?;
+        let mut order = lock(&self.shared.order);
+        let capture = self.capture()?;
+        let last = match (&order.live, order.captured) {
+            (_, Some((id, number))) if capture == Some(id) => Some(number),
+            _ if capture.is_some() => None,
+            (Some(Last::Unrecorded(last)), _) => Some(last.number),
+            (Some(Last::Recorded(number)), _) => Some(*number),
+            (None, _) => None,
+        };
+        if last == Some(self.number) {
+            let expected = "another: the next op there would wait for the kernel";
+            return Err(Error::invalid("stream of a kernel beside ops", "that of an op", expected));
+        }
+        self.behind_last(&mut order, capture)?;
+        f()
+    }
+
+    /// Lets what is enqueued here next begin after the last op of the heap.
+    fn behind_last(&self, order: &mut Order, capture: Option<u64>) -> Result<()> {
+        if let Some(id) = capture {
+            return match order.captured {
+                Some((capture, last)) if capture == id && last != self.number => {
+                    order.captured_event.before(self)
+                }
+                _ => Ok(()),
+            };
         }
         match &order.live {
             None => {}
@@ -266,15 +303,20 @@ impl Queue {
                 order.several = true;
             }
         }
-        f()?;
-        let alive = !matches!(self.owner, Owner::Caller);
-        order.live = Some(if alive && !order.several {
-            Last::Unrecorded(self.clone())
-        } else {
-            order.live_event.record(self)?;
-            Last::Recorded(self.number)
-        });
         Ok(())
+    }
+
+    /// Enqueues a copy inside the heap's memory in the order of its ops.
+    pub(super) fn copy_in_order(self: &Arc<Self>, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let device = &self.shared.device;
+        let _bound = device.bind()?;
+        self.in_order(|| {
+            // SAFETY: the caller checked both ranges, and the heap keeps them until its streams
+            // have finished.
+            let code =
+                unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, self.raw.0) };
+            check("cuMemcpyAsync", code)
+        })
     }
 
     /// Waits until everything that was enqueued is done. A stream that is captured has nothing.

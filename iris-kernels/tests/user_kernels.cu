@@ -1,0 +1,106 @@
+// Every remote access that iris/sym.h and iris/sync.h offer to users' kernels.
+#include "iris/sync.h"
+
+using namespace iris;
+
+/// What one rank alone does to words at the next one: the old values go to `old`, and what is left
+/// in the words the host knows, too.
+template <class T> IRIS_DEVICE void operate(const HeapView& heap, Slice<T> words, Slice<T> old) {
+    if (port::lane() != 0 || port::workgroup() != 0) return;
+    const auto at = heap.at(words, (heap.rank + 1) % heap.size), to = heap.at(old, heap.rank);
+    const T wide = sizeof(T) == 8 ? T(1) << (8 * sizeof(T) - 4) : 0;
+    u32 i = 0;
+    to.put(0, at.word(i++).load());
+    to.put(1, at.word(i++).template load<Order::Relaxed>());
+    at.word(i++).store(T(-7) + wide);
+    at.word(i++).template store<Order::Relaxed>(T(9));
+    to.put(4, at.word(i++).add(T(100) + wide));
+    to.put(5, at.word(i++).add(T(-100)));
+    to.put(6, at.word(i++).exchange(T(-3) - wide));
+    to.put(7, at.word(i).compare_exchange(at.word(i).load(), T(77) + wide)), ++i;
+    to.put(8, at.word(i).compare_exchange(at.word(i).load() + 1, T(88))), ++i;
+    to.put(9, at.word(i++).bit_and(T(0x0ff0) | wide));
+    to.put(10, at.word(i++).bit_or(T(0x0ff0) | wide));
+    to.put(11, at.word(i++).bit_xor(T(0x0ff0) | wide));
+    to.put(12, at.word(i++).min(T(-1000) - wide));
+    to.put(13, at.word(i++).min(T(1000) + wide));
+    to.put(14, at.word(i++).max(T(-1000) - wide));
+    to.put(15, at.word(i++).max(T(1000) + wide));
+}
+IRIS_KERNEL operate_i32(IRIS_ARGS HeapView heap, Slice<i32> words, Slice<i32> old) {
+    operate(heap, words, old);
+}
+IRIS_KERNEL operate_i64(IRIS_ARGS HeapView heap, Slice<i64> words, Slice<i64> old) {
+    operate(heap, words, old);
+}
+
+/// All lanes of all ranks at once, at rank 0: nothing may get lost.
+template <class T> IRIS_DEVICE void contend(const HeapView& heap, Slice<T> words) {
+    const auto at = heap.at(words, 0);
+    const u32 lane = port::workgroup() * port::lanes() + port::lane();
+    const T number = T(heap.rank * port::workgroups() * port::lanes() + lane);
+    at.word(0).template add<Order::Relaxed>(1);
+    at.word(1).max(number);
+    at.word(2).min(-number);
+    at.word(3).bit_or(T(1) << (number % 30));
+    at.word(4).bit_and(~(T(1) << (number % 30)));
+    at.word(5).bit_xor(number);
+    // As many tries as it takes: each that fails means that another came through.
+    for (T seen = at.word(6).load(), was = seen + 1; was != seen;) {
+        was = seen;
+        seen = at.word(6).compare_exchange(was, was + 1);
+    }
+}
+IRIS_KERNEL contend_i32(IRIS_ARGS HeapView heap, Slice<i32> words, Slice<float> sums) {
+    contend(heap, words);
+    heap.at(sums, 0).add(0, 0.5f);
+}
+IRIS_KERNEL contend_i64(IRIS_ARGS HeapView heap, Slice<i64> words, Slice<float> sums) {
+    contend(heap, words);
+    heap.at(sums, 0).add(0, 0.5f);
+}
+
+/// Copies of `cases`: where to, where from, and how many elements. What comes by put_with_signal is
+/// read here, after the wait.
+template <class T>
+IRIS_DEVICE void copies(const HeapView& heap, Slice<T> to, Slice<T> from, Slice<T> seen,
+                        Slice<u32> cases, u32 mode, u32 word) {
+    const u32 me = heap.rank, next = (me + 1) % heap.size, before = (me + heap.size - 1) % heap.size;
+    const auto table = heap.at(cases, me);
+    for (u32 c = port::workgroup(); c < cases.len / 3; c += port::workgroups()) {
+        const auto target = to.from(table.get(3 * c)), source = from.from(table.get(3 * c + 1));
+        const u32 count = table.get(3 * c + 2);
+        const SymWord theirs = heap.word(next, word + c), ours = heap.word(me, word + c);
+        if (mode == 0) put(heap, target, source, count, next);
+        if (mode == 1) get(heap, target, source, count, next);
+        if (mode == 2) copy(heap, target, before, source, next, count);
+        if (mode == 3) put_with_signal(heap, target, source, count, next, theirs, i32(c + 1));
+        if (mode == 4) {
+            // The same by single elements and a fence.
+            const auto there = heap.at(target, next), here = heap.at(source, me);
+            for (u32 i = port::lane(); i < count; i += port::lanes()) there.put(i, here.get(i));
+            port::barrier(Site::Signal);
+            fence();
+            if (port::lane() == 0) theirs.store<Order::Relaxed>(i32(c + 1));
+        }
+        if (mode < 3) continue;
+        if (!wait_until(heap, ours, Equal{}, i32(c + 1), before)) return;
+        copy(heap, seen.from(table.get(3 * c)), me, target, me, count);
+    }
+}
+#define COPIES(name, T)                                                                            \
+    IRIS_KERNEL name(IRIS_ARGS HeapView heap, Slice<T> to, Slice<T> from, Slice<T> seen,           \
+                     Slice<u32> cases, u32 mode, u32 word) {                                       \
+        copies(heap, to, from, seen, cases, mode, word);                                           \
+    }
+COPIES(copies_2, u16)
+COPIES(copies_4, float)
+COPIES(copies_8, i64)
+COPIES(copies_16, Vec16)
+
+/// A wait for what nobody says.
+IRIS_KERNEL wait_in_vain(IRIS_ARGS HeapView heap, u32 word) {
+    if (wait_until(heap, heap.word(heap.rank, word), ReachedBy{}, 1000, heap.rank)) {
+        heap.word(heap.rank, word).store(-1);
+    }
+}
