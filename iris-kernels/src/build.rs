@@ -8,7 +8,7 @@ use iris_sync::Access;
 
 use crate::args::dtype_code;
 use crate::cache::Cache;
-use crate::rtc::{self, Compiler, Options, TileBuild, Vendor};
+use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild, Vendor};
 use crate::source::{self, Text};
 use crate::{Kernel, cpu};
 
@@ -62,6 +62,24 @@ pub struct Build {
     pub source: Text,
     /// Its options.
     pub options: Options,
+    /// Lanes of a workgroup.
+    pub lanes: u32,
+}
+
+impl Build {
+    /// Of a source without a product.
+    fn message(source: Text) -> Self {
+        let lanes = if source.name == "barrier.cu" { BARRIER_LANES } else { MESSAGE_LANES };
+        Self { source, options: Options::new().define("IRIS_LANES", lanes), lanes }
+    }
+
+    fn product(source: Text, dtype: u32, tile: TileBuild) -> Self {
+        Self { source, options: Options::op(dtype, tile), lanes: LANES }
+    }
+
+    fn with(self, injected: Injected) -> Self {
+        Self { options: injected.options(self.options), ..self }
+    }
 }
 
 impl OpBuild {
@@ -78,7 +96,7 @@ impl OpBuild {
         };
         let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
         if !is_product(source) {
-            return Ok(Build { source, options: self.injected.options(Options::new()) });
+            return Ok(Build::message(source).with(self.injected));
         }
         let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
@@ -86,7 +104,7 @@ impl OpBuild {
             let TileBuild { m, n, .. } = TileBuild::ALL[0];
             format!("a tile of {tile_m} x {tile_n} (the largest is {m} x {n})")
         })?;
-        Ok(Build { source, options: self.injected.options(Options::op(code, build)) })
+        Ok(Build::product(source, code, build).with(self.injected))
     }
 }
 
@@ -100,14 +118,14 @@ pub fn all() -> Vec<Build> {
     let mut builds = Vec::new();
     for &source in source::KERNELS {
         if !is_product(source) {
-            builds.push(Build { source, options: Options::new() });
+            builds.push(Build::message(source));
             continue;
         }
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for tile in TileBuild::ALL {
                 // The three have codes.
                 let code = dtype_code(dtype).unwrap_or_default();
-                builds.push(Build { source, options: Options::op(code, tile) });
+                builds.push(Build::product(source, code, tile));
             }
         }
     }

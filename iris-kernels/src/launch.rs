@@ -9,7 +9,7 @@ use crate::args::{OpArgs, TileView};
 use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
-use crate::rtc::{self, KernelSource, LANES, Options, Vendor};
+use crate::rtc::{self, KernelSource, Options, Vendor};
 use crate::trace::MAX_GROUPS;
 
 /// What an op keeps to launch its kernels: on a GPU the loaded functions, on the CPU nothing.
@@ -22,8 +22,8 @@ pub struct Launcher {
 #[derive(Clone, Debug)]
 enum Device {
     Cpu,
-    /// The kernels of the op by name.
-    Cuda(Vec<(&'static str, Function)>),
+    /// The kernels of the op by name, with the lanes of a workgroup.
+    Cuda(Vec<(&'static str, Function, u32)>),
 }
 
 impl Launcher {
@@ -45,11 +45,11 @@ impl Launcher {
 
     fn cuda(backend: &CudaBackend, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         let arch = build::cuda_arch(backend.arch());
-        let mut functions: Vec<(&'static str, Function)> = Vec::new();
+        let mut functions: Vec<(&'static str, Function, u32)> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
         for &kernel in kernels {
             let name = kernel.name();
-            if functions.iter().any(|(known, _)| *known == name) {
+            if functions.iter().any(|(known, ..)| *known == name) {
                 continue;
             }
             let build = op.of(kernel).map_err(|what| {
@@ -58,9 +58,9 @@ impl Launcher {
             let image = build::compile(&build, &arch).map_err(Error::other)?;
             let function = backend.load(&image)?.function(&format!("iris_{name}"), 0)?;
             if !matches!(kernel, Kernel::Barrier { .. }) {
-                resident = resident.min(share(backend, &function, LANES, 0)?);
+                resident = resident.min(share(backend, &function, build.lanes, 0)?);
             }
-            functions.push((name, function));
+            functions.push((name, function, build.lanes));
         }
         Ok(Self { resident, device: Device::Cuda(functions) })
     }
@@ -104,12 +104,12 @@ impl Launcher {
             }
         };
         let name = kernel.name();
-        let function = functions.iter().find(|(known, _)| *known == name);
-        let (_, function) = function.ok_or_else(|| {
+        let function = functions.iter().find(|(known, ..)| *known == name);
+        let (_, function, threads) = function.ok_or_else(|| {
             unsupported(format!("kernel {name} of {op}"), "the op was prepared without it")
         })?;
         fits(name, groups, self.resident)?;
-        let shape = LaunchShape { groups, threads: LANES, shared_bytes: 0 };
+        let shape = LaunchShape { groups, threads: *threads, shared_bytes: 0 };
         let args = bytemuck::bytes_of(&args);
         match kernel {
             Kernel::Barrier { phase, members, last } => {
@@ -140,7 +140,7 @@ pub struct UserKernel {
 impl UserKernel {
     /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
     /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
-    /// do. `threads` a workgroup are [`LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is its
+    /// do. `threads` a workgroup are [`rtc::LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is its
     /// dynamic shared memory.
     ///
     /// # Errors

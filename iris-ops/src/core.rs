@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use iris_heap::cuda::CudaBackend;
-use iris_heap::{DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
+use iris_heap::{BackendKind, DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, TileView, counter, dtype_code, epilogue, producer};
 use iris_kernels::build::OpBuild;
 use iris_kernels::trace::{self, TraceSpan};
 use iris_kernels::{Kernel, Launcher};
 use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS, Record};
 
-use crate::config::{Epilogue, Shard, StagingLayout};
+use crate::config::{Epilogue, Options, Shard, StagingLayout};
 use crate::error::{Error, InOp, Result};
 use crate::matrix::MatRef;
 use crate::plan::Plan;
@@ -283,7 +283,7 @@ impl Core {
     }
 
     /// Check the matrices of a call and launch `kernels`, in this order, with this many workgroups
-    /// each (none: as many as are resident).
+    /// each (none: as many as are resident and have something to do).
     pub(crate) fn run(
         &mut self,
         stream: &Stream,
@@ -292,10 +292,11 @@ impl Core {
     ) -> Result<()> {
         let op = self.plan.op;
         let args = self.checked(call)?;
+        let all = self.groups_for(call.m);
         // All launches of a call follow each other, whoever else issues ops of this heap.
         let _issuing = self.heap.issue();
         for &(kernel, groups) in kernels {
-            let groups = groups.unwrap_or(self.groups);
+            let groups = groups.unwrap_or(all);
             // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
             // the workspace is this op's own.
             #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
@@ -303,6 +304,15 @@ impl Core {
                 .in_op(op)?;
         }
         Ok(())
+    }
+
+    /// Workgroups of a call: on a GPU those without work would cost time, and poll.
+    fn groups_for(&self, m: usize) -> u32 {
+        let Options { workgroups, backend, .. } = self.plan.options;
+        if workgroups.is_some() || backend == BackendKind::Cpu {
+            return self.groups;
+        }
+        self.plan.work(m, self.args.fetchers).min(self.groups)
     }
 
     /// What a user's kernel needs that runs beside the next call: this one. Copies of the words that
@@ -347,7 +357,7 @@ impl Core {
             tile_n: args.tile_n,
             arrival,
             root: options.root as u32,
-            groups: self.groups,
+            groups: self.groups_for(call.m),
         })
     }
 

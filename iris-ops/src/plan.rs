@@ -92,7 +92,7 @@ impl Plan {
         (common, product): ((bool, bool), bool),
     ) -> Result<Self> {
         options.check(op, ranks)?;
-        let tile = options.tile.unwrap_or_else(|| crate::tune::tile(op, ranks, options));
+        let tile = options.tile.unwrap_or_else(|| crate::tune::tile((op, variant), ranks, options));
         check_words(op, ranks, options, tile)?;
         let options = options.clone();
         Ok(Self { op, variant, ranks, options, tile, needs: Needs::default(), common, product })
@@ -188,6 +188,23 @@ impl Plan {
             ("injected", format!("{:?}", options.injected)),
         ]);
         items
+    }
+
+    /// Workgroups that have something to do in a call of `m` rows; of those that fetch there may be
+    /// `fetchers` more.
+    pub(crate) fn work(&self, m: usize, fetchers: u32) -> u32 {
+        let grid = Grid { rows: m as u32, ..self.grid() };
+        let split = SplitGrid { grid, ..self.split_grid() };
+        let tiles = match (self.op, self.variant) {
+            _ if self.alone() => grid.tiles(),
+            ("all_gather" | "all_to_all" | "matmul_all_gather", _) => split.part(0).tiles(),
+            ("reduce_scatter" | "matmul_reduce_scatter", _) => split.tiles(),
+            ("all_gather_matmul", "staged") => split.tiles().saturating_add(fetchers),
+            ("all_gather_matmul", _) => split.tiles(),
+            _ => grid.tiles(),
+        };
+        let most = if self.product { u32::MAX } else { crate::tune::MESSAGE_GROUPS };
+        tiles.clamp(1, most)
     }
 
     /// The largest product as a grid of tiles.

@@ -2,7 +2,7 @@
 //! ranks have in common.
 
 use iris_heap::BackendKind;
-use iris_kernels::rtc::TileBuild;
+use iris_kernels::rtc::{MESSAGE_LANES, TileBuild};
 
 use crate::config::{Options, Ranks, TileShape};
 use crate::{all_gather_matmul, matmul_all_reduce};
@@ -10,6 +10,10 @@ use crate::{all_gather_matmul, matmul_all_reduce};
 /// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it
 /// the second hop costs more than the extra bytes.
 const ONE_SHOT_BYTES: usize = 64 << 10;
+
+/// Most workgroups of a message on a GPU, which fill its links; odd, so that tiles whose owners take
+/// turns fall to all workgroups alike.
+pub(crate) const MESSAGE_GROUPS: u32 = 65;
 
 /// The variant of an all-reduce.
 pub(crate) fn all_reduce(
@@ -35,9 +39,16 @@ pub(crate) fn all_gather_matmul(ranks: Ranks, options: &Options) -> all_gather_m
 
 /// The shape of a tile. A product wants large tiles, so that packing its factors is paid back; a
 /// message wants as many tiles as there are workgroups anywhere.
-pub(crate) fn tile(op: &'static str, ranks: Ranks, options: &Options) -> TileShape {
+pub(crate) fn tile(
+    (op, variant): (&'static str, &'static str),
+    ranks: Ranks,
+    options: &Options,
+) -> TileShape {
     if options.backend != BackendKind::Cpu {
-        return device_tile(op, ranks, options);
+        return match op.contains("matmul") {
+            true => device_tile(op, ranks, options),
+            false => device_message_tile((op, variant), ranks, options),
+        };
     }
     if let Some(tile) = table::tile(op, ranks, options) {
         return tile;
@@ -53,15 +64,36 @@ pub(crate) fn tile(op: &'static str, ranks: Ranks, options: &Options) -> TileSha
     TileShape { m: clamp(256, options.m.div_ceil(ranks.size)).max(8), n }
 }
 
-/// The shape of a tile on a GPU: of a product the largest that the kernels are built for and that
-/// still gives most multiprocessors one; of a message some 32 KiB, in whole vectors.
+/// The shape of a tile of a message on a GPU: a vector for each lane at least, and at most as many
+/// tiles as let the parts of the op overlap. Each tile costs a signal, and each signal waits until
+/// the stores before it have arrived.
+fn device_message_tile(
+    (op, variant): (&'static str, &'static str),
+    ranks: Ranks,
+    options: &Options,
+) -> TileShape {
+    /// Elements of a tile, and tiles of what one rank sends or owns.
+    const LEAST: usize = MESSAGE_LANES as usize * 8;
+    const MOST: usize = 256 << 10;
+    const TILES: usize = 32;
+    /// Columns that a tile may have.
+    const WIDEST: usize = 65536;
+    let whole = matches!((op, variant), ("all_reduce", "one_shot") | ("broadcast", _));
+    let parts = if whole { 1 } else { ranks.size };
+    // Where rows are split, a tile lies in one rank's part.
+    let rows = if op == "all_reduce" || whole { options.m } else { options.m.div_ceil(parts) };
+    let all = options.m.saturating_mul(options.n);
+    let elements = (all / parts / TILES).clamp(LEAST, MOST);
+    let across = options.n.div_ceil(elements.min(WIDEST)).max(1);
+    let n = options.n.div_ceil(across).max(1).next_multiple_of(8);
+    TileShape { m: (elements / n).clamp(1, rows.max(1)), n }
+}
+
+/// The shape of a tile of a product on a GPU: the largest that the kernels are built for and that
+/// still gives most multiprocessors one.
 fn device_tile(op: &'static str, ranks: Ranks, options: &Options) -> TileShape {
     /// Tiles below which a smaller shape is taken.
     const ENOUGH: usize = 64;
-    if !op.contains("matmul") {
-        let n = options.n.clamp(1, 4096).next_multiple_of(8);
-        return TileShape { m: (16384 / n).clamp(1, options.m.max(1)), n };
-    }
     // N of an all-gather in front of a product is a rank's own and must not count.
     let n = if op == "all_gather_matmul" { 4096 } else { options.n.max(1) };
     // Where rows are split, a tile lies in one rank's part.
@@ -159,5 +191,39 @@ mod table {
                 assert!(known, "{row:?}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AllGather, AllReduce, all_gather};
+    use iris_heap::DType;
+
+    fn options(m: usize, n: usize) -> Options {
+        Options::new(m, n, 0).dtype(DType::BF16).backend(BackendKind::Cuda)
+    }
+
+    #[test]
+    fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
+        use matmul_all_reduce::Variant;
+        let ranks = Ranks::new(0, 4);
+        let tiles = |variant, m, n| {
+            let plan = AllReduce::plan(ranks, &options(m, n), variant).unwrap();
+            (plan.grid().tiles(), plan.work(m, 0))
+        };
+        assert_eq!(tiles(Variant::OneShot, 1, 4096), (1, 1));
+        assert_eq!(tiles(Variant::OneShot, 8, 4096), (8, 8));
+        assert_eq!(tiles(Variant::OneShot, 1, 5000), (2, 2));
+        // Each rank owns 32.
+        assert_eq!(tiles(Variant::TwoShot, 128, 4096), (128, MESSAGE_GROUPS));
+        assert_eq!(tiles(Variant::TwoShot, 2048, 4096), (128, MESSAGE_GROUPS));
+        assert_eq!(tiles(Variant::TwoShot, 1, 8 << 20), (128, MESSAGE_GROUPS));
+        // Larger ones have tiles of half a MiB.
+        assert_eq!(tiles(Variant::TwoShot, 16384, 4096).0, 256);
+        let plan = AllGather::plan(ranks, &options(2048, 4096), all_gather::Variant::Auto).unwrap();
+        assert_eq!((plan.split_grid().tiles(), plan.work(2048, 0)), (128, 32));
+        // A call of fewer rows has less.
+        assert_eq!((plan.work(64, 0), plan.work(0, 0)), (1, 1));
     }
 }

@@ -6,60 +6,81 @@
 
 namespace iris {
 
-/// Copy `count` items of T from one address to the other; both are multiples of sizeof(T).
-template <class T> IRIS_DEVICE void copy_items(u64 to, u64 from, u64 count) {
-    for (u64 i = port::lane(); i < count; i += port::lanes()) {
-        port::write(to + i * sizeof(T), port::read<T>(from + i * sizeof(T)));
+/// Copy what no vector holds: the columns of a rectangle from `first` on, of items of 2, 4 or 8
+/// bytes; row strides in items.
+IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u64 first, u64 cols,
+                           u32 item) {
+    const u64 rest = cols - first;
+    for (u64 i = port::lane(); i < rows * rest; i += port::lanes()) {
+        const u64 row = i / rest, col = first + i % rest;
+        const u64 target = to + (row * to_ld + col) * item;
+        const u64 source = from + (row * from_ld + col) * item;
+        if (item == 2) port::write(target, port::read<u16>(source));
+        else if (item == 4) port::write(target, port::read<u32>(source));
+        else port::write(target, port::read<u64>(source));
+    }
+}
+
+/// How many vectors of a lane are in flight at once: a link to a peer is long.
+constexpr u32 COPY_DEPTH = 4;
+
+/// Copy `count` vectors of 16 bytes, number i from `from(i)` to `to(i)`.
+template <class From, class To> IRIS_DEVICE void copy_vectors(u32 count, From from, To to) {
+    const u32 step = port::lanes();
+    for (u32 i = port::lane(); i < count; i += COPY_DEPTH * step) {
+        Vec16 held[COPY_DEPTH];
+        IRIS_UNROLL
+        for (u32 d = 0; d < COPY_DEPTH; ++d) {
+            const u32 at = i + d * step;
+            if (at < count) held[d] = port::read<Vec16>(from(at));
+        }
+        IRIS_UNROLL
+        for (u32 d = 0; d < COPY_DEPTH; ++d) {
+            const u32 at = i + d * step;
+            if (at < count) port::write(to(at), held[d]);
+        }
     }
 }
 
 /// Copy `bytes` bytes, a multiple of `item` (2, 4, 8 or 16), as are both addresses. No barrier.
 IRIS_DEVICE void copy_bytes(u64 to, u64 from, u64 bytes, u32 item) {
-    if (((to | from) & 15) == 0) {
-        // Four vectors of a lane are in flight at once: a link to a peer is long.
-        constexpr u32 DEPTH = 4;
-        const u64 vectors = bytes / 16, step = port::lanes();
-        u64 i = port::lane();
-        for (; i + (DEPTH - 1) * step < vectors; i += DEPTH * step) {
-            Vec16 held[DEPTH];
-            IRIS_UNROLL
-            for (u32 d = 0; d < DEPTH; ++d) held[d] = port::read<Vec16>(from + (i + d * step) * 16);
-            IRIS_UNROLL
-            for (u32 d = 0; d < DEPTH; ++d) port::write(to + (i + d * step) * 16, held[d]);
-        }
-        for (; i < vectors; i += step) port::write(to + i * 16, port::read<Vec16>(from + i * 16));
-        to += vectors * 16;
-        from += vectors * 16;
-        bytes -= vectors * 16;
+    // So many vectors at a time, which a 32-bit number counts.
+    constexpr u64 MOST = u64(1) << 30;
+    while (((to | from) & 15) == 0 && bytes >= 16) {
+        const u32 vectors = static_cast<u32>(bytes / 16 < MOST ? bytes / 16 : MOST);
+        copy_vectors(
+            vectors, [=](u32 i) { return from + u64(i) * 16; },
+            [=](u32 i) { return to + u64(i) * 16; });
+        to += u64(vectors) * 16;
+        from += u64(vectors) * 16;
+        bytes -= u64(vectors) * 16;
     }
-    if (item == 2) copy_items<u16>(to, from, bytes / 2);
-    else if (item == 4) copy_items<u32>(to, from, bytes / 4);
-    else copy_items<u64>(to, from, bytes / 8);
+    if (bytes > 0) {
+        const u32 part = item < 8 ? item : 8;
+        copy_pieces(to, 0, from, 0, 1, 0, bytes / part, part);
+    }
 }
 
-/// Copy a rectangle of `rows` rows of `cols` items; row strides in items. No barrier.
+/// Copy a rectangle of `rows` rows of `cols` items of 2 or 4 bytes, at most 65536 of each; row
+/// strides in items. No barrier.
 IRIS_DEVICE void copy_rect(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u32 cols, u32 item) {
-    const bool wide = ((to | from | to_ld * item | from_ld * item) & 15) == 0;
-    const u32 per_vector = wide ? 16 / item : 1;
-    const u32 across = cols / per_vector, tail = cols - across * per_vector;
-    // A lane goes on along a row, so that a warp covers whole rows.
-    const u64 pieces = u64(rows) * across;
-    for (u64 i = port::lane(); i < pieces; i += port::lanes()) {
-        const u64 row = i / across, col = i % across * per_vector;
-        const u64 target = to + (row * to_ld + col) * item, source = from + (row * from_ld + col) * item;
-        if (wide) port::write(target, port::read<Vec16>(source));
-        else if (item == 2) port::write(target, port::read<u16>(source));
-        else port::write(target, port::read<u32>(source));
+    // Rows without gaps are one.
+    if (rows <= 1 || (to_ld == cols && from_ld == cols)) {
+        return copy_bytes(to, from, u64(rows) * cols * item, item);
     }
-    if (tail != 0) {
-        for (u64 i = port::lane(); i < u64(rows) * tail; i += port::lanes()) {
-            const u64 row = i / tail, col = u64(across) * per_vector + i % tail;
-            const u64 target = to + (row * to_ld + col) * item;
-            const u64 source = from + (row * from_ld + col) * item;
-            if (item == 2) port::write(target, port::read<u16>(source));
-            else port::write(target, port::read<u32>(source));
-        }
+    u32 done = 0;
+    if (((to | from | to_ld * item | from_ld * item) & 15) == 0) {
+        const u32 across = cols * item / 16;
+        // A lane goes on along a row, so that a warp covers whole rows.
+        const auto at = [=](u64 start, u64 ld, u32 i) {
+            return start + i / across * ld * item + u64(i % across) * 16;
+        };
+        copy_vectors(
+            rows * across, [=](u32 i) { return at(from, from_ld, i); },
+            [=](u32 i) { return at(to, to_ld, i); });
+        done = across * 16 / item;
     }
+    if (done < cols) copy_pieces(to, to_ld, from, from_ld, rows, done, cols, item);
 }
 
 } // namespace iris

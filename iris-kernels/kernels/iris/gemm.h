@@ -19,6 +19,12 @@ class GemmProducer {
                          at.cols, args.k);
     }
 
+    /// Write the partial to a view, rounded to its type: once, since it is in registers.
+    static constexpr bool REPEATS = false;
+    IRIS_DEVICE void write_to(const View& to) {
+        emit([&](u32 row, u32 col, u32 count, Values& values) { to.store(row, col, count, values); });
+    }
+
     /// Call `sink(row, col, count, values)` for all vectors of the partial, counted from its corner.
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         product.emit([&](u32 row, u32 col, Values& values) {

@@ -57,6 +57,13 @@ class LoadProducer {
 
     IRIS_DEVICE void produce(const Tile& at) { area = at; }
 
+    /// Write the partial to a view, rounded to its type. It is in memory, so that this may be done
+    /// any number of times, and the elements need not be looked at where the type stays.
+    static constexpr bool REPEATS = true;
+    IRIS_DEVICE void write_to(const View& to) {
+        copy_view(to, View::of(args.a).from(area.row, area.col), area.rows, area.cols);
+    }
+
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         const View from = View::of(args.a).from(area.row, area.col);
         for_each_vector(area.rows, area.cols, [&](u32 row, u32 col, u32 count) {

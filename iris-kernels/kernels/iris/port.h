@@ -19,7 +19,8 @@
 
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
-// Functions on the way out of a call: kept apart, for the size of the code.
+// Functions that are kept apart, for the size of the code: not called for single elements of a result
+// that a vector holds.
 #define IRIS_COLD static __device__ __noinline__
 #define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_LANES)
 #define IRIS_ARGS const __grid_constant__

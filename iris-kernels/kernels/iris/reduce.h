@@ -61,7 +61,7 @@ template <class Plan, class Producer> class ReduceBody {
     IRIS_DEVICE void keep(u32 tile, u32 parity) { put(me(), tile, parity); }
 
     IRIS_DEVICE void push(u32 peer, u32 tile, u32 parity) {
-        if constexpr (Plan::OWN_FIRST) {
+        if constexpr (Plan::OWN_FIRST || Producer::REPEATS) {
             put(peer, tile, parity);
         } else {
             // What keep has left in our own slot goes to everybody.
@@ -80,15 +80,37 @@ template <class Plan, class Producer> class ReduceBody {
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
-        const u32 first = Plan::OWN_FIRST ? me() : 0;
-        const View start = slot(me(), first, tile, parity);
+        const u32 first = Plan::OWN_FIRST ? me() : 0, size = args.channel.size;
+        // Which source is added as number `turn`.
+        const auto source = [=](u32 turn) {
+            return turn == 0 ? first : turn <= first ? turn - 1 : turn;
+        };
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
-            Values sum = start.load(row, col, count);
-            for (u32 source = 0; source < args.channel.size; ++source) {
-                if (source == first) continue;
-                const Values part = slot(me(), source, tile, parity).load(row, col, count);
+            const u32 wire = args.wire;
+            Values sum;
+            // All of a batch are under way before the first is looked at.
+            for (u32 begin = 0; begin < size; begin += BATCH) {
+                Raw raw[BATCH];
+                u64 place[BATCH];
                 IRIS_UNROLL
-                for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
+                for (u32 i = 0; i < BATCH; ++i) {
+                    if (begin + i >= size) break;
+                    place[i] = slot(me(), source(begin + i), tile, parity).at(row, col);
+                    if (is_whole(place[i], count)) raw[i] = load_raw(place[i], wire);
+                }
+                IRIS_UNROLL
+                for (u32 i = 0; i < BATCH; ++i) {
+                    if (begin + i >= size) break;
+                    const Values part = is_whole(place[i], count)
+                                            ? values_of(raw[i], wire)
+                                            : load_row(place[i], wire, count);
+                    if (begin + i == 0) {
+                        sum = part;
+                    } else {
+                        IRIS_UNROLL
+                        for (u32 e = 0; e < WIDTH; ++e) sum.v[e] += part.v[e];
+                    }
+                }
             }
             finish_values(args, at.col + col, count, sum);
             c.store(row, col, count, sum);
@@ -118,11 +140,11 @@ template <class Plan, class Producer> class ReduceBody {
     }
     /// Write the partial at hand to this rank's place at `at`, rounded to the wire's type.
     IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
-        const View to = slot(at, me(), tile, parity);
-        producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
-            to.store(row, col, count, values);
-        });
+        producer.write_to(slot(at, me(), tile, parity));
     }
+
+    /// Partials that a lane reads at once.
+    static constexpr u32 BATCH = 4;
 
     const OpArgs& args;
     const Places places;

@@ -39,36 +39,61 @@ IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
     else port::write(address, narrow(dtype, value));
 }
 
-/// The first `count` (1 to WIDTH) elements from an address on; the others are 0.
-IRIS_DEVICE Values load_row(u64 address, u32 dtype, u32 count) {
+/// Whether a vector of these elements is read and written as a whole.
+IRIS_DEVICE bool is_whole(u64 address, u32 count) { return count == WIDTH && (address & 15) == 0; }
+
+/// A whole vector as it lies in memory: nothing waits for it until it is looked at.
+struct Raw {
+    Vec16 low, high;
+};
+IRIS_DEVICE Raw load_raw(u64 address, u32 dtype) {
+    Raw raw{};
+    raw.low = port::read<Vec16>(address);
+    if (dtype == F32) raw.high = port::read<Vec16>(address + 16);
+    return raw;
+}
+IRIS_DEVICE Values values_of(const Raw& raw, u32 dtype) {
     Values values;
-    if (count == WIDTH && (address & 15) == 0) {
-        if (dtype == F32) {
-            const Vec16 low = port::read<Vec16>(address), high = port::read<Vec16>(address + 16);
-            IRIS_UNROLL
-            for (u32 i = 0; i < 4; ++i) {
-                values.v[i] = __builtin_bit_cast(float, low.word[i]);
-                values.v[i + 4] = __builtin_bit_cast(float, high.word[i]);
-            }
-        } else {
-            const Vec16 all = port::read<Vec16>(address);
-            IRIS_UNROLL
-            for (u32 i = 0; i < 4; ++i) {
-                values.v[2 * i] = widen(dtype, static_cast<u16>(all.word[i]));
-                values.v[2 * i + 1] = widen(dtype, static_cast<u16>(all.word[i] >> 16));
-            }
+    if (dtype == F32) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            values.v[i] = __builtin_bit_cast(float, raw.low.word[i]);
+            values.v[i + 4] = __builtin_bit_cast(float, raw.high.word[i]);
         }
-        return values;
+    } else {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            values.v[2 * i] = widen(dtype, static_cast<u16>(raw.low.word[i]));
+            values.v[2 * i + 1] = widen(dtype, static_cast<u16>(raw.low.word[i] >> 16));
+        }
     }
+    return values;
+}
+
+/// Elements that are not a whole vector, one by one.
+IRIS_COLD Values load_pieces(u64 address, u32 dtype, u32 count) {
+    Values values;
     IRIS_UNROLL
     for (u32 i = 0; i < WIDTH; ++i) {
         values.v[i] = i < count ? load_element(address + i * element_bytes(dtype), dtype) : 0.0f;
     }
     return values;
 }
+IRIS_COLD void store_pieces(u64 address, u32 dtype, u32 count, Values values) {
+    IRIS_UNROLL
+    for (u32 i = 0; i < WIDTH; ++i) {
+        if (i < count) store_element(address + i * element_bytes(dtype), dtype, values.v[i]);
+    }
+}
+
+/// The first `count` (1 to WIDTH) elements from an address on; the others are 0.
+IRIS_DEVICE Values load_row(u64 address, u32 dtype, u32 count) {
+    if (is_whole(address, count)) return values_of(load_raw(address, dtype), dtype);
+    return load_pieces(address, dtype, count);
+}
 
 IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& values) {
-    if (count == WIDTH && (address & 15) == 0) {
+    if (is_whole(address, count)) {
         if (dtype == F32) {
             Vec16 low, high;
             IRIS_UNROLL
@@ -89,10 +114,7 @@ IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& valu
         }
         return;
     }
-    IRIS_UNROLL
-    for (u32 i = 0; i < WIDTH; ++i) {
-        if (i < count) store_element(address + i * element_bytes(dtype), dtype, values.v[i]);
-    }
+    store_pieces(address, dtype, count, values);
 }
 
 /// A matrix, or a part of one, from its first element on.
@@ -145,7 +167,7 @@ template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each 
 }
 
 /// Copy a rectangle between views, from the first element of each. No barrier.
-IRIS_DEVICE void copy_view(const View& to, const View& from, u32 rows, u32 cols) {
+IRIS_COLD void copy_view(View to, View from, u32 rows, u32 cols) {
     if (to.dtype == from.dtype && to.transposed == from.transposed) {
         const u32 runs = to.transposed ? cols : rows, len = to.transposed ? rows : cols;
         copy_rect(to.address, to.ld, from.address, from.ld, runs, len, element_bytes(to.dtype));

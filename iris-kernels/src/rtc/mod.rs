@@ -135,8 +135,15 @@ impl TileBuild {
     }
 }
 
-/// Lanes of a workgroup of the kernels of ops on a device.
+/// Lanes of a workgroup of the kernels with a product on a device, and of users' kernels.
 pub const LANES: u32 = 256;
+
+/// Lanes of a workgroup of the kernels of messages: few workgroups with many bytes under way fill a
+/// link, and each signal of a workgroup waits for its stores once.
+pub const MESSAGE_LANES: u32 = 512;
+
+/// Lanes of the one workgroup of a barrier.
+pub const BARRIER_LANES: u32 = 32;
 
 /// A compiler that was found.
 #[derive(Debug)]
