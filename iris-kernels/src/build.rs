@@ -62,9 +62,19 @@ pub struct Build {
     pub source: Text,
     /// Its options.
     pub options: Options,
+    /// The tile of a product.
+    pub tile: Option<TileBuild>,
 }
 
 impl OpBuild {
+    /// Bytes of dynamic shared memory of a workgroup of `kernel`, in a build of this.
+    pub fn shared_bytes(&self, kernel: Kernel, build: &Build, arch: &str) -> u32 {
+        match (build.tile, dtype_code(self.dtype)) {
+            (Some(tile), Some(code)) if kernel.multiplies() => tile.shared_bytes(code, arch),
+            _ => 0,
+        }
+    }
+
     /// The build that holds `kernel`; the other kernels of the op may be in another.
     ///
     /// # Errors
@@ -78,7 +88,8 @@ impl OpBuild {
         };
         let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
         if !is_product(source) {
-            return Ok(Build { source, options: self.injected.options(Options::new()) });
+            let options = self.injected.options(Options::new());
+            return Ok(Build { source, options, tile: None });
         }
         let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
@@ -86,7 +97,8 @@ impl OpBuild {
             let TileBuild { m, n, .. } = TileBuild::ALL[0];
             format!("a tile of {tile_m} x {tile_n} (the largest is {m} x {n})")
         })?;
-        Ok(Build { source, options: self.injected.options(Options::op(code, build)) })
+        let options = self.injected.options(Options::op(code, build));
+        Ok(Build { source, options, tile: Some(build) })
     }
 }
 
@@ -100,14 +112,15 @@ pub fn all() -> Vec<Build> {
     let mut builds = Vec::new();
     for &source in source::KERNELS {
         if !is_product(source) {
-            builds.push(Build { source, options: Options::new() });
+            builds.push(Build { source, options: Options::new(), tile: None });
             continue;
         }
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for tile in TileBuild::ALL {
                 // The three have codes.
                 let code = dtype_code(dtype).unwrap_or_default();
-                builds.push(Build { source, options: Options::op(code, tile) });
+                let options = Options::op(code, tile);
+                builds.push(Build { source, options, tile: Some(tile) });
             }
         }
     }
