@@ -64,17 +64,20 @@ pub struct Build {
     pub options: Options,
     /// Lanes of a workgroup.
     pub lanes: u32,
+    /// The tile, of a product.
+    pub tile: Option<TileBuild>,
 }
 
 impl Build {
     /// Of a source without a product.
     fn message(source: Text) -> Self {
         let lanes = if source.name == "barrier.cu" { BARRIER_LANES } else { MESSAGE_LANES };
-        Self { source, options: Options::new().define("IRIS_LANES", lanes), lanes }
+        let options = Options::new().define("IRIS_LANES", lanes);
+        Self { source, options, lanes, tile: None }
     }
 
     fn product(source: Text, dtype: u32, tile: TileBuild) -> Self {
-        Self { source, options: Options::op(dtype, tile), lanes: LANES }
+        Self { source, options: Options::op(dtype, tile), lanes: LANES, tile: Some(tile) }
     }
 
     fn with(self, injected: Injected) -> Self {
@@ -83,6 +86,14 @@ impl Build {
 }
 
 impl OpBuild {
+    /// Bytes of dynamic shared memory of a workgroup of `kernel`, in a build of this.
+    pub fn shared_bytes(&self, kernel: Kernel, build: &Build, arch: &str) -> u32 {
+        match (build.tile, dtype_code(self.dtype)) {
+            (Some(tile), Some(code)) if kernel.multiplies() => tile.shared_bytes(code, arch),
+            _ => 0,
+        }
+    }
+
     /// The build that holds `kernel`; the other kernels of the op may be in another.
     ///
     /// # Errors

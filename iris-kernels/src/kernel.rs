@@ -48,6 +48,12 @@ pub enum Kernel {
 }
 
 impl Kernel {
+    /// Whether it multiplies, in an op that has a product.
+    pub fn multiplies(self) -> bool {
+        use Kernel::*;
+        !matches!(self, Zero | Convert | Gather | AllToAll | Broadcast | Barrier { .. })
+    }
+
     /// The name in traces and errors.
     pub fn name(self) -> &'static str {
         match self {

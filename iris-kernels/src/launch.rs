@@ -12,6 +12,16 @@ use crate::kernel::Kernel;
 use crate::rtc::{self, KernelSource, Options, Vendor};
 use crate::trace::MAX_GROUPS;
 
+/// A kernel that was loaded.
+#[derive(Clone, Debug)]
+struct Prepared {
+    name: &'static str,
+    function: Function,
+    /// Lanes of a workgroup.
+    threads: u32,
+    shared_bytes: u32,
+}
+
 /// What an op keeps to launch its kernels: on a GPU the loaded functions, on the CPU nothing.
 #[derive(Clone, Debug)]
 pub struct Launcher {
@@ -22,8 +32,8 @@ pub struct Launcher {
 #[derive(Clone, Debug)]
 enum Device {
     Cpu,
-    /// The kernels of the op by name, with the lanes of a workgroup.
-    Cuda(Vec<(&'static str, Function, u32)>),
+    /// The kernels of the op by name.
+    Cuda(Vec<Prepared>),
 }
 
 impl Launcher {
@@ -45,22 +55,23 @@ impl Launcher {
 
     fn cuda(backend: &CudaBackend, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         let arch = build::cuda_arch(backend.arch());
-        let mut functions: Vec<(&'static str, Function, u32)> = Vec::new();
+        let mut functions: Vec<Prepared> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
         for &kernel in kernels {
             let name = kernel.name();
-            if functions.iter().any(|(known, ..)| *known == name) {
+            if functions.iter().any(|known| known.name == name) {
                 continue;
             }
             let build = op.of(kernel).map_err(|what| {
                 unsupported(format!("{} on CUDA: {what}", op.op), "no device source has it")
             })?;
             let image = build::compile(&build, &arch).map_err(Error::other)?;
-            let function = backend.load(&image)?.function(&format!("iris_{name}"), 0)?;
+            let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &arch));
+            let function = backend.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
             if !matches!(kernel, Kernel::Barrier { .. }) {
-                resident = resident.min(share(backend, &function, build.lanes, 0)?);
+                resident = resident.min(share(backend, &function, threads, shared_bytes)?);
             }
-            functions.push((name, function, build.lanes));
+            functions.push(Prepared { name, function, threads, shared_bytes });
         }
         Ok(Self { resident, device: Device::Cuda(functions) })
     }
@@ -104,12 +115,12 @@ impl Launcher {
             }
         };
         let name = kernel.name();
-        let function = functions.iter().find(|(known, ..)| *known == name);
-        let (_, function, threads) = function.ok_or_else(|| {
+        let function = functions.iter().find(|known| known.name == name);
+        let &Prepared { ref function, threads, shared_bytes, .. } = function.ok_or_else(|| {
             unsupported(format!("kernel {name} of {op}"), "the op was prepared without it")
         })?;
         fits(name, groups, self.resident)?;
-        let shape = LaunchShape { groups, threads: *threads, shared_bytes: 0 };
+        let shape = LaunchShape { groups, threads, shared_bytes };
         let args = bytemuck::bytes_of(&args);
         match kernel {
             Kernel::Barrier { phase, members, last } => {

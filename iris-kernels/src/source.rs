@@ -28,6 +28,7 @@ pub const HEADERS: &[Text] = embed![
     "iris/gemm.h",
     "iris/mma.h",
     "iris/mma_sm80.h",
+    "iris/mma_sm90.h",
     "iris/partial.h",
     "iris/port.h",
     "iris/port_cuda.h",

@@ -119,7 +119,14 @@ class MultiplyAdd {
 
 } // namespace iris
 
-#if IRIS_HAS_MMA_SYNC && IRIS_DTYPE != 0
+#if IRIS_HAS_WGMMA && IRIS_DTYPE != 0 && IRIS_TILE_M == 128 && IRIS_TILE_N == 128
+#include "iris/mma_sm90.h"
+namespace iris {
+using Product = WgMma;
+// The host launches with so much: see rtc::TileBuild::shared_bytes.
+static_assert(sizeof(Product::Shared) + port::SHARED_ALIGNMENT == 99328, "what the host asks for");
+}
+#elif IRIS_HAS_MMA_SYNC && IRIS_DTYPE != 0
 #include "iris/mma_sm80.h"
 namespace iris {
 using Product = MmaSync;

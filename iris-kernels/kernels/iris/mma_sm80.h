@@ -5,6 +5,68 @@
 
 namespace iris {
 
+IRIS_DEVICE u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+/// Copies from memory to shared memory that go on while the lane does other things.
+struct AsyncCopy {
+    IRIS_DEVICE static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    /// Until all but the newest `PENDING` groups have come.
+    template <u32 PENDING> IRIS_DEVICE static void wait() {
+        asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    }
+    /// The first `bytes` bytes of a vector; the others are 0.
+    IRIS_DEVICE static void vector_or_zero(u16* to, u64 from, u32 bytes) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                     "l"(from), "r"(bytes)
+                     : "memory");
+    }
+    /// Eight items that lie side by side at any address, of which `count` exist: not asynchronous.
+    IRIS_DEVICE static void items(u16* to, u64 from, u32 count) {
+        Vec16 all;
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 low = 2 * i < count ? port::read<u16>(from + 4 * i) : 0;
+            const u32 high = 2 * i + 1 < count ? port::read<u16>(from + 4 * i + 2) : 0;
+            all.word[i] = low | high << 16;
+        }
+        *reinterpret_cast<Vec16*>(to) = all;
+    }
+};
+
+/// 16 rows of a warp, `COLS` columns: what the lanes have of it after mma.sync or wgmma.
+template <u32 COLS> struct WarpTile {
+    static constexpr u32 LD = COLS + 4, ITEMS = 16 * LD;
+
+    /// Through shared memory of this warp, so that a sink gets whole vectors and neighbouring lanes
+    /// neighbouring ones. The rows begin at `row`, the columns at `col`.
+    template <class Sink>
+    IRIS_DEVICE static void emit(float* out, const float (&sums)[COLS / 2], u32 row, u32 col,
+                                 Sink sink) {
+        const u32 lane = port::lane() % 32;
+        float* first = out + lane / 4 * LD + lane % 4 * 2;
+        IRIS_UNROLL
+        for (u32 j = 0; j < COLS / 8; ++j) {
+            first[j * 8] = sums[j * 4];
+            first[j * 8 + 1] = sums[j * 4 + 1];
+            first[j * 8 + 8 * LD] = sums[j * 4 + 2];
+            first[j * 8 + 8 * LD + 1] = sums[j * 4 + 3];
+        }
+        __syncwarp();
+        constexpr u32 ACROSS = COLS / WIDTH;
+        IRIS_NO_UNROLL
+        for (u32 vector = lane; vector < 16 * ACROSS; vector += 32) {
+            const float* from = out + vector / ACROSS * LD + vector % ACROSS * WIDTH;
+            Values values;
+            IRIS_UNROLL
+            for (u32 e = 0; e < WIDTH; ++e) values.v[e] = from[e];
+            sink(row + vector / ACROSS, col + vector % ACROSS * WIDTH, values);
+        }
+        __syncwarp();
+    }
+};
+
 class MmaSync {
     // Eight warps in two rows of four, each with a part of the tile.
     static constexpr u32 WARP = 32, WARPS_M = 2, WARPS_N = 4;
@@ -21,7 +83,6 @@ class MmaSync {
     static constexpr u32 B_WIDE = TILE_K * (TILE_N + PAD), B_TALL = TILE_N * (TILE_K + PAD);
     static constexpr u32 A_ITEMS = A_WIDE > A_TALL ? A_WIDE : A_TALL;
     static constexpr u32 B_ITEMS = B_WIDE > B_TALL ? B_WIDE : B_TALL;
-    static constexpr u32 OUT_LD = WARP_N + 4;
     static constexpr u32 STAGES = 2;
 
   public:
@@ -30,7 +91,7 @@ class MmaSync {
             u16 a[A_ITEMS];
             u16 b[B_ITEMS];
         } stage[STAGES];
-        float out[WARPS_M * WARPS_N][16 * OUT_LD];
+        float out[WARPS_M * WARPS_N][WarpTile<WARP_N>::ITEMS];
     };
     static_assert(sizeof(Shared) <= 48 * 1024, "what a kernel gets without asking");
 
@@ -54,74 +115,37 @@ class MmaSync {
         load(0, a, b, rows, cols, 0, depth);
         for (u32 step = 0; step < steps; ++step) {
             if (step + 1 < steps) load((step + 1) % STAGES, a, b, rows, cols, step + 1, depth);
-            else commit();
-            // All but the newest group have come.
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            else AsyncCopy::commit();
+            AsyncCopy::wait<1>();
             port::barrier(Site::Body);
             compute(shared.stage[step % STAGES], a.transposed, b.transposed);
             port::barrier(Site::Body);
         }
     }
 
-    /// Through shared memory, 16 rows of a warp at a time, so that a sink gets whole vectors and
-    /// neighbouring lanes neighbouring ones.
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         port::barrier(Site::Body);
-        const u32 lane = port::lane() % WARP, warp = port::lane() / WARP;
+        const u32 warp = port::lane() / WARP;
         const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
-        float* out = shared.out[warp];
-        constexpr u32 ACROSS = WARP_N / WIDTH;
         // The sink stands in the code once; registers need constant indices, hence the inner loop.
         IRIS_NO_UNROLL
         for (u32 i = 0; i < FRAGMENTS_M; ++i) {
+            float own[WARP_N / 2];
             IRIS_UNROLL
             for (u32 f = 0; f < FRAGMENTS_M; ++f) {
-                if (f == i) put_fragments(out + lane / 4 * OUT_LD + lane % 4 * 2, sums[f]);
-            }
-            __syncwarp();
-            IRIS_NO_UNROLL
-            for (u32 vector = lane; vector < 16 * ACROSS; vector += WARP) {
-                const float* from = out + vector / ACROSS * OUT_LD + vector % ACROSS * WIDTH;
-                Values values;
+                if (f != i) continue;
                 IRIS_UNROLL
-                for (u32 e = 0; e < WIDTH; ++e) values.v[e] = from[e];
-                sink(row + i * 16 + vector / ACROSS, col + vector % ACROSS * WIDTH, values);
+                for (u32 e = 0; e < WARP_N / 2; ++e) own[e] = sums[f][e / 4][e % 4];
             }
-            __syncwarp();
+            WarpTile<WARP_N>::emit(shared.out[warp], own, row + i * 16, col, sink);
         }
     }
 
   private:
-    IRIS_DEVICE static void put_fragments(float* first, const float (&row)[FRAGMENTS_N][4]) {
-        IRIS_UNROLL
-        for (u32 j = 0; j < FRAGMENTS_N; ++j) {
-            first[j * 8] = row[j][0];
-            first[j * 8 + 1] = row[j][1];
-            first[j * 8 + 8 * OUT_LD] = row[j][2];
-            first[j * 8 + 8 * OUT_LD + 1] = row[j][3];
-        }
-    }
-    IRIS_DEVICE static u32 shared_address(const void* pointer) {
-        return static_cast<u32>(__cvta_generic_to_shared(pointer));
-    }
-    IRIS_DEVICE static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
     /// Eight items that lie side by side in memory, of which `count` exist, to shared memory.
     IRIS_DEVICE static void load_vector(u16* to, u64 from, u32 count) {
-        if (count >= WIDTH && (from & 15) == 0) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)),
-                         "l"(from)
-                         : "memory");
-            return;
-        }
-        Vec16 all;
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            const u32 low = 2 * i < count ? port::read<u16>(from + 4 * i) : 0;
-            const u32 high = 2 * i + 1 < count ? port::read<u16>(from + 4 * i + 2) : 0;
-            all.word[i] = low | high << 16;
-        }
-        *reinterpret_cast<Vec16*>(to) = all;
+        if (count >= WIDTH && (from & 15) == 0) AsyncCopy::vector_or_zero(to, from, 16);
+        else AsyncCopy::items(to, from, count);
     }
 
     /// A matrix of `OUTER` lines of `INNER` items that lie side by side; `outer`, `inner` exist.
@@ -146,7 +170,7 @@ class MmaSync {
         else load_lines<TILE_M, TILE_K>(to.a, a.at(0, k), a.ld, rows, left);
         if (b.transposed) load_lines<TILE_N, TILE_K>(to.b, b.at(k, 0), b.ld, cols, left);
         else load_lines<TILE_K, TILE_N>(to.b, b.at(k, 0), b.ld, left, cols);
-        commit();
+        AsyncCopy::commit();
     }
 
     IRIS_DEVICE static void load_matrices(u32 (&to)[4], u32 address, bool across) {

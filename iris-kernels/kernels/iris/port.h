@@ -22,12 +22,19 @@
 // Functions that are kept apart, for the size of the code: not called for single elements of a result
 // that a vector holds.
 #define IRIS_COLD static __device__ __noinline__
-#define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_LANES)
+// How many workgroups a multiprocessor has room for at least.
+#ifndef IRIS_TOGETHER
+#define IRIS_TOGETHER 1
+#endif
+#define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_LANES, IRIS_TOGETHER)
 #define IRIS_ARGS const __grid_constant__
-#define IRIS_SHARED(type, name) __shared__ type name
+#define IRIS_SHARED(type, name) type& name = iris::port::shared<type>()
 #define IRIS_UNROLL _Pragma("unroll")
 #define IRIS_NO_UNROLL _Pragma("unroll 1")
 #define IRIS_HAS_MMA_SYNC 1
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define IRIS_HAS_WGMMA 1
+#endif
 #define IRIS_OFFSET_OF(type, member) __INTADDR__(&static_cast<type*>(nullptr)->member)
 #ifndef IRIS_LANES
 #define IRIS_LANES 256

@@ -12,6 +12,22 @@ IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 IRIS_DEVICE void barrier(Site) { __syncthreads(); }
 IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 
+/// Dynamic shared memory is asked for with so much more, to begin at a multiple of it.
+constexpr u32 SHARED_ALIGNMENT = 1024;
+
+/// Shared memory of the workgroup: a kernel has one piece. What is larger than a kernel gets without
+/// asking is dynamic.
+template <class T> IRIS_DEVICE T& shared() {
+    if constexpr (sizeof(T) <= 48 * 1024) {
+        __shared__ T memory;
+        return memory;
+    } else {
+        extern __shared__ unsigned char iris_dynamic[];
+        const u32 first = static_cast<u32>(__cvta_generic_to_shared(iris_dynamic));
+        return *reinterpret_cast<T*>(iris_dynamic + (0u - first) % SHARED_ALIGNMENT);
+    }
+}
+
 /// Nanoseconds of the clock that all devices of a host share.
 IRIS_DEVICE u64 now() {
     u64 value;

@@ -102,6 +102,8 @@ impl Options {
             .define("IRIS_TILE_M", tile.m)
             .define("IRIS_TILE_N", tile.n)
             .define("IRIS_TILE_K", tile.k)
+            // One multiplies while the other waits.
+            .define("IRIS_TOGETHER", 2)
     }
 
     /// The options as the compilers of both vendors take them.
@@ -128,6 +130,14 @@ impl TileBuild {
         TileBuild { m: 64, n: 64, k: 32 },
         TileBuild { m: 32, n: 32, k: 16 },
     ];
+
+    /// Bytes of dynamic shared memory that a product of this build takes on an architecture, of
+    /// elements of type `dtype` ([`crate::args::dtype_code`]); 0 if it gets what it needs without
+    /// asking. `mma.h` asserts the number.
+    pub fn shared_bytes(self, dtype: u32, arch: &str) -> u32 {
+        let by_warpgroups = arch == "sm_90a" && dtype != 0 && (self.m, self.n) == (128, 128);
+        if by_warpgroups { 99328 } else { 0 }
+    }
 
     /// The smallest build that takes a tile of this size; none if it is too large.
     pub fn fitting(tile_m: u32, tile_n: u32) -> Option<TileBuild> {

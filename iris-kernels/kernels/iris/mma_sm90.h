@@ -1,0 +1,193 @@
+// Products on the tensor cores of sm_90a: wgmma m64n128k16 of f16 or bf16 with f32 sums, straight from
+// shared memory, which cp.async fills. Included by mma.h.
+//
+// The layouts are those of PTX's "asynchronous warpgroup level matrix instructions" with the 128-byte
+// swizzle: lines of 128 bytes, whose 16-byte vectors change places by the number of the line in its
+// eight, so that neither copies nor products meet in a bank.
+#ifndef IRIS_MMA_SM90_H
+#define IRIS_MMA_SM90_H
+
+#include "iris/mma_sm80.h"
+
+namespace iris {
+
+// One product of a warpgroup, 64 x 128, depth 16: an instruction is spelled in one literal.
+#define IRIS_WGMMA(type)                                                                           \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                  \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, "                                               \
+                 "%8, %9, %10, %11, %12, %13, %14, %15, "                                          \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, "                                        \
+                 "%24, %25, %26, %27, %28, %29, %30, %31, "                                        \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, "                                        \
+                 "%40, %41, %42, %43, %44, %45, %46, %47, "                                        \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, "                                        \
+                 "%56, %57, %58, %59, %60, %61, %62, %63}, "                                       \
+                 "%64, %65, 1, 1, 1, %66, %67;"                                                    \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),                                 \
+                   "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),                                 \
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),                               \
+                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),                             \
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),                             \
+                   "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),                             \
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),                             \
+                   "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),                             \
+                   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),                             \
+                   "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),                             \
+                   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),                             \
+                   "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),                             \
+                   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),                             \
+                   "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),                             \
+                   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),                             \
+                   "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                              \
+                 : "l"(a), "l"(b), "n"(A_ACROSS ? 1 : 0), "n"(B_ACROSS ? 1 : 0)                    \
+                 : "memory")
+
+class WgMma {
+    // Two warpgroups, each with one half of the rows.
+    static constexpr u32 GROUP = 128, GROUP_M = 64;
+    // What one line of a block holds, and so the depth of a stage.
+    static constexpr u32 LINE = 64;
+    static constexpr u32 STAGES = 3;
+    // Stages that are on their way while one is multiplied. The one before that is still read.
+    static constexpr u32 AHEAD = STAGES - 2;
+    static constexpr u32 SUMS = TILE_N / 2;
+    static_assert(TILE_M == 2 * GROUP_M && TILE_N == 128 && LANES == 2 * GROUP, "one shape");
+
+  public:
+    union alignas(1024) Shared {
+        struct Stage {
+            u16 a[TILE_M * LINE];
+            u16 b[TILE_N * LINE];
+        } stage[STAGES];
+        float out[LANES / 32][WarpTile<TILE_N>::ITEMS];
+    };
+
+    IRIS_DEVICE explicit WgMma(Shared& shared) : shared(shared) {}
+
+    IRIS_DEVICE void clear() {
+        IRIS_UNROLL
+        for (u32 i = 0; i < SUMS; ++i) sums[i] = 0.0f;
+    }
+
+    IRIS_DEVICE void multiply(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
+        if (depth == 0) return;
+        if (a.transposed) {
+            if (b.transposed) run<true, false>(a, b, rows, cols, depth);
+            else run<true, true>(a, b, rows, cols, depth);
+        } else {
+            if (b.transposed) run<false, false>(a, b, rows, cols, depth);
+            else run<false, true>(a, b, rows, cols, depth);
+        }
+    }
+
+    template <class Sink> IRIS_DEVICE void emit(Sink sink) {
+        port::barrier(Site::Body);
+        // A warp has 16 rows of the tile.
+        const u32 warp = port::lane() / 32;
+        WarpTile<TILE_N>::emit(shared.out[warp], sums, warp * 16, 0, sink);
+    }
+
+  private:
+    /// ACROSS: the depth goes from line to line, not along a line.
+    template <bool A_ACROSS, bool B_ACROSS>
+    IRIS_DEVICE void run(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
+        const u32 steps = div_up(depth, LINE);
+        const u32 group = port::lane() / GROUP;
+        // The last product or sink may still read.
+        port::barrier(Site::Body);
+        IRIS_UNROLL
+        for (u32 step = 0; step < AHEAD; ++step) {
+            if (step < steps) load<A_ACROSS, B_ACROSS>(step, a, b, rows, cols, step, depth);
+            AsyncCopy::commit();
+        }
+        u32 stage = 0, next = AHEAD;
+        for (u32 step = 0; step < steps; ++step) {
+            AsyncCopy::wait<AHEAD - 1>();
+            // What was copied is now read by the asynchronous proxy.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            port::barrier(Site::Body);
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            const auto& from = shared.stage[stage];
+            const u64 left = describe<A_ACROSS>(from.a + group * GROUP_M * LINE);
+            const u64 right = describe<B_ACROSS>(from.b);
+            IRIS_UNROLL
+            for (u32 d = 0; d < LINE / 16; ++d) {
+                multiply_add<A_ACROSS, B_ACROSS>(sums, left + d * advance<A_ACROSS>(),
+                                                 right + d * advance<B_ACROSS>());
+            }
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            // The stage that this fills was read by the product before the last, which both
+            // warpgroups had waited for when they came to the barrier.
+            if (step + AHEAD < steps) {
+                load<A_ACROSS, B_ACROSS>(next, a, b, rows, cols, step + AHEAD, depth);
+            }
+            AsyncCopy::commit();
+            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            next = next + 1 == STAGES ? 0 : next + 1;
+        }
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    }
+
+    /// What the depth of one product is apart, in 16 bytes: 16 lines, or 32 bytes of each.
+    template <bool ACROSS> IRIS_DEVICE static constexpr u64 advance() {
+        return ACROSS ? 16 * LINE * 2 / 16 : 2;
+    }
+
+    /// A block in shared memory, as the instruction wants it said: eight lines are 1024 bytes, and
+    /// where the depth goes from line to line, the next 64 rows or columns are a block further on.
+    template <bool ACROSS> IRIS_DEVICE static u64 describe(const u16* block) {
+        constexpr u64 EIGHT_LINES = 1024 / 16, BLOCK = ACROSS ? LINE * LINE * 2 / 16 : 1;
+        constexpr u64 SWIZZLE_128 = 1ull << 62;
+        const u64 address = shared_address(block) >> 4 & 0x3fff;
+        return address | BLOCK << 16 | EIGHT_LINES << 32 | SWIZZLE_128;
+    }
+
+    template <bool A_ACROSS, bool B_ACROSS>
+    IRIS_DEVICE static void multiply_add(float (&d)[SUMS], u64 a, u64 b) {
+        if constexpr (DTYPE == BF16) {
+            IRIS_WGMMA("bf16");
+        } else {
+            IRIS_WGMMA("f16");
+        }
+    }
+
+    template <bool A_ACROSS, bool B_ACROSS>
+    IRIS_DEVICE void load(u32 stage, const View& a, const View& b, u32 rows, u32 cols, u32 step,
+                          u32 depth) {
+        const u32 k = step * LINE, left = depth - k;
+        auto& to = shared.stage[stage];
+        if constexpr (A_ACROSS) load_lines<LINE, TILE_M>(to.a, a.at(0, k), a.ld, left, rows);
+        else load_lines<TILE_M, LINE>(to.a, a.at(0, k), a.ld, rows, left);
+        if constexpr (B_ACROSS) load_lines<LINE, TILE_N>(to.b, b.at(k, 0), b.ld, left, cols);
+        else load_lines<TILE_N, LINE>(to.b, b.at(k, 0), b.ld, cols, left);
+    }
+
+    /// A matrix of `OUTER` lines of `INNER` items that lie side by side; `outer`, `inner` exist, the
+    /// others are 0. In shared memory it is in blocks of LINE items a line.
+    template <u32 OUTER, u32 INNER>
+    IRIS_DEVICE static void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
+        constexpr u32 ACROSS = INNER / WIDTH, TOTAL = OUTER * ACROSS;
+        static_assert(TOTAL % LANES == 0 && LANES % ACROSS == 0, "lanes keep their place in a line");
+        const u32 item = port::lane() % ACROSS * WIDTH, first = port::lane() / ACROSS;
+        const u32 vector = item / WIDTH % 8, block = item / LINE * OUTER * LINE;
+        const u32 there = item < inner ? min_of(inner - item, WIDTH) : 0;
+        const bool aligned = ((from | ld * 2) & 15) == 0;
+        IRIS_UNROLL
+        for (u32 i = 0; i < TOTAL / LANES; ++i) {
+            const u32 line = first + i * (LANES / ACROSS);
+            u16* place = to + block + line * LINE + (vector ^ line % 8) * WIDTH;
+            const u32 count = line < outer ? there : 0;
+            const u64 address = from + (line * ld + item) * 2;
+            if (aligned) AsyncCopy::vector_or_zero(place, count == 0 ? from : address, count * 2);
+            else AsyncCopy::items(place, address, count);
+        }
+    }
+
+    Shared& shared;
+    float sums[SUMS];
+};
+
+} // namespace iris
+
+#endif
