@@ -93,7 +93,8 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
 fn sums_of_products_are_exact() {
     for size in [1, 2, 4] {
         for &variant in Variant::ALL {
-            World::run_threads(size, |world| matmul_all_reduce(world, variant)).unwrap();
+            World::run_threads(size, |world| matmul_all_reduce(world, variant))
+                .unwrap_or_else(|error| panic!("{variant:?} of {size} ranks: {error}"));
         }
     }
 }
