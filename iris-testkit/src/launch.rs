@@ -41,6 +41,21 @@ use tempfile::TempDir;
 /// How much of each stream of a rank is kept, in bytes: its end.
 const KEPT: usize = 64 << 10;
 
+/// Sees to it that the CUDA driver has a hardware queue for each stream of ranks that share a GPU. It
+/// reads how many there are when it starts, so this program starts itself again with that set.
+pub fn with_queues() {
+    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    if std::env::var_os(QUEUES).is_some() {
+        return;
+    }
+    let mut arguments = std::env::args_os();
+    if let (Some(program), Ok(own)) = (arguments.next(), std::env::current_exe()) {
+        let mut again = Command::new(own);
+        let error = again.arg0(program).args(arguments).env(QUEUES, "32").exec();
+        eprintln!("{QUEUES} could not be set: {error}");
+    }
+}
+
 /// How a job is launched.
 #[non_exhaustive]
 pub struct Options {

@@ -21,10 +21,10 @@ mod suite;
 mod trace;
 mod weights;
 
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use iris_testkit::launch;
 
 /// Fused multi-rank operators: run them, check them, time them.
 #[derive(Parser)]
@@ -49,27 +49,11 @@ enum Task {
     Rank(rank::Options),
 }
 
-/// Ranks that share a GPU need a hardware queue for each of their streams, and the driver reads how
-/// many there are when it starts: so this program starts itself again with that set.
-fn with_queues() {
-    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-    let mut arguments = std::env::args_os();
-    let program = arguments.next();
-    let arguments: Vec<_> = arguments.collect();
-    let on_cuda = arguments.iter().any(|word| word.to_string_lossy().contains("cuda"));
-    if !on_cuda || std::env::var_os(QUEUES).is_some() {
-        return;
-    }
-    if let (Some(program), Ok(own)) = (program, std::env::current_exe()) {
-        let mut again = Command::new(own);
-        let error = again.arg0(program).args(arguments).env(QUEUES, "32").exec();
-        eprintln!("iris: {QUEUES} could not be set: {error}");
-    }
-}
-
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
-    with_queues();
+    if std::env::args_os().any(|word| word.to_string_lossy().contains("cuda")) {
+        launch::with_queues();
+    }
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),
