@@ -7,6 +7,7 @@
 
 mod bench;
 mod check;
+mod device;
 mod errors;
 mod job;
 mod kernels;
