@@ -8,7 +8,9 @@
 //! is what a kernel is given, laid out alike on both sides; [`schedule`] says who computes what
 //! and who waits for what; [`cpu`] runs it here.
 //!
-//! **Running.** Ops launch kernels through [`Launcher`]; nobody else needs to.
+//! **Running.** Ops launch kernels through [`Launcher`]; nobody else needs to. Kernels of one's own,
+//! from source that includes the same headers, are [`UserKernel`]s: `examples/ring.rs` is one, and
+//! `kernels/README.md` says what they may call.
 //!
 //! **Debugging.** With a [`trace`] buffer in its arguments a kernel leaves a span for every
 //! fetch, product, wait, signal and reduction of each workgroup.

@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         missing,
         named![
             every_kernel_compiles,
+            kernels_of_users_compile,
             system_scope_goes_past_the_caches_on_gfx942,
             system_scope_writes_back_on_gfx90a,
             sums_in_f32_are_swapped_in,
@@ -72,6 +73,20 @@ fn every_kernel_compiles() {
             let text = assembly(clang, &source, arch, &["-DIRIS_DTYPE=2"]);
             assert!(text.contains("\niris_"), "{} has a kernel", source.display());
         }
+    }
+}
+
+fn kernels_of_users_compile() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let operations = Path::new(root).join("tests/user_kernels.cu");
+    assert!(assembly(clang(), &operations, "gfx942", &[]).contains("copies_16"));
+    for program in ["examples/ring.rs", "../iris-ops/examples/wait_on_tile.rs"] {
+        let text = std::fs::read_to_string(format!("{root}/{program}")).expect("the example");
+        let kernel = text.split("r#\"").nth(1).and_then(|text| text.split("\"#").next());
+        let file = folder.path().join("example.cu");
+        std::fs::write(&file, kernel.expect("a raw string")).expect("room");
+        assert!(assembly(clang(), &file, "gfx942", &[]).contains("amdhsa_kernel"), "{program}");
     }
 }
 

@@ -1,7 +1,10 @@
-//! Users' kernels on a GPU: every remote access of `iris/sym.h` and `iris/sync.h`, with the results
-//! compared on the host. Without a GPU the tests are ignored; the source is compiled where NVRTC is.
+//! Users' kernels: every remote access of `iris/sym.h` and `iris/sync.h`, with the results compared on
+//! the host. They run on a GPU, and as host code by g++, each lane a thread; where one of the two is
+//! missing, its tests are ignored. The source is compiled for GPUs wherever NVRTC is.
 
-use std::process::ExitCode;
+use std::ffi::{CString, c_char};
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytemuck::{Pod, bytes_of};
@@ -12,17 +15,36 @@ use iris_heap::{
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{self, Compiler, KernelSource, LANES, Options};
 use iris_testkit::harness::{self, Group, named};
+use libloading::os::unix::{Library, RTLD_NOW};
 
 const SOURCE: KernelSource<'_> =
     KernelSource { name: "user_kernels.cu", text: include_str!("user_kernels.cu") };
+
+/// What runs the kernels.
+#[derive(Clone, Copy)]
+enum On {
+    Gpu,
+    Host,
+}
 
 fn main() -> ExitCode {
     let no_compiler = match Compiler::nvrtc() {
         Err(error @ rtc::Error::NotFound { .. }) => Some(error.to_string()),
         _ => None,
     };
+    let no_host = Command::new("g++").arg("--version").output().err();
+    let no_host = no_host.map(|error| format!("g++ does not start: {error}"));
     harness::run(vec![
         Group::new(no_compiler, named![the_source_compiles]),
+        Group::new(
+            no_host,
+            named![
+                words_of_both_widths_on_the_host,
+                nothing_is_lost_among_all_lanes_on_the_host,
+                copies_of_every_width_length_and_alignment_on_the_host,
+                a_wait_in_vain_ends_on_the_host,
+            ],
+        ),
         Group::new(
             harness::no_gpu(),
             named![
@@ -43,36 +65,98 @@ fn the_source_compiles() {
     }
 }
 
-/// Worlds of two and three ranks, and of one a device if there are more.
-fn worlds(rank: impl Fn(World) -> Result<(), Error> + Send + Sync + Copy) {
-    let devices = cuda::device_count().unwrap();
-    for size in [2, 3].into_iter().chain((devices > 3).then_some(devices)) {
-        World::run_threads(size, rank).unwrap();
+/// Lanes of a workgroup on the host.
+const HOST_LANES: u32 = 4;
+
+type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> bool;
+
+/// The kernels as host code, compiled once.
+fn host() -> HostLaunch {
+    static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
+    let (_, launch) = LIBRARY.get_or_init(|| {
+        let root = env!("CARGO_MANIFEST_DIR");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("user.so");
+        let compiled = Command::new("g++")
+            .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
+            .args(["-shared", "-std=c++20", &format!("-DIRIS_LANES={HOST_LANES}")])
+            .args([format!("-I{root}/kernels"), format!("{root}/tests/host/user.cpp")])
+            .arg("-o")
+            .arg(&file)
+            .output()
+            .unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        // SAFETY: built just now from our own source, without any initialiser.
+        let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
+        // SAFETY: user.cpp gives this type to this name.
+        let launch = *unsafe { library.get::<HostLaunch>(b"user_launch") }.unwrap();
+        (library, launch)
+    });
+    *launch
+}
+
+impl On {
+    fn lanes(self) -> u32 {
+        match self {
+            On::Gpu => LANES,
+            On::Host => HOST_LANES,
+        }
+    }
+
+    /// Worlds of two and three ranks, and of one a device if there are more.
+    fn worlds(self, rank: impl Fn(World) -> Result<(), Error> + Send + Sync + Copy) {
+        let devices = match self {
+            On::Gpu => cuda::device_count().unwrap(),
+            On::Host => 1,
+        };
+        for size in [2, 3].into_iter().chain((devices > 3).then_some(devices)) {
+            World::run_threads(size, rank).unwrap();
+        }
+    }
+
+    fn open(self, world: &World) -> Result<Arc<SymmetricHeap>, Error> {
+        let backend = match self {
+            On::Gpu => BackendKind::Cuda,
+            On::Host => BackendKind::Cpu,
+        };
+        SymmetricHeap::open(world, HeapOptions::new().backend(backend).data_bytes(16 << 20))
+    }
+
+    fn kernel(self, heap: &SymmetricHeap, name: &str) -> Result<Kernel, Error> {
+        match self {
+            On::Gpu => Ok(Kernel::Gpu(gpu(heap, name)?)),
+            On::Host => Ok(Kernel::Host(CString::new(name).unwrap())),
+        }
     }
 }
 
-fn open(world: &World) -> Result<std::sync::Arc<SymmetricHeap>, Error> {
-    let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(16 << 20);
-    SymmetricHeap::open(world, options)
-}
-
-fn kernel(heap: &SymmetricHeap, name: &str) -> Result<UserKernel, Error> {
+fn gpu(heap: &SymmetricHeap, name: &str) -> Result<UserKernel, Error> {
     UserKernel::new(heap, SOURCE, &Options::new(), name, (LANES, 0))
 }
 
+enum Kernel {
+    Gpu(UserKernel),
+    Host(CString),
+}
+
 /// Launch behind the heap's view, and wait.
-fn call(
-    heap: &SymmetricHeap,
-    kernel: &UserKernel,
-    groups: u32,
-    args: &[&[u8]],
-) -> Result<(), Error> {
-    let stream = heap.stream()?;
+fn call(heap: &SymmetricHeap, kernel: &Kernel, groups: u32, args: &[&[u8]]) -> Result<(), Error> {
     let view = heap.view();
     let args = [&[bytes_of(&view)], args].concat();
-    // SAFETY: the tests give each kernel its parameters, and the heap lives until the end.
-    unsafe { kernel.launch(&stream, groups, &args)? };
-    stream.sync()
+    match kernel {
+        Kernel::Gpu(kernel) => {
+            let stream = heap.stream()?;
+            // SAFETY: the tests give each kernel its parameters, and the heap lives until the end.
+            unsafe { kernel.launch(&stream, groups, &args)? };
+            stream.sync()
+        }
+        Kernel::Host(name) => {
+            let args: Vec<_> = args.iter().map(|bytes| bytes.as_ptr()).collect();
+            // SAFETY: as above; each parameter is as aligned as its type.
+            assert!(unsafe { host()(name.as_ptr(), args.as_ptr(), groups) }, "no kernel {name:?}");
+            heap.check()
+        }
+    }
 }
 
 /// The words before the kernel `operate`, at the rank behind `rank`.
@@ -126,14 +210,14 @@ impl Word for i64 {
     }
 }
 
-fn words<T: Word>(world: &World, heap: &SymmetricHeap, name: &str) -> Result<(), Error> {
+fn words<T: Word>(on: On, world: &World, heap: &SymmetricHeap, name: &str) -> Result<(), Error> {
     let (rank, size) = (world.rank(), world.size());
     let all = |values: Vec<i64>| values.into_iter().map(T::of).collect::<Vec<_>>();
     let (words, old) = (heap.alloc::<T>(16)?, heap.zeros::<T>(16)?);
     // The rank before this one operates here.
     let mine = before((rank + size - 1) % size, T::WIDE);
     heap.write(words, &all(mine.clone()))?;
-    let operate = kernel(heap, name)?;
+    let operate = on.kernel(heap, name)?;
     world.barrier()?;
     let slices = [heap.slice_view(words)?, heap.slice_view(old)?];
     call(heap, &operate, 1, &slices.each_ref().map(bytes_of))?;
@@ -144,26 +228,39 @@ fn words<T: Word>(world: &World, heap: &SymmetricHeap, name: &str) -> Result<(),
     Ok(())
 }
 
-fn words_of_both_widths() {
-    worlds(|world| {
-        let heap = open(&world)?;
-        words::<i32>(&world, &heap, "operate_i32")?;
-        words::<i64>(&world, &heap, "operate_i64")?;
+fn all_words(on: On) {
+    on.worlds(|world| {
+        let heap = on.open(&world)?;
+        words::<i32>(on, &world, &heap, "operate_i32")?;
+        words::<i64>(on, &world, &heap, "operate_i64")?;
         heap.close()
     });
 }
 
-fn contended<T: Word>(world: &World, heap: &SymmetricHeap, name: &str) -> Result<(), Error> {
+fn words_of_both_widths() {
+    all_words(On::Gpu);
+}
+
+fn words_of_both_widths_on_the_host() {
+    all_words(On::Host);
+}
+
+fn contended<T: Word>(
+    on: On,
+    world: &World,
+    heap: &SymmetricHeap,
+    name: &str,
+) -> Result<(), Error> {
     const GROUPS: u32 = 4;
     let (words, sums) = (heap.alloc::<T>(7)?, heap.zeros::<f32>(1)?);
     heap.write(words, &[0, 0, 0, 0, -1, 0, 0].map(T::of))?;
-    let contend = kernel(heap, name)?;
+    let contend = on.kernel(heap, name)?;
     world.barrier()?;
     let slices = [heap.slice_view(words)?, heap.slice_view(sums)?];
     call(heap, &contend, GROUPS, &slices.each_ref().map(bytes_of))?;
     world.barrier()?;
     if world.rank() == 0 {
-        let count = i64::from(GROUPS * LANES) * world.size() as i64;
+        let count = i64::from(GROUPS * on.lanes()) * world.size() as i64;
         let bits = (1 << 30) - 1;
         let xor = (0..count).fold(0, |all, number| all ^ number);
         let wanted = [count, count - 1, 1 - count, bits, !bits, xor, count];
@@ -173,15 +270,23 @@ fn contended<T: Word>(world: &World, heap: &SymmetricHeap, name: &str) -> Result
     world.barrier()
 }
 
-fn nothing_is_lost_among_all_lanes() {
-    worlds(|world| {
-        let heap = open(&world)?;
+fn all_contended(on: On) {
+    on.worlds(|world| {
+        let heap = on.open(&world)?;
         for _ in 0..10 {
-            contended::<i32>(&world, &heap, "contend_i32")?;
-            contended::<i64>(&world, &heap, "contend_i64")?;
+            contended::<i32>(on, &world, &heap, "contend_i32")?;
+            contended::<i64>(on, &world, &heap, "contend_i64")?;
         }
         heap.close()
     });
+}
+
+fn nothing_is_lost_among_all_lanes() {
+    all_contended(On::Gpu);
+}
+
+fn nothing_is_lost_among_all_lanes_on_the_host() {
+    all_contended(On::Host);
 }
 
 /// Where to, where from and how many elements of `width` bytes; and the bytes that this takes.
@@ -206,7 +311,7 @@ fn byte(rank: usize, at: usize) -> u8 {
     (at.wrapping_mul(167) ^ at >> 8 ^ rank.wrapping_mul(91)) as u8
 }
 
-fn copied(world: &World, heap: &SymmetricHeap, width: usize) -> Result<(), Error> {
+fn copied(on: On, world: &World, heap: &SymmetricHeap, width: usize) -> Result<(), Error> {
     const POISON: u8 = 0xee;
     let (rank, size) = (world.rank(), world.size());
     let (cases, bytes) = cases(width);
@@ -216,7 +321,7 @@ fn copied(world: &World, heap: &SymmetricHeap, width: usize) -> Result<(), Error
     let words = heap.alloc_signal(cases.len())?;
     heap.write(table, cases.as_flattened())?;
     heap.write(from, &(0..bytes).map(|at| byte(rank, at)).collect::<Vec<_>>())?;
-    let copies = kernel(heap, &format!("copies_{width}"))?;
+    let copies = on.kernel(heap, &format!("copies_{width}"))?;
     let view =
         |slice: &SymSlice<u8>| SliceView { offset: slice.offset(), len: (bytes / width) as u64 };
     let views = slices.iter().map(view).collect::<Vec<_>>();
@@ -253,21 +358,37 @@ fn copied(world: &World, heap: &SymmetricHeap, width: usize) -> Result<(), Error
     heap.free(words)
 }
 
-fn copies_of_every_width_length_and_alignment() {
-    worlds(|world| {
-        let heap = open(&world)?;
-        [2, 4, 8, 16].into_iter().try_for_each(|width| copied(&world, &heap, width))?;
+fn all_copied(on: On) {
+    on.worlds(|world| {
+        let heap = on.open(&world)?;
+        [2, 4, 8, 16].into_iter().try_for_each(|width| copied(on, &world, &heap, width))?;
         heap.close()
     });
 }
 
+fn copies_of_every_width_length_and_alignment() {
+    all_copied(On::Gpu);
+}
+
+fn copies_of_every_width_length_and_alignment_on_the_host() {
+    all_copied(On::Host);
+}
+
 fn a_wait_in_vain_ends() {
+    wait_in_vain(On::Gpu);
+}
+
+fn a_wait_in_vain_ends_on_the_host() {
+    wait_in_vain(On::Host);
+}
+
+fn wait_in_vain(on: On) {
     let settings = Settings::default().deadline(0.01);
     let each = World::run_threads_each(2, &settings, |world| {
-        let heap = open(&world)?;
+        let heap = on.open(&world)?;
         let words = heap.alloc_signal(1)?;
         heap.write(words, &[0])?;
-        let kernel = kernel(&heap, "wait_in_vain")?;
+        let kernel = on.kernel(&heap, "wait_in_vain")?;
         world.barrier()?;
         if world.rank() == 0 {
             let (begun, word) = (Instant::now(), (words.offset() / 4) as u32);
@@ -284,11 +405,14 @@ fn a_wait_in_vain_ends() {
 }
 
 fn launches_that_do_not_fit_are_refused() {
-    worlds(|world| {
-        let heap = open(&world)?;
-        let kernel = kernel(&heap, "operate_i32")?;
+    On::Gpu.worlds(|world| {
+        let heap = On::Gpu.open(&world)?;
+        let kernel = gpu(&heap, "operate_i32")?;
+        let stream = heap.stream()?;
         for groups in [0, kernel.resident() + 1] {
-            let error = call(&heap, &kernel, groups, &[]).unwrap_err().to_string();
+            // SAFETY: nothing is launched.
+            let launched = unsafe { kernel.launch(&stream, groups, &[]) };
+            let error = launched.unwrap_err().to_string();
             assert!(error.contains("operate_i32"), "{error}");
         }
         heap.close()

@@ -39,6 +39,10 @@
 //! # anyhow::Ok(())
 //! ```
 //!
+//! On a GPU a kernel of the caller's may run beside a call and take the tiles of C as they arrive:
+//! [`AllGather::beside`], of the ops whose peers write C directly, and `examples/wait_on_tile.rs`.
+//! Calls may be captured in graphs; matrices may lie in memory of cudarc's, and streams be its own.
+//!
 //! **Debugging.** Every wait ends: `stream.sync()` and `op.check()` return a fault that names op,
 //! call, tile, awaited rank, the value seen and the value wanted. After a fault every further call
 //! says so at once; close the heap and its world and open them anew.

@@ -72,11 +72,13 @@ pub fn no_backend(backend: BackendKind) -> Option<String> {
     }
 }
 
-/// Runs what the command line asks for, one test at a time: tests of devices share them.
+/// Runs what the command line asks for, one test at a time: tests of devices share them, and ranks
+/// as threads need a hardware queue for each stream.
 ///
 /// The command line is that of Rust's own harness, except that `--include-ignored` does not run a
 /// test that has not what it needs.
 pub fn run(groups: Vec<Group>) -> ExitCode {
+    crate::launch::with_environment(&[crate::launch::QUEUES]);
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     run_with(&arguments, groups)

@@ -41,6 +41,24 @@ use tempfile::TempDir;
 /// How much of each stream of a rank is kept, in bytes: its end.
 const KEPT: usize = 64 << 10;
 
+/// The CUDA driver has a hardware queue for each stream of ranks that share a GPU: as many as there
+/// are. It reads the variable when it starts.
+pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
+/// Sees to it that these variables have these values: where one has another, this program starts
+/// itself again, since the libraries that read them may do so at their start only.
+pub fn with_environment(variables: &[(&str, &str)]) {
+    if variables.iter().all(|(name, value)| std::env::var_os(name).is_some_and(|v| v == **value)) {
+        return;
+    }
+    let mut arguments = std::env::args_os();
+    if let (Some(program), Ok(own)) = (arguments.next(), std::env::current_exe()) {
+        let mut again = Command::new(own);
+        let error = again.arg0(program).args(arguments).envs(variables.iter().copied()).exec();
+        eprintln!("{variables:?} could not be set: {error}");
+    }
+}
+
 /// How a job is launched.
 #[non_exhaustive]
 pub struct Options {

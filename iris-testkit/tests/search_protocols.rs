@@ -4,7 +4,7 @@
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
 use iris_testkit::model::mutants::{STATES, whole_range};
-use iris_testkit::model::ops::Accumulate;
+use iris_testkit::model::ops::{Accumulate, Beside};
 use iris_testkit::model::{Level, Report, Rules, Scenario, ops, primitives, search};
 
 fn report(report: &Report, at_least: u64) {
@@ -54,6 +54,10 @@ fn every_interleaving_of_three_and_four_ranks() {
     for scenario in scenarios {
         report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
     }
+    for (ranks, tiles, calls) in [(2, 1, 2), (2, 2, 1), (3, 1, 1)] {
+        let scenario = ops::beside(ranks, tiles, calls, Beside::Right);
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
+    }
     for ranks in [3, 4] {
         let scenario = primitives::barrier(ranks, Members::all(ranks), 2, true);
         report(&search::exhaust(&scenario, &Rules::default(), STATES), 200);
@@ -76,6 +80,7 @@ fn random_schedules_of_up_to_four_ranks() {
         scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.lanes(2)));
         scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.groups(&groups)));
         scenarios.push(ops::staged(&groups, 2, 2).lanes(2));
+        scenarios.push(ops::beside(ranks, 2, 3, Beside::Right).lanes(2));
     }
     let mut total = 0;
     for (scenario, place) in scenarios.iter().zip(1..) {

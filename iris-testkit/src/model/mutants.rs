@@ -9,7 +9,7 @@ use std::time::Instant;
 use iris_sync::barrier::Members;
 use iris_sync::{Access, Call, FaultKind, LINE_WORDS, Order, RESTAMP_PERIOD, Scope};
 
-use super::ops::{self, Accumulate};
+use super::ops::{self, Accumulate, Beside};
 use super::{
     Change, Check, Compare, Place, Report, Rules, Scenario, loom_memory, primitives, search,
 };
@@ -184,6 +184,7 @@ pub fn all() -> Vec<Mutant> {
     all.extend(slot_rule());
     all.extend(life_of_words());
     all.extend(barriers());
+    all.extend(kernels_beside());
     all
 }
 
@@ -384,6 +385,20 @@ fn life_of_words() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::WholeRange(&[3, 0, 0])),
+    ]
+}
+
+/// What the launch of a user's kernel beside a call must see to.
+fn kernels_beside() -> Vec<Mutant> {
+    let beside = |name, how, expected| {
+        let scenario = ops::beside(2, 1, 2, how);
+        let mut mutant = mutant(name, scenario, [], expected).by(Engine::Random(2_000));
+        mutant.in_scenario = true;
+        mutant
+    };
+    vec![
+        beside("beside-own-number", Beside::OwnNumber, Check::Race),
+        beside("beside-not-awaited", Beside::NotAwaited, Check::Race),
     ]
 }
 

@@ -9,7 +9,7 @@
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Launch};
-use iris_sync::{Access, End, Field, Memory, Record, Stop, SymWord};
+use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Workgroup};
 
 use super::headers::programs;
 use super::{Headers, Lane, Op, Place, Scenario};
@@ -360,6 +360,101 @@ pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: boo
                 });
             });
     directly(scenario, direct)
+}
+
+/// How a kernel beside a call is launched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beside {
+    /// It reads the number of the call from a copy, and the next call waits for it.
+    Right,
+    /// It reads the op's own number, which the end of the call changes.
+    OwnNumber,
+    /// The next call does not wait for it.
+    NotAwaited,
+}
+
+/// An all-gather straight into C, and beside it a kernel of the user's on each rank, the second
+/// workgroup, that reads each tile when it has come: Tiles of `iris/tiles.h`.
+pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
+    let name = format!("all_gather, a kernel beside, {ranks} ranks, {tiles} tiles, {calls_} calls");
+    let scenario = Scenario::new(format!("{name}, {how:?}"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .groups(&vec![2; ranks as usize])
+        .program(move |lane| {
+            let is_op = lane.id().group == 0;
+            let awaited = how != Beside::NotAwaited;
+            for position in 0..lane.calls() {
+                let call = lane.call(position).number();
+                let body = Tiles { lane, call, tiles, pull: false, atomic: false };
+                let done = if is_op {
+                    in_front(lane, awaited || position == 0);
+                    body.gather_beside()
+                } else if awaited || position == 0 {
+                    lane.boundary();
+                    body.take_beside(how)
+                } else {
+                    return;
+                };
+                if done.is_err() {
+                    return;
+                }
+                if awaited {
+                    lane.boundary();
+                }
+            }
+        });
+    directly(scenario, true)
+}
+
+/// The device words that hold the number and the sequence of a call for the kernel beside it.
+fn copies(lane: &Lane<'_>) -> [(u32, u32); 2] {
+    let channel = lane.channel();
+    [(channel.call, 1000), (channel.sequence, 1001)]
+}
+
+/// In front of a call, on its stream: its number is copied, and the kernel beside it may begin.
+fn in_front(lane: &Lane<'_>, launched: bool) {
+    if !launched {
+        return;
+    }
+    if lane.id().lane == 0 {
+        for (from, to) in copies(lane) {
+            let value = lane.dev_load(DevWord { index: from }, Access::CallLoad);
+            lane.dev_store(DevWord { index: to }, value, Access::CallStore);
+        }
+    }
+    lane.boundary();
+}
+
+impl Tiles<'_, '_> {
+    fn gather_beside(mut self) -> Result<(), Stop> {
+        let lane = self.lane;
+        let (channel, record) = (lane.channel(), lane.record());
+        let launch = Launch { m: lane, channel, record, index: 0, count: 1 };
+        let delivery = Delivery { tiles: self.tiles, me: self.me(), broadcast: false };
+        flow::deliver(&launch, &delivery, &mut self)
+    }
+
+    fn take_beside(self, how: Beside) -> Result<(), Stop> {
+        let lane = self.lane;
+        let mut channel = *lane.channel();
+        if how != Beside::OwnNumber {
+            let [(_, call), (_, sequence)] = copies(lane);
+            (channel.call, channel.sequence) = (call, sequence);
+        }
+        let mut wg = Workgroup::begin(lane, &channel, (0, 1), lane.record());
+        for source in channel.peers() {
+            for tile in 0..self.tiles {
+                assert!(wg.direct(source)?, "all ranks allow it");
+                wg.wait_tile(source, tile)?;
+                let element = self.crossed();
+                let place = self.at(self.me(), OUT, source, tile, element);
+                lane.expect(place, value(source, self.call, tile, element));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The kernel that fills the shard before a call; one workgroup runs it.

@@ -20,9 +20,9 @@ use iris_testkit::suite::{self, AnyOp, OpName, Operands};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::device::Device;
 use crate::job::{Job, Place, bits, gather, median_of_slowest};
 use crate::matrices::{Matrix, room};
-use crate::operator::Device;
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace};
 use crate::weights::{Block, PREFIX};
@@ -247,7 +247,7 @@ impl Job for LayerJob {
         let ranks = Ranks::from(world);
         let block = Block::read(self.weights.as_ref(), &self.prefix)?;
         let (data, signal) = self.heap_bytes(&block, ranks.size)?;
-        let heap = SymmetricHeap::open(world, self.device.heap(data, signal))?;
+        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
         let dtypes = Self::dtypes(&block);
         let calls = dtypes.len() * WAYS.len() * (self.iterations + 1);
         let mut progress = Progress::new("calls", ranks.rank, calls);

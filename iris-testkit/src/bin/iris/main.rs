@@ -7,6 +7,7 @@
 
 mod bench;
 mod check;
+mod device;
 mod errors;
 mod gpu_bench;
 mod job;
@@ -23,11 +24,10 @@ mod suite;
 mod trace;
 mod weights;
 
-use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use iris_testkit::launch;
 
 /// Fused multi-rank operators: run them, check them, time them.
 #[derive(Parser)]
@@ -54,34 +54,17 @@ enum Task {
     Rank(rank::Options),
 }
 
-/// Ranks that share a GPU need a hardware queue for each of their streams, and the driver reads how
-/// many there are when it starts; NCCL must not use NVLink multicast. So this program starts itself
-/// again with the variables for both.
-fn with_variables() {
-    const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-    let (multicast, off) = gpu_bench::NO_MULTICAST;
-    let mut arguments = std::env::args_os();
-    let program = arguments.next();
-    let arguments: Vec<_> = arguments.collect();
-    let names_cuda = |word: &OsString| word.to_string_lossy().contains("cuda");
-    let on_cuda = arguments.first().is_some_and(|task| task == "stress");
-    let on_cuda = on_cuda || arguments.iter().any(names_cuda);
-    let queues = std::env::var_os(QUEUES);
-    let set = queues.is_some() && std::env::var_os(multicast).is_some_and(|value| value == off);
-    if !on_cuda || set {
-        return;
-    }
-    if let (Some(program), Ok(own)) = (program, std::env::current_exe()) {
-        let mut again = Command::new(own);
-        again.env(QUEUES, queues.unwrap_or_else(|| "32".into())).env(multicast, off);
-        let error = again.arg0(program).args(arguments).exec();
-        eprintln!("iris: {QUEUES} and {multicast} could not be set: {error}");
-    }
+/// Whether CUDA is asked for by name, or by a task that runs nowhere else.
+fn on_cuda() -> bool {
+    let mut words = std::env::args_os().skip(1);
+    words.any(|word| word == "stress" || word.to_string_lossy().contains("cuda"))
 }
 
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
-    with_variables();
+    if on_cuda() {
+        launch::with_environment(&[launch::QUEUES, gpu_bench::NO_MULTICAST]);
+    }
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use comfy_table::Table;
-use iris_heap::{BackendKind, DType, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::Ranks;
 use iris_testkit::suite::{AnyOp, OpName, Operands};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::check::{Found, check};
+use crate::device::{Device, Devices};
 use crate::errors::usage;
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::layer;
@@ -46,9 +47,13 @@ pub(crate) struct Options {
     /// Number of ranks, 1 to 64.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
-    /// What computes: cpu.
+    /// What computes: cpu or cuda.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
+    /// The GPUs that the ranks take in turns: how many, or a list of their numbers such as 0,2
+    /// [default: all].
+    #[arg(long, value_name = "D")]
+    devices: Option<Devices>,
     /// Rows [default: 512].
     #[arg(long, requires = "op")]
     m: Option<usize>,
@@ -116,45 +121,13 @@ fn dtype(text: &str) -> Result<DType, String> {
     }
 }
 
-/// What a rank's heap is, beside its size.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Device {
-    backend: u8,
-    threads: Option<usize>,
-}
-
-impl Device {
-    const KINDS: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip];
-
-    /// This backend, with so many threads a rank.
-    pub(crate) fn new(backend: BackendKind, threads: Option<usize>) -> Device {
-        let backend = Self::KINDS.iter().position(|&kind| kind == backend).unwrap_or(0) as u8;
-        Device { backend, threads }
-    }
-
-    /// The kind of the device.
-    pub(crate) fn backend(&self) -> BackendKind {
-        Self::KINDS[usize::from(self.backend).min(2)]
-    }
-
-    /// The options of a heap of this size.
-    pub(crate) fn heap(&self, data: u64, signal: u64) -> HeapOptions {
-        let options =
-            HeapOptions::new().backend(self.backend()).data_bytes(data).signal_bytes(signal);
-        match self.threads {
-            Some(threads) => options.threads(threads),
-            None => options,
-        }
-    }
-}
-
 /// Runs and prints; whether all was right.
 pub(crate) fn main(options: Options) -> Result<bool> {
     let place = Place::new(options.ranks, options.threads_as_ranks)?;
     if options.iters == 0 {
         return Err(usage("--iters", 0, "at least 1"));
     }
-    let device = Device::new(options.backend, options.threads);
+    let device = Device::new(options.backend, options.threads, options.devices)?;
     let Some(op) = options.op else {
         let weights = (options.weights, options.layer_prefix);
         let run = (place, device, options.iters);
@@ -287,7 +260,7 @@ impl Job for OperatorJob {
         let (problem, ranks) = (&self.problem, Ranks::from(world));
         let op = problem.op()?;
         let (data, signal) = self.heap_bytes;
-        let heap = SymmetricHeap::open(world, self.device.heap(data, signal))?;
+        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
         let plan = problem.plan(ranks)?;
         let mut made = AnyOp::new(op, &heap, &plan)?;
         let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);

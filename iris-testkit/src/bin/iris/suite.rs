@@ -11,14 +11,18 @@ use iris_testkit::harness::no_backend;
 use iris_testkit::suite::{Case, Input, OpName, heap_bytes, run_case};
 use serde::{Deserialize, Serialize};
 
+use crate::device::{Device, Devices};
 use crate::job::{Job, Place, Said};
-use crate::operator::Device;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What computes: cpu.
+    /// What computes: cpu or cuda.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
+    /// The GPUs that the ranks take in turns: how many, or a list of their numbers such as 0,2
+    /// [default: all].
+    #[arg(long, value_name = "D")]
+    devices: Option<Devices>,
     /// A sample.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -35,6 +39,8 @@ enum Level {
     Full,
 }
 
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
 /// M, N, K: ragged, single rows and columns, fewer rows than ranks, no depth, nothing at all.
 const SHAPES: [(usize, usize, usize); 10] = [
     (33, 65, 17),
@@ -49,14 +55,25 @@ const SHAPES: [(usize, usize, usize); 10] = [
     (200, 33, 130),
 ];
 
+/// Edges of products, in every type at every level: one row, one column, both; and depths that are
+/// no multiple of the 8 elements, or 16 bytes, that kernels load at a time.
+const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), (40, 48, 100)];
+
 /// Tiles: chosen by the plan, and small ones, of which ragged shapes have several.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
 /// All cases of a level, the same on every rank.
 fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
+    for (index, (m, n, k)) in EDGES.into_iter().enumerate() {
+        for (turn, dtype) in TYPES.into_iter().enumerate() {
+            let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
+            let products = ops(&options.k_block(4).k_per_flag(2), index + turn);
+            cases.extend(products.into_iter().filter(|case| case.op.multiplies()));
+        }
+    }
     for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
-        for (turn, dtype) in [DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
+        for (turn, dtype) in TYPES.into_iter().enumerate() {
             let at = index + turn;
             let tiles = match level {
                 Level::Quick if at % 3 != 0 => continue,
@@ -110,9 +127,19 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     cases
 }
 
-/// Worlds: ranks, threads of a rank, and whether the ranks are threads.
-fn worlds(level: Level) -> &'static [(usize, usize, bool)] {
-    match level {
+/// A world of the suite.
+struct Ranks {
+    count: usize,
+    /// Threads of a rank, on the CPU.
+    threads: usize,
+    as_threads: bool,
+    /// Whether all share one GPU.
+    sharing: bool,
+}
+
+/// The worlds of a level.
+fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
+    let worlds: &[(usize, usize, bool)] = match level {
         Level::Quick => &[(2, 1, true), (4, 1, false)],
         Level::Normal => {
             &[(1, 2, true), (2, 2, true), (3, 3, true), (8, 1, true), (2, 1, false), (4, 1, false)]
@@ -128,7 +155,16 @@ fn worlds(level: Level) -> &'static [(usize, usize, bool)] {
             (4, 1, false),
             (8, 1, false),
         ],
-    }
+    };
+    let ranks = |&(count, threads, as_threads): &(_, _, _)| Ranks {
+        count,
+        threads,
+        as_threads,
+        sharing: false,
+    };
+    let sharing = Ranks { count: 4, threads: 1, as_threads: true, sharing: true };
+    let shared = (backend == BackendKind::Cuda).then_some(sharing);
+    worlds.iter().map(ranks).chain(shared).collect()
 }
 
 /// Runs the suite; whether nothing failed.
@@ -144,16 +180,25 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     if let Some(reason) = &missing {
         println!("skipped: {reason}");
     }
-    for &(ranks, threads, as_threads) in worlds(level) {
+    for Ranks { count: ranks, threads, as_threads, sharing } in worlds(level, options.backend) {
         let place = Place::new(ranks, as_threads)?;
-        let world = format!("{ranks} ranks as {}, {threads} threads each", place.words());
+        let of_each = match sharing {
+            true => "on one GPU".into(),
+            false => format!("{threads} threads each"),
+        };
+        let world = format!("{ranks} ranks as {}, {of_each}", place.words());
         if missing.is_some() {
             println!("{world}: {count} cases skipped");
             skipped += count;
             continue;
         }
         let begun = Instant::now();
-        let failures = run_world(place, Device::new(options.backend, Some(threads)), level, count);
+        let devices = match sharing {
+            true => Some(options.devices.unwrap_or_default().first()),
+            false => options.devices,
+        };
+        let device = Device::new(options.backend, Some(threads), devices)?;
+        let failures = run_world(place, device, level, count);
         failed += failures;
         passed += count - failures;
         println!("{world}: {count} cases, {failures} failed, {:.1?}", begun.elapsed());
@@ -206,7 +251,7 @@ impl Job for SuiteJob {
             let need = heap_bytes(case, world.size())?;
             (data, signal) = (need.0.max(data), need.1.max(signal));
         }
-        let heap = SymmetricHeap::open(world, self.device.heap(data, signal))?;
+        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
         let root = world.rank() == 0;
         for (at, case) in cases.iter().enumerate().skip(self.first) {
             if root {
@@ -228,16 +273,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranks_share_a_gpu_at_every_level() {
+        for level in [Level::Quick, Level::Normal, Level::Full] {
+            let shares = |ranks: &Ranks| ranks.sharing && ranks.as_threads && ranks.count > 1;
+            assert!(worlds(level, BackendKind::Cuda).iter().any(shares), "{level:?}");
+            assert!(!worlds(level, BackendKind::Cpu).iter().any(shares), "{level:?}");
+        }
+    }
+
+    #[test]
     fn every_op_variant_and_type_is_there() {
         for level in [Level::Quick, Level::Normal, Level::Full] {
             let cases = cases(level, BackendKind::Cpu);
             for op in OpName::ALL {
                 for variant in op.variants() {
-                    for dtype in [DType::F32, DType::F16, DType::BF16] {
+                    for dtype in TYPES {
                         let fits = |case: &&Case| {
                             case.op == op && case.variant == variant && case.options.dtype == dtype
                         };
-                        assert!(cases.iter().any(|case| fits(&case)), "{level:?} {op} {variant}");
+                        let fitting: Vec<_> = cases.iter().filter(fits).collect();
+                        assert!(!fitting.is_empty(), "{level:?} {op} {variant}");
+                        let edge = |is: fn(&OpOptions) -> bool| {
+                            let is = |case: &&Case| {
+                                is(&case.options) && !case.options.k.is_multiple_of(8)
+                            };
+                            fitting.iter().any(|&case| is(&case)) || !op.multiplies()
+                        };
+                        assert!(edge(|options| options.m == 1), "{level:?} {op} {variant}: M = 1");
+                        assert!(edge(|options| options.n == 1), "{level:?} {op} {variant}: N = 1");
                     }
                 }
             }

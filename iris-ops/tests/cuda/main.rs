@@ -1,34 +1,65 @@
-//! Ops on GPUs: captured and replayed, on the caller's stream, with an absent rank. Without a GPU
-//! the tests are ignored. Ranks are threads that share the devices there are; the suite of cases is
+//! Ops on GPUs: in graphs, on the caller's stream and memory, beside the caller's kernels, with an
+//! absent rank. Without a GPU the tests are ignored. Ranks are threads that share the devices there are; the suite of cases is
 //! in iris-testkit.
 
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use cudarc::driver::{CudaContext, sys};
-use iris_heap::cuda::CudaBackend;
+use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, DType, HeapOptions, Settings, SymmetricHeap, World};
+use iris_kernels::rtc::{self, Compiler};
 use iris_ops::matmul_all_reduce::Variant;
-use iris_ops::{AllReduce, Barrier, CopyArgs, MatRef, MatmulAllReduce, MatmulArgs, Options};
+use iris_ops::{AllReduce, CopyArgs, MatRef, MatmulAllReduce, MatmulArgs, Options};
 use iris_testkit::harness::{self, Group, named};
 
-/// One capture at a time: making a graph of one disturbs another that is under way.
-static CAPTURE: Mutex<()> = Mutex::new(());
+mod beside;
+mod external;
+mod graphs;
+mod sample;
+
+use beside::*;
+use external::*;
+use graphs::*;
+use sample::*;
 
 fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(LEGACY_RANK) {
+        legacy_rank().unwrap();
+        return ExitCode::SUCCESS;
+    }
+    let no_compiler = match Compiler::nvrtc() {
+        Err(error @ rtc::Error::NotFound { .. }) => Some(error.to_string()),
+        _ => None,
+    };
     harness::run(vec![
-        Group::new(None, named![a_tile_that_no_kernel_takes_is_refused_by_the_plan]),
+        Group::new(
+            None,
+            named![
+                samples_are_right_on_the_cpu,
+                a_tile_that_no_kernel_takes_is_refused_by_the_plan,
+            ],
+        ),
+        Group::new(no_compiler, named![the_kernel_beside_ops_compiles]),
         Group::new(
             harness::no_gpu(),
             named![
                 sums_of_products_are_exact,
-                a_graph_is_replayed_a_thousand_times,
                 ops_of_two_streams_are_in_order,
                 an_absent_rank_is_a_fault_and_the_process_lives,
+                a_kernel_beside_an_op_takes_tiles_as_they_come,
+                a_kernel_beside_an_op_is_replayed,
+                tiles_that_do_not_come_are_faults,
+                what_cannot_run_beside_an_op_is_refused,
+                a_graph_is_replayed_a_thousand_times,
+                allocation_in_a_capture_is_refused,
+                every_op_is_captured_and_replayed_beside_other_threads,
+                matrices_and_streams_of_cudarc_work,
+                processes_over_legacy_handles,
+                memory_comes_back_after_a_hundred_heaps_with_ops,
             ],
         ),
+        Group::new(harness::fewer_gpus_than(2), named![heaps_come_and_go_while_graphs_run]),
     ])
 }
 
@@ -96,72 +127,6 @@ fn sums_of_products_are_exact() {
             World::run_threads(size, |world| matmul_all_reduce(world, variant))
                 .unwrap_or_else(|error| panic!("{variant:?} of {size} ranks: {error}"));
         }
-    }
-}
-
-/// An op and a barrier in a graph on the caller's stream, replayed with inputs that change.
-fn replayed(world: World) -> Result<()> {
-    let heap = open(&world)?;
-    let (rank, size) = (world.rank(), world.size());
-    let backend = CudaBackend::of(&heap)?;
-    let context = CudaContext::new(heap.backend().device().index)?;
-    let theirs = context.new_stream()?;
-    let stream = backend.stream_of(&theirs)?;
-    let len = 5000;
-    let plan = AllReduce::plan((&world).into(), &options(1, len, 0), Variant::OneShot)?;
-    let mut op = AllReduce::new(&heap, &plan)?;
-    let plan = Barrier::plan((&world).into(), &options(0, 0, 0))?;
-    let mut barrier = Barrier::new(&heap, &plan)?;
-    let (x, y) = (heap.alloc::<f32>(len)?, heap.full::<f32>(len, f32::NAN)?);
-    let args = CopyArgs::new(MatRef::sym(x, 1, len), MatRef::sym(y, 1, len));
-    // A call before the capture, one behind it, and the graph between them.
-    heap.write(x, &numbers(len, rank, 0))?;
-    op.run(&args, &stream)?;
-    stream.sync()?;
-    world.barrier()?;
-    let graph = {
-        let _capture = CAPTURE.lock();
-        theirs.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
-        op.run(&args, &stream)?;
-        barrier.run(&stream)?;
-        // Allocation and waiting are errors that leave the capture alone.
-        let refused = heap.alloc_device_words(1).map(drop).unwrap_err().to_string();
-        ensure!(refused.contains("captured"), "{refused}");
-        let refused = stream.sync().unwrap_err().to_string();
-        ensure!(refused.contains("captured"), "{refused}");
-        // What is not about the stream goes on.
-        heap.read(x)?;
-        heap.check()?;
-        theirs.end_capture(sys::CUgraphInstantiate_flags(0))?.context("an empty graph")?
-    };
-    world.barrier()?;
-    for call in 0..1000 {
-        heap.write(x, &numbers(len, rank, call))?;
-        graph.launch()?;
-        stream.sync()?;
-        if call % 50 == 0 {
-            let mut expected = vec![0.0; len];
-            for source in 0..size {
-                for (sum, v) in expected.iter_mut().zip(numbers(len, source, call)) {
-                    *sum += v;
-                }
-            }
-            ensure!(heap.read(y)? == expected, "replay {call} of rank {rank} is wrong");
-            // Nobody begins the next call, which may write here, before all have compared.
-            world.barrier()?;
-        }
-    }
-    op.run(&args, &stream)?;
-    stream.sync()?;
-    drop(graph);
-    drop((op, barrier));
-    heap.close()?;
-    Ok(())
-}
-
-fn a_graph_is_replayed_a_thousand_times() {
-    for size in [2, 4] {
-        World::run_threads(size, replayed).unwrap();
     }
 }
 

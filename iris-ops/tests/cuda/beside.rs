@@ -1,0 +1,256 @@
+//! A user's kernel beside an op: it takes each tile of C when it has come.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use bytemuck::bytes_of;
+use iris_heap::{ErrorKind, Settings, Stream, SymSlice, SymmetricHeap, World};
+use iris_kernels::UserKernel;
+use iris_kernels::args::TileView;
+use iris_kernels::rtc::{Compiler, LANES, Options};
+use iris_ops::{CopyArgs, MatRef, MatmulArgs, Ranks};
+use iris_testkit::suite::{AnyOp, OpName, Operands};
+
+use crate::graphs::{callers, captured, drop_graph};
+use crate::open;
+use crate::sample::Sample;
+
+const SOURCE: &str = r#"
+#include "iris/tiles.h"
+using namespace iris;
+// Copies the peers' tiles beside the op, this rank's own (1) behind it; or waits for an own one (2).
+IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32 which) {
+    Tiles tiles(view);
+    const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(seen, view.heap.rank);
+    for (u32 tile = port::workgroup(); tile < tiles.count(); tile += port::workgroups()) {
+        if (tiles.own(tile) != (which != 0)) continue;
+        if (which != 1 && !tiles.wait(tile)) return;
+        const Tile at = tiles.area(tile);
+        for (u32 i = port::lane(); i < at.rows * at.cols; i += port::lanes()) {
+            const u64 place = u64(at.row + i / at.cols) * view.cols + at.col + i % at.cols;
+            to.put(place, from.get(place));
+        }
+    }
+}"#;
+
+/// Workgroups of the kernel.
+const GROUPS: u32 = 4;
+
+/// The ops whose peers write C directly, all tiles of which arrive.
+const OPS: [(OpName, &str); 5] = [
+    (OpName::AllGather, "push"),
+    (OpName::MatmulAllGather, "push"),
+    (OpName::Broadcast, "push"),
+    (OpName::AllReduce, "two_shot"),
+    (OpName::MatmulAllReduce, "two_shot"),
+];
+
+pub(crate) fn the_kernel_beside_ops_compiles() {
+    let code = Compiler::nvrtc().unwrap().compile(SOURCE.into(), &Options::new(), "sm_90a");
+    assert!(code.unwrap_or_else(|error| panic!("{error}")).starts_with(b"\x7fELF"));
+}
+
+fn beside(op: &mut AnyOp, operands: &Operands, stream: &Stream) -> iris_ops::Result<TileView> {
+    let Operands { a, b, c, .. } = *operands;
+    let (product, copy) = (MatmulArgs::new(a, b, c), CopyArgs::new(a, c));
+    match op {
+        AnyOp::AllGather(op) => op.beside(&copy, stream),
+        AnyOp::MatmulAllGather(op) => op.beside(&product, stream),
+        AnyOp::Broadcast(op) => op.beside(&copy, stream),
+        AnyOp::AllReduce(op) => op.beside(&copy, stream),
+        AnyOp::MatmulAllReduce(op) => op.beside(&product, stream),
+        _ => unreachable!("it has no kernel beside it"),
+    }
+}
+
+/// The kernel on one rank.
+struct Taker {
+    kernel: UserKernel,
+    c: SymSlice<f32>,
+    seen: SymSlice<f32>,
+}
+
+impl Taker {
+    fn new(heap: &Arc<SymmetricHeap>, c: SymSlice<f32>) -> Result<Taker> {
+        let none = Options::new();
+        let kernel = UserKernel::new(heap, SOURCE.into(), &none, "take", (LANES, 0))?;
+        Ok(Taker { kernel, c, seen: heap.alloc(c.len())? })
+    }
+
+    /// Beside the next op, or behind the last one.
+    fn launch(
+        &self,
+        heap: &SymmetricHeap,
+        stream: &Stream,
+        view: &TileView,
+        which: u32,
+    ) -> Result<()> {
+        let views = [heap.slice_view(self.c)?, heap.slice_view(self.seen)?];
+        let [c, seen] = views.each_ref().map(bytes_of);
+        let which_arg = bytes_of(&which);
+        // SAFETY: these are the kernel's parameters, in memory of the heap, which outlives them.
+        let launched = unsafe {
+            match which {
+                1 => self.kernel.launch(stream, GROUPS, &[bytes_of(view), c, seen, which_arg]),
+                _ => self.kernel.launch_beside(stream, GROUPS, view, &[c, seen, which_arg]),
+            }
+        };
+        Ok(launched?)
+    }
+}
+
+/// Twenty calls with the kernel beside each, enqueued, or as a graph that is replayed.
+fn taken(world: &World, (op, variant): (OpName, &str), as_graph: bool) -> Result<()> {
+    let heap = open(world)?;
+    let ranks = Ranks::from(world);
+    let sample = Sample::new(op, variant, Default::default(), ranks);
+    let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+    let taker = Taker::new(&heap, room.c)?;
+    let ((theirs, stream), side) = (callers(&heap)?, heap.stream()?);
+    let operands = sample.operands(&room);
+    let mut enqueue = |late: bool| -> Result<()> {
+        let view = beside(&mut op, &operands, &stream)?;
+        taker.launch(&heap, &side, &view, 0)?;
+        if late {
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        op.run(&operands, &stream)?;
+        taker.launch(&heap, &stream, &view, 1)?;
+        Ok(stream.wait(&side.record()?)?)
+    };
+    world.barrier()?;
+    let graph = if as_graph {
+        Some(captured(&theirs, || {
+            side.wait(&stream.record()?)?;
+            enqueue(false)
+        })?)
+    } else {
+        None
+    };
+    world.barrier()?;
+    for call in 0..20 {
+        sample.fill(&heap, &room, call)?;
+        heap.write(taker.seen, &vec![f32::NAN; taker.seen.len()])?;
+        match &graph {
+            Some(graph) => graph.launch()?,
+            None => enqueue(call % ranks.size == ranks.rank)?,
+        }
+        stream.sync()?;
+        sample.check(&heap.read(room.c)?, call)?;
+        sample.check(&heap.read(taker.seen)?, call)?;
+    }
+    if let Some(graph) = graph {
+        drop_graph(graph);
+    }
+    op.free()?;
+    Ok(heap.close()?)
+}
+
+fn all_taken(sizes: &[usize], as_graph: bool) {
+    // A kernel that would keep the op from running is a fault after 30 s.
+    let settings = Settings::default().deadline(0.05);
+    for &size in sizes {
+        for op in OPS {
+            let each =
+                World::run_threads_each(size, &settings, |world| taken(&world, op, as_graph));
+            each.unwrap().into_iter().collect::<Result<Vec<_>>>().unwrap();
+        }
+    }
+}
+
+pub(crate) fn a_kernel_beside_an_op_takes_tiles_as_they_come() {
+    all_taken(&[1, 2, 3, 4], false);
+}
+
+/// The number of a call is found on the device, so that it is right in each replay.
+pub(crate) fn a_kernel_beside_an_op_is_replayed() {
+    all_taken(&[2, 4], true);
+}
+
+/// A fault that `enqueue` leads to on both of two ranks, within the deadlines; it says `text`.
+fn fault(text: &str, enqueue: impl Fn(&World, &Arc<SymmetricHeap>) -> Result<Stream> + Sync) {
+    let settings = Settings::default().deadline(0.02);
+    let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
+        let heap = open(&world)?;
+        let begun = Instant::now();
+        let stream = enqueue(&world, &heap)?;
+        let error = stream.sync().expect_err("a fault").to_string();
+        ensure!(error.contains(text) || error.contains("gave up"), "{error}");
+        ensure!(begun.elapsed() < Duration::from_secs(60), "{error}");
+        world.barrier()?;
+        Ok(heap.close()?)
+    });
+    each.unwrap().into_iter().collect::<Result<Vec<_>>>().unwrap();
+}
+
+pub(crate) fn tiles_that_do_not_come_are_faults() {
+    let make = |world: &World| {
+        Sample::new(OpName::AllReduce, "two_shot", Default::default(), Ranks::from(world))
+    };
+    // Nobody runs the call.
+    fault("all_reduce", |world, heap| {
+        let sample = make(world);
+        let (mut op, room) = (sample.make(heap)?, sample.room(heap)?);
+        let (stream, side) = (heap.stream()?, heap.stream()?);
+        let taker = Taker::new(heap, room.c)?;
+        world.barrier()?;
+        let view = beside(&mut op, &sample.operands(&room), &stream)?;
+        taker.launch(heap, &side, &view, 0)?;
+        Ok(side)
+    });
+    // C lies elsewhere on each rank: the op brings the tiles another way. Or a tile is this rank's.
+    for (which, text) in [(0, "Direct"), (2, "tile")] {
+        fault(text, |world, heap| {
+            let sample = make(world);
+            let (mut op, room) = (sample.make(heap)?, sample.room(heap)?);
+            let (stream, side) = (heap.stream()?, heap.stream()?);
+            let taker = Taker::new(heap, room.c)?;
+            let mut operands = sample.operands(&room);
+            if which == 0 {
+                let [_, _, (rows, cols)] = sample.shapes();
+                operands.c = MatRef::sym(room.c.slice(4 * world.rank()..)?, rows, cols);
+            }
+            world.barrier()?;
+            let view = beside(&mut op, &operands, &stream)?;
+            taker.launch(heap, &side, &view, which)?;
+            op.run(&operands, &stream)?;
+            Ok(side)
+        });
+    }
+}
+
+pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
+    let outcome = World::run_threads(2, |world| -> Result<()> {
+        let heap = open(&world)?;
+        let ranks = Ranks::from(&world);
+        let stream = heap.stream()?;
+        let refused = |outcome: iris_ops::Result<TileView>, text: &str| {
+            let error = outcome.map(drop).expect_err(text).to_string();
+            ensure!(error.contains(text), "{error}");
+            Ok(())
+        };
+        let sample = Sample::new(OpName::AllReduce, "one_shot", Default::default(), ranks);
+        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        refused(beside(&mut op, &sample.operands(&room), &stream), "variant")?;
+        let sample = Sample::new(OpName::AllReduce, "two_shot", Default::default(), ranks);
+        let mut op = sample.make(&heap)?;
+        let mut operands = sample.operands(&room);
+        operands.c = operands.a;
+        refused(beside(&mut op, &operands, &stream), "C of a call")?;
+
+        let operands = sample.operands(&room);
+        let mut view = beside(&mut op, &operands, &stream)?;
+        let taker = Taker::new(&heap, room.c)?;
+        let error = taker.launch(&heap, &stream, &view, 0).unwrap_err().to_string();
+        ensure!(error.contains("that of an op"), "{error}");
+        view.groups = heap.workgroups() - GROUPS + 1;
+        let error = taker.launch(&heap, &heap.stream()?, &view, 0).unwrap_err();
+        let kind = error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind);
+        ensure!(kind == Some(ErrorKind::Usage), "{error}");
+        ensure!(error.to_string().contains("beside"), "{error}");
+        world.barrier()?;
+        Ok(heap.close()?)
+    });
+    outcome.unwrap();
+}

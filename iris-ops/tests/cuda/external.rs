@@ -1,0 +1,158 @@
+//! Matrices and streams of cudarc's, legacy memory between processes, and memory that comes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World, cuda};
+use iris_ops::{MatRef, Ranks};
+use iris_testkit::launch;
+use iris_testkit::suite::OpName;
+
+use crate::graphs::callers;
+use crate::open;
+use crate::sample::Sample;
+
+/// A matrix in memory of cudarc's.
+fn external(
+    slice: &CudaSlice<f32>,
+    stream: &Arc<CudaStream>,
+    (rows, cols): (usize, usize),
+) -> MatRef {
+    let (address, _used) = slice.device_ptr(stream);
+    // SAFETY: the caller keeps the slice until the stream is done with the calls that use it.
+    unsafe { MatRef::external(address as *mut f32, slice.len(), rows, cols) }
+}
+
+/// A, B and C are cudarc's, and so is the work before and behind each call, on cudarc's stream:
+/// nothing but that order says when what may be read. Peers read A where it lies in two variants,
+/// so there it is in the heap.
+fn external_matrices(world: &World) -> Result<()> {
+    const CALLS: usize = 8;
+    let heap = open(world)?;
+    let (theirs, stream) = callers(&heap)?;
+    for sample in Sample::all(Ranks::from(world)) {
+        if sample.case.op == OpName::Barrier {
+            continue;
+        }
+        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let pulled = ["pull", "staged"].contains(&sample.case.variant.as_str());
+        let [a_shape, b_shape, c_shape] = sample.shapes();
+        let new = |elements: usize| theirs.alloc_zeros::<f32>(elements.max(1));
+        let mut a = new(room.a.len())?;
+        let mut b = new(room.b.len())?;
+        let mut c = new(room.c.len())?;
+        let mut operands = sample.operands(&room);
+        if !pulled {
+            operands.a = external(&a, &theirs, a_shape);
+        }
+        operands.b = external(&b, &theirs, b_shape);
+        operands.c = external(&c, &theirs, c_shape);
+        let calls = if pulled { 1 } else { CALLS };
+        let mut kept = Vec::new();
+        for call in 0..calls {
+            sample.fill(&heap, &room, call)?;
+            for (which, to) in [(0, &mut a), (1, &mut b)] {
+                let mut values = sample.elements(which, call);
+                values.resize(to.len(), f32::NAN);
+                let staged = theirs.clone_htod(&values)?;
+                theirs.memcpy_dtod(&staged, to)?;
+            }
+            let poison = theirs.clone_htod(&vec![f32::NAN; c.len()])?;
+            theirs.memcpy_dtod(&poison, &mut c)?;
+            op.run(&operands, &stream)?;
+            let mut result = new(c.len())?;
+            theirs.memcpy_dtod(&c, &mut result)?;
+            kept.push(result);
+        }
+        for (call, result) in kept.iter().enumerate() {
+            sample.check(&theirs.clone_dtoh(result)?, call).context("memory of cudarc's")?;
+        }
+        stream.sync()?;
+        op.free()?;
+        [room.a, room.b, room.c].into_iter().try_for_each(|slice| heap.free(slice))?;
+    }
+    Ok(heap.close()?)
+}
+
+pub(crate) fn matrices_and_streams_of_cudarc_work() {
+    for size in [1, 2, 4] {
+        World::run_threads(size, |world| external_matrices(&world)).unwrap();
+    }
+}
+
+/// The argument by which this program is one rank of the test below.
+pub(crate) const LEGACY_RANK: &str = "legacy-rank";
+
+/// Every op over plain memory with legacy handles, in this process.
+pub(crate) fn legacy_rank() -> Result<()> {
+    let world = World::from_env()?;
+    let options = HeapOptions::new().backend(BackendKind::Cuda).legacy_memory(true);
+    let heap = SymmetricHeap::open(&world, options.data_bytes(64 << 20))?;
+    let stream = heap.stream()?;
+    for sample in Sample::all(Ranks::from(&world)) {
+        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        for call in 0..3 {
+            sample.fill(&heap, &room, call)?;
+            op.run(&sample.operands(&room), &stream)?;
+            stream.sync()?;
+            if sample.case.op != OpName::Barrier {
+                sample.check(&heap.read(room.c)?, call)?;
+            }
+        }
+        op.free()?;
+        [room.a, room.b, room.c].into_iter().try_for_each(|slice| heap.free(slice))?;
+    }
+    heap.close()?;
+    Ok(world.close()?)
+}
+
+pub(crate) fn processes_over_legacy_handles() {
+    let program = std::env::current_exe().unwrap();
+    for size in [2, 4] {
+        let options = launch::Options::default().deadline(Duration::from_secs(300));
+        let outcome = launch::launch(&program, &[LEGACY_RANK], size, options).unwrap();
+        assert!(outcome.ok(), "{}", outcome.report());
+    }
+}
+
+/// A hundred heaps with ops, one after the other, take no memory for good.
+///
+/// What may stay: the driver takes memory in blocks of 2 MiB for streams, events and launches, and
+/// a few more of them after the first round, whose kernels it has loaded. 16 MiB, 8 such blocks, are
+/// less than one data segment here (64 MiB), and less than the smallest thing of a heap, 2 MiB of
+/// device words, a hundred times.
+pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
+    const SLACK: u64 = 16 << 20;
+    let devices = cuda::device_count().unwrap();
+    let round = || {
+        World::run_threads(devices.max(2), |world| -> Result<()> {
+            let heap = open(&world)?;
+            let stream = heap.stream()?;
+            let ops = [(OpName::MatmulAllReduce, "two_shot"), (OpName::AllGatherMatmul, "staged")];
+            for (op, variant) in ops {
+                let sample = Sample::new(op, variant, Default::default(), Ranks::from(&world));
+                let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+                sample.fill(&heap, &room, 0)?;
+                op.run(&sample.operands(&room), &stream)?;
+                stream.sync()?;
+                sample.check(&heap.read(room.c)?, 0)?;
+                op.free()?;
+            }
+            Ok(heap.close()?)
+        })
+        .unwrap();
+    };
+    let free = || -> Vec<u64> {
+        (0..devices).map(|device| cuda::memory_info(device).unwrap().0).collect()
+    };
+    round();
+    let before = free();
+    (0..100).for_each(|_| round());
+    let after = free();
+    println!("free before {before:?}, after {after:?}");
+    for (device, (before, after)) in before.into_iter().zip(after).enumerate() {
+        assert!(after + SLACK >= before, "device {device}: free {before} before, {after} after");
+    }
+}

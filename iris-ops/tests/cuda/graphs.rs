@@ -1,0 +1,317 @@
+//! Ops in graphs: captured in the mode that forbids most to all threads, while other threads use
+//! everything of the library, and replayed with inputs that change.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
+use iris_heap::cuda::CudaBackend;
+use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, cuda};
+use iris_ops::all_reduce::Variant;
+use iris_ops::{AllReduce, Barrier, CopyArgs, MatRef, Ranks};
+use iris_testkit::suite::OpName;
+
+use crate::sample::{Room, Sample};
+use crate::{numbers, open, options};
+
+/// One capture at a time: making a graph of one disturbs another that is under way.
+static CAPTURE: Mutex<()> = Mutex::new(());
+
+/// A stream of the caller's on the device of a heap.
+pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)> {
+    let context = CudaContext::new(heap.backend().device().index)?;
+    let theirs = context.new_stream()?;
+    let stream = CudaBackend::of(heap)?.stream_of(&theirs)?;
+    Ok((theirs, stream))
+}
+
+/// What is enqueued by `enqueue`, as a graph.
+pub(crate) fn captured(
+    theirs: &Arc<CudaStream>,
+    enqueue: impl FnOnce() -> Result<()>,
+) -> Result<CudaGraph> {
+    let _capture = CAPTURE.lock();
+    theirs.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
+    let done = enqueue();
+    let graph = theirs.end_capture(sys::CUgraphInstantiate_flags(0))?;
+    done?;
+    graph.context("an empty graph")
+}
+
+/// Graphs go one at a time, too.
+pub(crate) fn drop_graph(graph: CudaGraph) {
+    let _capture = CAPTURE.lock();
+    drop(graph);
+}
+
+/// An op and a barrier in a graph on the caller's stream, replayed with inputs that change.
+fn replayed(world: World) -> Result<()> {
+    let heap = open(&world)?;
+    let (rank, size) = (world.rank(), world.size());
+    let (theirs, stream) = callers(&heap)?;
+    let len = 5000;
+    let plan = AllReduce::plan((&world).into(), &options(1, len, 0), Variant::OneShot)?;
+    let mut op = AllReduce::new(&heap, &plan)?;
+    let plan = Barrier::plan((&world).into(), &options(0, 0, 0))?;
+    let mut barrier = Barrier::new(&heap, &plan)?;
+    let (x, y) = (heap.alloc::<f32>(len)?, heap.full::<f32>(len, f32::NAN)?);
+    let args = CopyArgs::new(MatRef::sym(x, 1, len), MatRef::sym(y, 1, len));
+    // A call before the capture, one behind it, and the graph between them.
+    heap.write(x, &numbers(len, rank, 0))?;
+    op.run(&args, &stream)?;
+    stream.sync()?;
+    world.barrier()?;
+    let graph = captured(&theirs, || {
+        op.run(&args, &stream)?;
+        barrier.run(&stream)?;
+        // Allocation and waiting are errors that leave the capture alone.
+        let refused = heap.alloc_device_words(1).map(drop).unwrap_err().to_string();
+        ensure!(refused.contains("captured"), "{refused}");
+        let refused = stream.sync().unwrap_err().to_string();
+        ensure!(refused.contains("captured"), "{refused}");
+        // What is not about the stream goes on.
+        heap.read(x)?;
+        Ok(heap.check()?)
+    })?;
+    world.barrier()?;
+    for call in 0..1000 {
+        heap.write(x, &numbers(len, rank, call))?;
+        graph.launch()?;
+        stream.sync()?;
+        if call % 50 == 0 {
+            let mut expected = vec![0.0; len];
+            for source in 0..size {
+                for (sum, v) in expected.iter_mut().zip(numbers(len, source, call)) {
+                    *sum += v;
+                }
+            }
+            ensure!(heap.read(y)? == expected, "replay {call} of rank {rank} is wrong");
+            // Nobody begins the next call, which may write here, before all have compared.
+            world.barrier()?;
+        }
+    }
+    op.run(&args, &stream)?;
+    stream.sync()?;
+    drop_graph(graph);
+    drop((op, barrier));
+    heap.close()?;
+    Ok(())
+}
+
+pub(crate) fn a_graph_is_replayed_a_thousand_times() {
+    for size in [2, 4] {
+        World::run_threads(size, replayed).unwrap();
+    }
+}
+
+/// What allocates is refused during a capture, on all ranks, by an error that says why; the capture
+/// goes on, and what was refused works after it.
+pub(crate) fn allocation_in_a_capture_is_refused() {
+    let outcome = World::run_threads(2, |world| -> Result<()> {
+        let heap = open(&world)?;
+        let (theirs, stream) = callers(&heap)?;
+        let sample =
+            Sample::new(OpName::AllReduce, "two_shot", Default::default(), Ranks::from(&world));
+        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let refuse = |what: &str, outcome: Result<()>| {
+            let error = format!("{:#}", outcome.expect_err("allocation in a capture"));
+            let by_peer = world.rank() == 1 && error.contains("rank 0");
+            ensure!(error.contains("captured") || by_peer, "{what}: {error}");
+            Ok(())
+        };
+        let attempts = || -> Result<()> {
+            refuse("alloc", heap.alloc::<f32>(16).map(drop).map_err(Into::into))?;
+            refuse("alloc_signal", heap.alloc_signal(16).map(drop).map_err(Into::into))?;
+            refuse("new", sample.make(&heap).map(drop))?;
+            refuse("free", heap.free(room.b).map_err(Into::into))
+        };
+        let graph = if world.rank() == 0 {
+            captured(&theirs, || {
+                op.run(&sample.operands(&room), &stream)?;
+                attempts()
+            })?
+        } else {
+            attempts()?;
+            captured(&theirs, || Ok(op.run(&sample.operands(&room), &stream)?))?
+        };
+        world.barrier()?;
+        for call in 0..20 {
+            sample.fill(&heap, &room, call)?;
+            graph.launch()?;
+            stream.sync()?;
+            sample.check(&heap.read(room.c)?, call)?;
+        }
+        drop_graph(graph);
+        sample.make(&heap)?.free()?;
+        heap.free(room.b)?;
+        op.free()?;
+        Ok(heap.close()?)
+    });
+    outcome.unwrap();
+}
+
+/// Other threads, with heaps of their own on the same devices, and what they do.
+struct Others {
+    what: AtomicU8,
+    rounds: AtomicUsize,
+}
+
+/// They end; they use the heap they have; they also open another and close it.
+const STOP: u8 = 0;
+const USE: u8 = 1;
+const OPEN: u8 = 2;
+
+impl Others {
+    /// Two ranks, until they are stopped.
+    fn run(&self) -> Result<()> {
+        World::run_threads(2, |world| -> Result<()> {
+            let heap = small(&world)?;
+            loop {
+                // All ranks do what rank 0 saw.
+                let what = world.allgather(&[self.what.load(Ordering::Relaxed)])?[0][0];
+                if what == STOP {
+                    return Ok(heap.close()?);
+                }
+                errand(&heap)?;
+                if what == OPEN {
+                    let other = small(&world)?;
+                    errand(&other)?;
+                    other.close()?;
+                }
+                if world.rank() == 0 {
+                    self.rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Returns when they have begun and ended a round from now on.
+    fn round(&self) -> Result<()> {
+        let (before, begun) = (self.rounds.load(Ordering::Relaxed), Instant::now());
+        while self.rounds.load(Ordering::Relaxed) < before + 2 {
+            ensure!(begun.elapsed() < Duration::from_secs(60), "the other threads do nothing");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+fn small(world: &World) -> Result<Arc<SymmetricHeap>> {
+    let options = HeapOptions::new().backend(iris_heap::BackendKind::Cuda);
+    Ok(SymmetricHeap::open(world, options.data_bytes(4 << 20).signal_bytes(1 << 20))?)
+}
+
+/// Something of everything: allocation, copies by host and stream, events, an op that is made and run.
+fn errand(heap: &Arc<SymmetricHeap>) -> Result<()> {
+    const LEN: usize = 3000;
+    let (rank, size) = (heap.rank(), heap.size());
+    let (x, y) = (heap.full::<f32>(LEN, rank as f32 + 1.0)?, heap.zeros::<f32>(LEN)?);
+    let words = heap.alloc_device_words(7)?;
+    heap.write_device_words(words, &[3; 7])?;
+    let options = options(1, LEN, 0).workgroups(4);
+    let plan = AllReduce::plan(heap.world().into(), &options, Variant::TwoShot)?;
+    let mut op = AllReduce::new(heap, &plan)?;
+    let (stream, second) = (heap.stream()?, heap.stream()?);
+    op.run(&CopyArgs::new(MatRef::sym(x, 1, LEN), MatRef::sym(y, 1, LEN)), &stream)?;
+    let event = stream.record()?;
+    second.wait(&event)?;
+    heap.copy_on(&second, (x, rank), (y, rank))?;
+    heap.write_on(&second, y, &[9.0; LEN])?;
+    second.sync()?;
+    event.sync()?;
+    let sum = (size * (size + 1) / 2) as f32;
+    ensure!(heap.read(x)? == [sum; LEN] && heap.read(y)? == [9.0; LEN]);
+    ensure!(heap.read_device_words(words)? == [3; 7]);
+    heap.free_device_words(words)?;
+    op.check()?;
+    op.free()?;
+    heap.free(x)?;
+    Ok(heap.free(y)?)
+}
+
+/// Every op on this rank: captured, then replayed, with the others beside it.
+fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<()> {
+    let heap = open(world)?;
+    let ranks = Ranks::from(world);
+    let (theirs, stream) = callers(&heap)?;
+    let word = heap.zeros::<i32>(1)?;
+    let mut calls = 0;
+    for (index, sample) in Sample::all(ranks).into_iter().enumerate() {
+        let (mut op, room): (_, Room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let operands = sample.operands(&room);
+        let set = |what| -> Result<()> {
+            if ranks.rank == 0 {
+                others.what.store(what, Ordering::Relaxed);
+                if what == USE {
+                    // The last heap that they open is closed.
+                    others.round()?;
+                }
+            }
+            Ok(world.barrier()?)
+        };
+        set(OPEN)?;
+        let graph = captured(&theirs, || {
+            op.run(&operands, &stream)?;
+            // Of one rank, by turns: a whole round of the others lies in its capture.
+            if index % ranks.size == ranks.rank { others.round() } else { Ok(()) }
+        });
+        let graph = graph.with_context(|| sample.name())?;
+        set(while_replaying)?;
+        for call in 0..20 {
+            calls += 1;
+            sample.fill(&heap, &room, call)?;
+            heap.write(word, &[calls])?;
+            graph.launch()?;
+            stream.sync()?;
+            if sample.case.op != OpName::Barrier {
+                sample.check(&heap.read(room.c)?, call)?;
+                continue;
+            }
+            for rank in 0..ranks.size {
+                // A rank may be in its next call, but not behind this one.
+                let seen = heap.read_from(word, rank)?[0];
+                ensure!((calls..=calls + 1).contains(&seen), "{rank} at {seen}, call {calls}");
+            }
+        }
+        drop_graph(graph);
+        op.free()?;
+        [room.a, room.b, room.c].into_iter().try_for_each(|slice| heap.free(slice))?;
+    }
+    Ok(heap.close()?)
+}
+
+fn beside_others(size: usize, while_replaying: u8) {
+    // Kernels are loaded before anything runs: that may wait for a device, too.
+    let load = |world: World| -> Result<()> {
+        let heap = open(&world)?;
+        Sample::all(Ranks::from(&world))
+            .iter()
+            .try_for_each(|s| Ok::<_, anyhow::Error>(s.make(&heap)?.free()?))?;
+        Ok(heap.close()?)
+    };
+    World::run_threads(size, load).unwrap();
+    let others = Others { what: AtomicU8::new(USE), rounds: AtomicUsize::new(0) };
+    let (outcome, theirs) = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| others.run());
+        let outcome =
+            World::run_threads(size, |world| all_replayed(&world, &others, while_replaying));
+        others.what.store(STOP, Ordering::Relaxed);
+        (outcome, theirs.join())
+    });
+    outcome.unwrap();
+    theirs.expect("the other threads end").unwrap();
+}
+
+/// While a graph runs the others do all but open and close heaps: that may wait for a device, and
+/// must not where ranks share it.
+pub(crate) fn every_op_is_captured_and_replayed_beside_other_threads() {
+    beside_others(4, USE);
+}
+
+/// Where each rank has a device of its own, heaps come and go, too.
+pub(crate) fn heaps_come_and_go_while_graphs_run() {
+    beside_others(cuda::device_count().unwrap().min(4), OPEN);
+}

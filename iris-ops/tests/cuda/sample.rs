@@ -1,0 +1,165 @@
+//! Any op on small integers, of which every result is known exactly.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap, World, random_unit};
+use iris_ops::{MatRef, Options, Ranks, Shard, TileShape};
+use iris_testkit::oracle::{Dense, Task};
+use iris_testkit::suite::{AnyOp, Case, OpName, Operands, plan};
+
+/// Ragged, and with several tiles of 8 x 16 in each direction.
+const SHAPE: (usize, usize, usize) = (37, 44, 30);
+
+/// Workgroups of a launch: few, so that those of several ops fit a device at a time.
+const GROUPS: usize = 8;
+
+pub(crate) struct Sample {
+    pub(crate) case: Case,
+    ranks: Ranks,
+}
+
+/// Room in the heap for A, B and C of any rank.
+#[derive(Clone, Copy)]
+pub(crate) struct Room {
+    pub(crate) a: SymSlice<f32>,
+    pub(crate) b: SymSlice<f32>,
+    pub(crate) c: SymSlice<f32>,
+}
+
+impl Sample {
+    pub(crate) fn new(op: OpName, variant: &str, shard: Shard, ranks: Ranks) -> Sample {
+        let (m, n, k) = SHAPE;
+        let options = Options::new(m, n, if op.multiplies() { k } else { 0 });
+        let options = options.backend(BackendKind::Cuda).shard(shard).workgroups(GROUPS);
+        let options = options.tile(TileShape { m: 8, n: 16 }).k_block(4).k_per_flag(2);
+        Sample { case: Case::new(op, variant, options), ranks }
+    }
+
+    /// The same on another kind of device.
+    fn on(mut self, backend: BackendKind) -> Sample {
+        self.case.options = self.case.options.backend(backend);
+        self
+    }
+
+    /// Every op and variant, the barrier too.
+    pub(crate) fn all(ranks: Ranks) -> Vec<Sample> {
+        let mut all = Vec::new();
+        for op in OpName::ALL {
+            let shards: &[Shard] = match op {
+                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+                _ => &[Shard::Rows],
+            };
+            for (&shard, variant) in
+                shards.iter().flat_map(|s| op.variants().into_iter().map(move |v| (s, v)))
+            {
+                all.push(Sample::new(op, variant, shard, ranks));
+            }
+        }
+        all
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let Case { op, variant, options, .. } = &self.case;
+        format!("{op} {variant} {:?}, {} ranks", options.shard, self.ranks.size)
+    }
+
+    pub(crate) fn make(&self, heap: &Arc<SymmetricHeap>) -> Result<AnyOp> {
+        let plan = plan(self.case.op, &self.case.variant, self.ranks, &self.case.options)?;
+        Ok(AnyOp::new(self.case.op, heap, &plan)?)
+    }
+
+    pub(crate) fn room(&self, heap: &SymmetricHeap) -> Result<Room> {
+        let ((m, n, k), size) = (SHAPE, self.ranks.size);
+        // All-to-all has a part of each rank.
+        let (a, b, c) = (m * n.max(k), n * k, (m + size) * n);
+        Ok(Room { a: heap.alloc(a)?, b: heap.alloc(b)?, c: heap.alloc(c)? })
+    }
+
+    /// Shapes of A, B and C of this rank.
+    pub(crate) fn shapes(&self) -> [(usize, usize); 3] {
+        self.case.shapes(self.ranks, SHAPE.0)
+    }
+
+    pub(crate) fn operands(&self, room: &Room) -> Operands {
+        let [a, b, c] = self.shapes();
+        let matrix = |slice, (rows, cols)| MatRef::sym(slice, rows, cols);
+        let (a, b, c) = (matrix(room.a, a), matrix(room.b, b), matrix(room.c, c));
+        Operands { a, b, c, bias: None }
+    }
+
+    /// A (0) or B (1) of a rank in a call: integers in [-8, 8].
+    fn input(&self, which: usize, rank: usize, call: usize) -> Dense {
+        let (rows, cols) = self.case.shapes(Ranks::new(rank, self.ranks.size), SHAPE.0)[which];
+        let seed = (2 * call + which) as u64;
+        Dense::from_fn(rows, cols, |row, col| {
+            (random_unit(seed, rank, row * cols + col) * 8.5).round()
+        })
+    }
+
+    /// A (0) or B (1) of this rank as it lies in memory.
+    pub(crate) fn elements(&self, which: usize, call: usize) -> Vec<f32> {
+        self.input(which, self.ranks.rank, call).data.into_iter().map(|x| x as f32).collect()
+    }
+
+    /// Write the inputs of a call, and NaN to C.
+    pub(crate) fn fill(&self, heap: &SymmetricHeap, room: &Room, call: usize) -> Result<()> {
+        for (which, slice) in [room.a, room.b].into_iter().enumerate() {
+            let values = self.elements(which, call);
+            heap.write(slice.slice(..values.len())?, &values)?;
+        }
+        Ok(heap.write(room.c, &vec![f32::NAN; room.c.len()])?)
+    }
+
+    /// C of this rank after a call.
+    pub(crate) fn expected(&self, call: usize) -> Vec<f32> {
+        let Ranks { rank, size } = self.ranks;
+        let task = Task { op: self.case.op, size, m: SHAPE.0, options: self.case.options.clone() };
+        let part = |rank| {
+            let (a, b) = (self.input(0, rank, call), self.input(1, rank, call));
+            task.contribution(&a, Some(&b))
+        };
+        let parts: Vec<_> = (0..size).map(part).collect();
+        let expected = task.expected(rank, &parts, Some(&self.input(1, rank, call)), None);
+        expected.value.into_iter().map(|x| x as f32).collect()
+    }
+
+    /// Compare what a call left in C.
+    pub(crate) fn check(&self, got: &[f32], call: usize) -> Result<()> {
+        let expected = self.expected(call);
+        let wrong = got.iter().zip(&expected).position(|(got, expected)| got != expected);
+        ensure!(
+            wrong.is_none() && got.len() >= expected.len(),
+            "{}, call {call}, rank {}: element {wrong:?} is {:?}, expected {:?}",
+            self.name(),
+            self.ranks.rank,
+            wrong.map(|at| got[at]),
+            wrong.map(|at| expected[at])
+        );
+        Ok(())
+    }
+}
+
+/// What the tests expect of GPUs is what the CPU does.
+pub(crate) fn samples_are_right_on_the_cpu() {
+    let outcome = World::run_threads(3, |world| -> Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(GROUPS))?;
+        let stream = heap.stream()?;
+        for sample in Sample::all(Ranks::from(&world)) {
+            let sample = sample.on(BackendKind::Cpu);
+            let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+            for call in 0..3 {
+                sample.fill(&heap, &room, call)?;
+                op.run(&sample.operands(&room), &stream)?;
+                stream.sync()?;
+                let barrier = sample.case.op == OpName::Barrier;
+                ensure!(barrier || sample.check(&heap.read(room.c)?, call + 1).is_err());
+                ensure!(barrier || !sample.expected(call).is_empty(), "{}", sample.name());
+                sample.check(&heap.read(room.c)?, call)?;
+            }
+            op.free()?;
+        }
+        Ok(heap.close()?)
+    });
+    outcome.unwrap();
+}
