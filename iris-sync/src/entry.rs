@@ -78,8 +78,10 @@ pub fn wait_entry<M: Memory + ?Sized>(
     let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit: Limit::Entry };
     let look = || m.load(number(place), Access::EntryLoad);
     wait_for(m, channel, Access::EntryLoad, awaited, look)?;
+    // All are under way before the first is looked at: memory of a device is far away.
+    let all: [i32; Field::ALL.len()] = core::array::from_fn(|index| m.get(word(place, index)));
     for (index, field) in Field::ALL.into_iter().enumerate() {
-        let (seen, wanted) = (m.get(word(place, index)), record.fields[index]);
+        let (seen, wanted) = (all[index], record.fields[index]);
         if seen != wanted {
             let fault = Fault {
                 kind: FaultKind::Mismatch,

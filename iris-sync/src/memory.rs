@@ -146,8 +146,8 @@ pub enum Span {
 /// The words as one lane of one workgroup of one rank sees them.
 ///
 /// On the CPU a workgroup is one thread and has one lane. On a device, and in the models of it,
-/// every lane runs the same code, lane 0 does the word accesses, and [`Memory::vote`] is the
-/// barrier of the workgroup.
+/// every lane runs the same code, lane 0 does the word accesses, or each lane those of some peers,
+/// and [`Memory::vote`] is the barrier of the workgroup.
 ///
 /// An implementation takes order and scope of an access from [`Access::order`] and
 /// [`Access::scope`]; the models' implementations take them from a table that a mutant has changed.
@@ -155,6 +155,11 @@ pub trait Memory {
     /// Index of this lane in its workgroup.
     fn lane(&self) -> u32 {
         0
+    }
+
+    /// Lanes of the workgroup.
+    fn lanes(&self) -> u32 {
+        1
     }
 
     /// Barrier of the workgroup; true if every lane said true. It orders plain accesses of its lanes.

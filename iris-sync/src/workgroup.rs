@@ -29,8 +29,11 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
     pub count: u32,
     call: Call,
     record: Record,
+    /// Peers whose credit, or entry, was seen, and whose answer about C is known: one bit each.
     credited: u64,
     entered: u64,
+    asked: u64,
+    directs: u64,
 }
 
 impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
@@ -48,7 +51,18 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         record.fields[crate::Field::Op as usize] = channel.op as i32;
         record.fields[crate::Field::Sequence as usize] =
             m.dev_load(word(channel.sequence), Access::CallLoad);
-        Self { m, channel, index, count, call, record, credited: 0, entered: 0 }
+        Self {
+            m,
+            channel,
+            index,
+            count,
+            call,
+            record,
+            credited: 0,
+            entered: 0,
+            asked: 0,
+            directs: 0,
+        }
     }
 
     /// The call this workgroup is in.
@@ -72,19 +86,43 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.index != 0 {
             return Ok(());
         }
-        for peer in self.channel.peers() {
-            self.credit(peer)?;
-            if self.m.lane() == 0 {
-                entry::publish(self.m, self.channel, self.call, &self.record, peer);
-            }
+        let all = self.others();
+        self.for_peers(all, |wg, peer| {
+            wg.credit_of(peer)?;
+            entry::publish(wg.m, wg.channel, wg.call, &wg.record, peer);
+            Ok(())
+        })?;
+        self.credited |= all;
+        Ok(())
+    }
+
+    /// Before writing slots at these peers: as [`Workgroup::credit`] of each; where this rank allows
+    /// results to go straight into C, also as [`Workgroup::wait_entry`].
+    pub fn meet(&mut self, peers: barrier::Members) -> Result<(), Stop> {
+        let peers = peers.bits() & self.others();
+        let credits = peers & !self.credited;
+        let entries = if self.record.direct == 0 { 0 } else { peers & !self.entered };
+        if credits | entries == 0 {
+            return Ok(());
         }
+        self.for_peers(credits | entries, |wg, peer| {
+            if credits >> peer & 1 == 1 {
+                wg.credit_of(peer)?;
+            }
+            if entries >> peer & 1 == 1 {
+                wg.entry_of(peer)?;
+            }
+            Ok(())
+        })?;
+        self.credited |= credits;
+        self.entered |= entries;
         Ok(())
     }
 
     /// Before writing a slot at `peer`: wait until its last reader of that slot is done.
     pub fn credit(&mut self, peer: u32) -> Result<(), Stop> {
         if self.credited >> peer & 1 == 0 {
-            self.waiting(peer, |wg| entry::wait_credit(wg.m, wg.channel, wg.call, peer).map(drop))?;
+            self.waiting(|wg| wg.credit_of(peer))?;
             self.credited |= 1 << peer;
         }
         Ok(())
@@ -94,9 +132,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// call, with the same arguments.
     pub fn wait_entry(&mut self, peer: u32) -> Result<(), Stop> {
         if self.entered >> peer & 1 == 0 {
-            self.waiting(peer, |wg| {
-                entry::wait_entry(wg.m, wg.channel, wg.call, &wg.record, peer)
-            })?;
+            self.waiting(|wg| wg.entry_of(peer))?;
             self.entered |= 1 << peer;
         }
         Ok(())
@@ -109,29 +145,64 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return Ok(false);
         }
         self.wait_entry(peer)?;
-        Ok(entry::is_direct(self.m, self.channel, self.call, &self.record, peer))
+        if self.asked >> peer & 1 == 0 {
+            let answer = entry::is_direct(self.m, self.channel, self.call, &self.record, peer);
+            self.asked |= 1 << peer;
+            self.directs |= u64::from(answer) << peer;
+        }
+        Ok(self.directs >> peer & 1 == 1)
     }
 
     /// Say that the lanes' stores to `peer`'s slot of `tile` are done.
     pub fn push_signal(&self, peer: u32, tile: u32) {
-        self.raise(self.channel.signal(peer, self.channel.rank, tile));
+        self.m.vote(true);
+        if self.m.lane() == 0 {
+            self.raise(self.channel.signal(peer, self.channel.rank, tile));
+        }
     }
 
-    /// Say that the result of `tile`, which this rank owns, is at `peer`.
-    pub fn push_result(&self, peer: u32, tile: u32) {
-        self.raise(self.channel.result(peer, self.channel.rank, tile));
+    /// Say that the lanes' stores to the slots of `tile` at these peers are done.
+    pub fn push_signals(&self, peers: barrier::Members, tile: u32) {
+        self.m.vote(true);
+        for peer in self.share_of_peers(peers.bits()) {
+            self.raise(self.channel.signal(peer, self.channel.rank, tile));
+        }
+    }
+
+    /// Say that the result of `tile`, which this rank owns, is at these peers.
+    pub fn push_results(&self, peers: barrier::Members, tile: u32) {
+        self.m.vote(true);
+        for peer in self.share_of_peers(peers.bits()) {
+            self.raise(self.channel.result(peer, self.channel.rank, tile));
+        }
     }
 
     /// Wait for `tile` of `source`, and for agreement with it.
     pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
-        self.wait_signal(self.channel.signal(self.channel.rank, source, tile), source, tile)
+        let word = self.channel.signal(self.channel.rank, source, tile);
+        self.waiting(|wg| wg.signal_of(word, source, tile))
+    }
+
+    /// Wait for `tile` of each of these peers, and for agreement with all.
+    pub fn wait_tiles(&mut self, sources: barrier::Members, tile: u32) -> Result<(), Stop> {
+        let sources = sources.bits() & self.others();
+        self.for_peers(sources, |wg, source| {
+            if wg.entered >> source & 1 == 0 {
+                wg.entry_of(source)?;
+            }
+            let word = wg.channel.signal(wg.channel.rank, source, tile);
+            wg.signal_of(word, source, tile)
+        })?;
+        self.entered |= sources;
+        Ok(())
     }
 
     /// Wait for the result of `tile` from its owner, and for agreement with it.
     pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(owner)?;
-        self.wait_signal(self.channel.result(self.channel.rank, owner, tile), owner, tile)
+        let word = self.channel.result(self.channel.rank, owner, tile);
+        self.waiting(|wg| wg.signal_of(word, owner, tile))
     }
 
     /// Say that the lanes have filled `unit` of this device's staging buffer.
@@ -144,13 +215,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Wait until `unit`, which comes from `source`, is in the staging buffer.
     pub fn wait_flag(&mut self, unit: u32, source: u32) -> Result<(), Stop> {
-        self.waiting(unit, |wg| tile_flags::wait(wg.m, wg.channel, wg.call, unit, source))
+        self.waiting(|wg| {
+            wg.timed(unit, |wg| tile_flags::wait(wg.m, wg.channel, wg.call, unit, source))
+        })
     }
 
     /// Run `critical` under the lock of `tile` at `owner`.
     pub fn locked(&mut self, owner: u32, tile: u32, critical: impl FnOnce()) -> Result<(), Stop> {
         let word = self.channel.lock(owner, tile);
-        self.waiting(tile, |wg| crate::lock::take(wg.m, wg.channel, wg.call, word, tile))?;
+        self.waiting(|wg| {
+            wg.timed(tile, |wg| crate::lock::take(wg.m, wg.channel, wg.call, word, tile))
+        })?;
         critical();
         self.m.vote(true);
         if self.m.lane() == 0 {
@@ -163,8 +238,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.m.vote(true);
-        self.waiting(phase, |wg| {
-            barrier::arrive_and_wait(wg.m, wg.channel, wg.call, phase, members, limit)
+        self.waiting(|wg| {
+            let Self { m, channel, call, .. } = *wg;
+            wg.timed(phase, |_| barrier::arrive_and_wait(m, channel, call, phase, members, limit))
         })
     }
 
@@ -195,15 +271,32 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         result.and(settled)
     }
 
-    fn raise(&self, word: SymWord) {
-        self.m.vote(true);
-        if self.m.lane() == 0 {
-            self.m.store(word, self.call.number(), Access::SignalStore);
-        }
+    /// All ranks but this one.
+    fn others(&self) -> u64 {
+        barrier::Members::all(self.channel.size).bits() & !(1 << self.channel.rank)
     }
 
-    fn wait_signal(&mut self, word: SymWord, rank: u32, tile: u32) -> Result<(), Stop> {
-        self.waiting(tile, |wg| {
+    /// Those of these peers that fall to this lane.
+    fn share_of_peers(&self, peers: u64) -> impl Iterator<Item = u32> + use<M> {
+        let (lane, lanes) = (self.m.lane() as usize, self.m.lanes() as usize);
+        let own = self.channel.peers().skip(lane).step_by(lanes);
+        own.filter(move |peer| peers >> peer & 1 == 1)
+    }
+
+    fn raise(&self, word: SymWord) {
+        self.m.store(word, self.call.number(), Access::SignalStore);
+    }
+
+    fn credit_of(&self, peer: u32) -> Result<(), Stop> {
+        self.timed(peer, |wg| entry::wait_credit(wg.m, wg.channel, wg.call, peer))
+    }
+
+    fn entry_of(&self, peer: u32) -> Result<(), Stop> {
+        self.timed(peer, |wg| entry::wait_entry(wg.m, wg.channel, wg.call, &wg.record, peer))
+    }
+
+    fn signal_of(&self, word: SymWord, rank: u32, tile: u32) -> Result<(), Stop> {
+        self.timed(tile, |wg| {
             let (call, tile) = (wg.call, tile as i32);
             let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
             let look = || wg.m.load(word, Access::SignalLoad);
@@ -211,14 +304,28 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
+    /// One wait of one lane.
+    fn timed(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
+        self.m.begin(Span::Wait, what);
+        let passed = wait(self);
+        self.m.end(Span::Wait);
+        passed
+    }
+
     /// Let lane 0 wait, then take all lanes past the barrier: what it acquired, they have.
-    fn waiting(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
-        let mut passed = true;
-        if self.m.lane() == 0 {
-            self.m.begin(Span::Wait, what);
-            passed = wait(self).is_ok();
-            self.m.end(Span::Wait);
-        }
+    fn waiting(&self, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
+        let passed = self.m.lane() != 0 || wait(self).is_ok();
+        if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
+    }
+
+    /// Let each lane do its share of these peers, up to the first that fails; then take all lanes
+    /// past the barrier: what one of them acquired, they all have.
+    fn for_peers(
+        &self,
+        peers: u64,
+        each: impl Fn(&Self, u32) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        let passed = self.share_of_peers(peers).all(|peer| each(self, peer).is_ok());
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 }

@@ -10,9 +10,12 @@ enum class Kind : u32 {
     Credit,
     WaitEntry,
     Direct,
+    Meet,
     PushSignal,
-    PushResult,
+    PushSignals,
+    PushResults,
     WaitTile,
+    WaitTiles,
     WaitResult,
     RaiseFlag,
     WaitFlag,
@@ -38,14 +41,18 @@ struct Sequence {
 };
 
 bool perform(Workgroup& wg, const Step& step, bool& answer) {
+    const Members some{u64(1) << step.peer | u64(1) << step.tile};
     switch (step.kind) {
     case Kind::Enter: return wg.enter();
     case Kind::Credit: return wg.credit(step.peer);
     case Kind::WaitEntry: return wg.wait_entry(step.peer);
     case Kind::Direct: return wg.direct(step.peer, answer);
+    case Kind::Meet: return wg.meet(some);
     case Kind::PushSignal: wg.push_signal(step.peer, step.tile); return true;
-    case Kind::PushResult: wg.push_result(step.peer, step.tile); return true;
+    case Kind::PushSignals: wg.push_signals(Members::all(wg.size()), step.tile); return true;
+    case Kind::PushResults: wg.push_results(some, step.tile); return true;
     case Kind::WaitTile: return wg.wait_tile(step.peer, step.tile);
+    case Kind::WaitTiles: return wg.wait_tiles(some, step.tile);
     case Kind::WaitResult: return wg.wait_result(step.peer, step.tile);
     case Kind::RaiseFlag: wg.raise_flag(step.tile); return true;
     case Kind::WaitFlag: return wg.wait_flag(step.tile, step.peer);

@@ -126,12 +126,12 @@ fn ops_that_gather_and_accumulate() {
 fn workgroups_of_two_lanes() {
     check(up_to_level(
         [
-            (ops::one_shot(2, 1, 1).lanes(2), None, 1_200),
-            (ops::pull(2, 1, 1).lanes(2), None, 3_800),
-            (ops::deliver(2, 1, 1, true, false).lanes(2), None, 40),
+            (ops::one_shot(2, 1, 1).lanes(2), None, 800),
+            (ops::pull(2, 1, 1).lanes(2), None, 2_800),
+            (ops::deliver(2, 1, 1, true, false).lanes(2), None, 30),
         ],
         [
-            (ops::one_shot(2, 1, 1).lanes(2), Some(2), 4_000),
+            (ops::one_shot(2, 1, 1).lanes(2), Some(2), 2_500),
             (ops::deliver(2, 1, 1, true, true).lanes(2), None, 40),
             (ops::two_shot(2, 1, 1, false).lanes(2), None, 200),
             (accumulate(1, false).lanes(2), Some(1), 100),

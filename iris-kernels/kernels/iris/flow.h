@@ -41,24 +41,20 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
     return run(launch, End::Advance, [&](Workgroup& wg) {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
+        const Members all = Members::all(wg.size());
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             wg.trace.begin(Span::Gemm, tile);
             body.produce(tile);
             body.keep(tile, parity);
             wg.trace.end(Span::Gemm);
-            for (u32 step = 1; step < wg.size(); ++step) {
-                const u32 peer = wg.peer(step);
-                if (!wg.credit(peer)) return false;
-                wg.trace.begin(Span::Signal, tile);
-                body.push(peer, tile, parity);
-                wg.push_signal(peer, tile);
-                wg.trace.end(Span::Signal);
-            }
+            if (!wg.meet(all)) return false;
+            wg.trace.begin(Span::Signal, tile);
+            for (u32 step = 1; step < wg.size(); ++step) body.push(wg.peer(step), tile, parity);
+            wg.push_signals(all, tile);
+            wg.trace.end(Span::Signal);
         }
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
-            for (u32 step = 1; step < wg.size(); ++step) {
-                if (!wg.wait_tile(wg.peer(step), tile)) return false;
-            }
+            if (!wg.wait_tiles(all, tile)) return false;
             wg.trace.begin(Span::Reduce, tile);
             body.reduce(tile, parity);
             wg.trace.end(Span::Reduce);
@@ -73,6 +69,7 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, u32 tiles, Owner owner, 
     return run(launch, End::Advance, [&](Workgroup& wg) {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
+        const Members all = Members::all(wg.size());
         // First what others wait for, then our own: one loop, so that produce stands here once.
         for (u32 pass = 0; pass < 2; ++pass) {
             const bool mine = pass == 1;
@@ -95,22 +92,21 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, u32 tiles, Owner owner, 
         }
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             if (owner(tile) != me) continue;
-            for (u32 step = 1; step < wg.size(); ++step) {
-                if (!wg.wait_tile(wg.peer(step), tile)) return false;
-            }
+            if (!wg.wait_tiles(all, tile)) return false;
             wg.trace.begin(Span::Reduce, tile);
             body.reduce(tile, parity);
             wg.trace.end(Span::Reduce);
-            for (u32 step = 1; to_all && step < wg.size(); ++step) {
+            if (!to_all) continue;
+            if (!wg.meet(all)) return false;
+            wg.trace.begin(Span::Signal, tile);
+            for (u32 step = 1; step < wg.size(); ++step) {
                 const u32 peer = wg.peer(step);
-                if (!wg.credit(peer)) return false;
                 bool direct;
                 if (!wg.direct(peer, direct)) return false;
-                wg.trace.begin(Span::Signal, tile);
                 body.push_result(peer, tile, parity, direct);
-                wg.push_result(peer, tile);
-                wg.trace.end(Span::Signal);
             }
+            wg.push_results(all, tile);
+            wg.trace.end(Span::Signal);
         }
         for (u32 tile = wg.index; to_all && tile < tiles; tile += wg.count) {
             const u32 peer = owner(tile);
@@ -145,6 +141,16 @@ IRIS_DEVICE bool reduce_scatter(const Launch& launch, u32 tiles, Owner owner, Bo
 //       push(peer, tile, parity, direct)   write it to the peer: into its C or its inbox
 //       take(source, tile, parity)      copy it from the inbox to C
 
+/// The peers that `which` says.
+template <class Which> IRIS_DEVICE Members peers_that(const Workgroup& wg, Which which) {
+    Members peers{0};
+    for (u32 step = 1; step < wg.size(); ++step) {
+        const u32 peer = wg.peer(step);
+        if (which(peer)) peers.bits |= 1ull << peer;
+    }
+    return peers;
+}
+
 /// Each rank pushes its tiles to whom they are for, then takes what others pushed.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& body) {
@@ -156,24 +162,32 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& b
             wg.trace.begin(Span::Gemm, tile);
             body.produce(tile);
             wg.trace.end(Span::Gemm);
+            const Members to =
+                peers_that(wg, [&](u32 peer) { return tile < delivery.sent(me, peer); });
+            if (!wg.meet(to)) return false;
+            wg.trace.begin(Span::Signal, tile);
             for (u32 step = 1; step < wg.size(); ++step) {
                 const u32 peer = wg.peer(step);
-                if (tile >= delivery.sent(me, peer)) continue;
-                // The credit is implied by the entry, but only where the peer is waited for.
-                if (!wg.credit(peer)) return false;
+                if (!to.contains(peer)) continue;
                 bool direct;
                 if (!wg.direct(peer, direct)) return false;
-                wg.trace.begin(Span::Signal, tile);
                 body.push(peer, tile, parity, direct);
-                wg.push_signal(peer, tile);
-                wg.trace.end(Span::Signal);
             }
+            wg.push_signals(to, tile);
+            wg.trace.end(Span::Signal);
         }
+        u32 most = 0;
         for (u32 step = 1; step < wg.size(); ++step) {
-            const u32 source = wg.peer(step);
-            const u32 sent = delivery.sent(source, me);
-            for (u32 tile = wg.index; tile < sent; tile += wg.count) {
-                if (!wg.wait_tile(source, tile)) return false;
+            const u32 sent = delivery.sent(wg.peer(step), me);
+            most = sent > most ? sent : most;
+        }
+        for (u32 tile = wg.index; tile < most; tile += wg.count) {
+            const Members from =
+                peers_that(wg, [&](u32 source) { return tile < delivery.sent(source, me); });
+            if (!wg.wait_tiles(from, tile)) return false;
+            for (u32 step = 1; step < wg.size(); ++step) {
+                const u32 source = wg.peer(step);
+                if (!from.contains(source)) continue;
                 bool direct;
                 if (!wg.direct(source, direct)) return false;
                 if (direct) continue;

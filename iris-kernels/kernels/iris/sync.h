@@ -352,9 +352,13 @@ IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32
             m, awaited, [&] { return m.load<Access::EntryLoad>(number(place)); })) {
         return false;
     }
+    // All are under way before the first is looked at: memory is far away.
+    i32 all[FIELDS];
+    IRIS_UNROLL
+    for (u32 i = 0; i < FIELDS; ++i) all[i] = place.after(i).get();
     IRIS_UNROLL
     for (u32 i = 0; i < FIELDS; ++i) {
-        const i32 seen = place.after(i).get();
+        const i32 seen = all[i];
         const i32 wanted = own_field(m, record, sequence, i);
         if (seen != wanted) {
             give_up(m, Fault{FaultKind::Mismatch, static_cast<i32>(m.channel.op), call.number(), -1,

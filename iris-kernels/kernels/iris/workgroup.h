@@ -27,7 +27,8 @@ class Workgroup {
         : m{launch.heap, launch.channel}, index(launch.index), count(launch.count),
           trace(launch.trace), own(launch.record),
           number(m.dev_load<Access::CallLoad>(m.call_word())),
-          sequence(m.dev_load<Access::CallLoad>(m.sequence_word())), credited(0), entered(0) {}
+          sequence(m.dev_load<Access::CallLoad>(m.sequence_word())), credited(0), entered(0), asked(0),
+          directs(0) {}
 
     const Words m;
     const u32 index, count;
@@ -44,17 +45,39 @@ class Workgroup {
     /// else, even when the rank has nothing to send.
     [[nodiscard]] IRIS_DEVICE bool enter() {
         if (index != 0) return true;
-        for (u32 step = 1; step < size(); ++step) {
-            if (!credit(peer(step))) return false;
-            if (port::lane() == 0) entry::publish(m, number, own, sequence, peer(step));
+        const u64 all = others();
+        if (!for_peers(all, [&](u32 peer) {
+                if (!credit_of(peer)) return false;
+                entry::publish(m, number, own, sequence, peer);
+                return true;
+            })) {
+            return false;
         }
+        credited |= all;
+        return true;
+    }
+
+    /// Before writing slots at these peers: as credit of each; where this rank allows results to go
+    /// straight into C, also as wait_entry.
+    [[nodiscard]] IRIS_DEVICE bool meet(Members to) {
+        const u64 peers = to.bits & others();
+        const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
+        if ((credits | entries) == 0) return true;
+        if (!for_peers(credits | entries, [&](u32 peer) {
+                if ((credits >> peer & 1) == 1 && !credit_of(peer)) return false;
+                return (entries >> peer & 1) == 0 || entry_of(peer);
+            })) {
+            return false;
+        }
+        credited |= credits;
+        entered |= entries;
         return true;
     }
 
     /// Before writing a slot at `peer`: wait until its last reader of that slot is done.
     [[nodiscard]] IRIS_DEVICE bool credit(u32 peer) {
         if ((credited >> peer & 1) == 0) {
-            if (!waiting(peer, [&] { return entry::wait_credit(m, number, peer); })) return false;
+            if (!waiting([&] { return credit_of(peer); })) return false;
             credited |= 1ull << peer;
         }
         return true;
@@ -64,10 +87,7 @@ class Workgroup {
     /// call, with the same arguments.
     [[nodiscard]] IRIS_DEVICE bool wait_entry(u32 peer) {
         if ((entered >> peer & 1) == 0) {
-            if (!waiting(peer,
-                         [&] { return entry::wait_entry(m, number, own, sequence, peer); })) {
-                return false;
-            }
+            if (!waiting([&] { return entry_of(peer); })) return false;
             entered |= 1ull << peer;
         }
         return true;
@@ -79,24 +99,61 @@ class Workgroup {
         answer = false;
         if (own.direct == 0) return true;
         if (!wait_entry(peer)) return false;
-        answer = entry::is_direct(m, number, own, peer);
+        if ((asked >> peer & 1) == 0) {
+            asked |= 1ull << peer;
+            directs |= u64(entry::is_direct(m, number, own, peer)) << peer;
+        }
+        answer = (directs >> peer & 1) == 1;
         return true;
     }
 
     /// Say that the lanes' stores to `peer`'s slot of `tile` are done.
-    IRIS_DEVICE void push_signal(u32 peer, u32 tile) { raise(m.signal(peer, rank(), tile)); }
+    IRIS_DEVICE void push_signal(u32 peer, u32 tile) {
+        port::barrier(Site::Signal);
+        if (port::lane() == 0) raise(m.signal(peer, rank(), tile));
+    }
 
-    /// Say that the result of `tile`, which this rank owns, is at `peer`.
-    IRIS_DEVICE void push_result(u32 peer, u32 tile) { raise(m.result(peer, rank(), tile)); }
+    /// Say that the lanes' stores to the slots of `tile` at these peers are done.
+    IRIS_DEVICE void push_signals(Members peers, u32 tile) {
+        port::barrier(Site::Signal);
+        share_of_peers(peers.bits, [&](u32 peer) {
+            raise(m.signal(peer, rank(), tile));
+            return true;
+        });
+    }
+
+    /// Say that the result of `tile`, which this rank owns, is at these peers.
+    IRIS_DEVICE void push_results(Members peers, u32 tile) {
+        port::barrier(Site::Signal);
+        share_of_peers(peers.bits, [&](u32 peer) {
+            raise(m.result(peer, rank(), tile));
+            return true;
+        });
+    }
 
     /// Wait for `tile` of `source`, and for agreement with it.
     [[nodiscard]] IRIS_DEVICE bool wait_tile(u32 source, u32 tile) {
-        return wait_entry(source) && wait_signal(m.signal(rank(), source, tile), source, tile);
+        return wait_entry(source) &&
+               waiting([&] { return signal_of(m.signal(rank(), source, tile), source, tile); });
+    }
+
+    /// Wait for `tile` of each of these peers, and for agreement with all.
+    [[nodiscard]] IRIS_DEVICE bool wait_tiles(Members from, u32 tile) {
+        const u64 sources = from.bits & others();
+        if (!for_peers(sources, [&](u32 source) {
+                return ((entered >> source & 1) == 1 || entry_of(source)) &&
+                       signal_of(m.signal(rank(), source, tile), source, tile);
+            })) {
+            return false;
+        }
+        entered |= sources;
+        return true;
     }
 
     /// Wait for the result of `tile` from its owner, and for agreement with it.
     [[nodiscard]] IRIS_DEVICE bool wait_result(u32 owner, u32 tile) {
-        return wait_entry(owner) && wait_signal(m.result(rank(), owner, tile), owner, tile);
+        return wait_entry(owner) &&
+               waiting([&] { return signal_of(m.result(rank(), owner, tile), owner, tile); });
     }
 
     /// Say that the lanes have filled `unit` of this device's staging buffer.
@@ -110,14 +167,20 @@ class Workgroup {
 
     /// Wait until `unit`, which comes from `source`, is in the staging buffer.
     [[nodiscard]] IRIS_DEVICE bool wait_flag(u32 unit, u32 source) {
-        return waiting(unit, [&] { return tile_flags::wait(m, number, unit, source); });
+        return waiting([&] {
+            return timed(unit, [&] { return tile_flags::wait(m, number, unit, source); });
+        });
     }
 
     /// Run `critical` under the lock of `tile` at `owner`.
     template <class Critical>
     [[nodiscard]] IRIS_DEVICE bool locked(u32 owner, u32 tile, Critical critical) {
         const SymWord word = m.lock(owner, tile);
-        if (!waiting(tile, [&] { return lock::take(m, number, word, tile); })) return false;
+        if (!waiting([&] {
+                return timed(tile, [&] { return lock::take(m, number, word, tile); });
+            })) {
+            return false;
+        }
         critical();
         port::barrier(Site::LockGive);
         if (port::lane() == 0) lock::give(m, word);
@@ -128,7 +191,10 @@ class Workgroup {
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         port::barrier(Site::Arrive);
-        return waiting(phase, [&] { return arrive_and_wait(m, number, phase, members, limit); });
+        return waiting([&] {
+            return timed(phase,
+                         [&] { return arrive_and_wait(m, number, phase, members, limit); });
+        });
     }
 
     /// Count this workgroup out, whether it got through or not. The last one ends the call: it
@@ -152,35 +218,59 @@ class Workgroup {
     const Record& own;
     const Call number;
     const i32 sequence;
-    /// Peers whose credit, or entry, was seen: one bit each.
-    u64 credited, entered;
+    /// Peers whose credit, or entry, was seen, and whose answer about C is known: one bit each.
+    u64 credited, entered, asked, directs;
 
-    IRIS_DEVICE void raise(SymWord word) {
-        port::barrier(Site::Signal);
-        if (port::lane() == 0) {
-            m.store<Access::SignalStore>(word, number.number());
-            trace.add(Counter::Flags, 1);
+    /// All ranks but this one.
+    IRIS_DEVICE u64 others() const { return Members::all(size()).bits & ~(1ull << rank()); }
+
+    /// Call `each` for those of these peers that fall to this lane, up to the first that fails.
+    template <class Each> IRIS_DEVICE bool share_of_peers(u64 peers, Each each) {
+        for (u32 step = 1 + port::lane(); step < size(); step += port::lanes()) {
+            const u32 at = peer(step);
+            if ((peers >> at & 1) == 1 && !each(at)) return false;
         }
+        return true;
     }
 
-    IRIS_DEVICE bool wait_signal(SymWord word, u32 rank, u32 tile) {
-        return waiting(tile, [&] {
+    IRIS_DEVICE void raise(SymWord word) {
+        m.store<Access::SignalStore>(word, number.number());
+        trace.add(Counter::Flags, 1);
+    }
+
+    IRIS_DEVICE bool credit_of(u32 peer) {
+        return timed(peer, [&] { return entry::wait_credit(m, number, peer); });
+    }
+    IRIS_DEVICE bool entry_of(u32 peer) {
+        return timed(peer, [&] { return entry::wait_entry(m, number, own, sequence, peer); });
+    }
+    IRIS_DEVICE bool signal_of(SymWord word, u32 rank, u32 tile) {
+        return timed(tile, [&] {
             const Awaited awaited{number, number, rank, static_cast<i32>(tile), Limit::Progress};
             return wait_for<Access::SignalLoad>(
                 m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
         });
     }
 
+    /// One wait of one lane.
+    template <class Wait> IRIS_DEVICE bool timed(u32 what, Wait wait) {
+        trace.add(Counter::Waits, 1);
+        trace.begin(Span::Wait, what);
+        const bool passed = wait();
+        trace.end(Span::Wait);
+        return passed;
+    }
+
     /// Let lane 0 wait, then take all lanes past the barrier: what it acquired, they have.
-    template <class Wait> IRIS_DEVICE bool waiting(u32 what, Wait wait) {
-        bool passed = true;
-        if (port::lane() == 0) {
-            trace.add(Counter::Waits, 1);
-            trace.begin(Span::Wait, what);
-            passed = wait();
-            trace.end(Span::Wait);
-        }
+    template <class Wait> IRIS_DEVICE bool waiting(Wait wait) {
+        const bool passed = port::lane() != 0 || wait();
         return port::vote(passed, Site::Waited);
+    }
+
+    /// Let each lane do its share of these peers, up to the first that fails; then take all lanes
+    /// past the barrier: what one of them acquired, they all have.
+    template <class Each> IRIS_DEVICE bool for_peers(u64 peers, Each each) {
+        return port::vote(share_of_peers(peers, each), Site::Waited);
     }
 
     /// Tell all peers that this rank has read what it pulls from them, and wait for the same from

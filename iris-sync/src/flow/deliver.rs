@@ -1,5 +1,6 @@
 use super::Launch;
-use crate::{End, Memory, Span, Stop};
+use crate::barrier::Members;
+use crate::{Channel, End, Memory, Span, Stop};
 
 /// The tiles of an op that moves data without adding: all-gather, all-to-all, broadcast.
 pub trait DeliverTiles {
@@ -32,19 +33,21 @@ pub fn deliver<M: Memory + ?Sized>(
             wg.m.begin(Span::Gemm, tile);
             body.produce(tile);
             wg.m.end(Span::Gemm);
-            for peer in wg.channel.peers().filter(|&peer| tile < delivery.sent(me, peer)) {
-                // The credit is implied by the entry, but only where the peer is waited for.
-                wg.credit(peer)?;
+            let to = of(wg.channel, |peer| tile < delivery.sent(me, peer));
+            wg.meet(to)?;
+            wg.m.begin(Span::Signal, tile);
+            for peer in wg.channel.peers().filter(|&peer| to.contains(peer)) {
                 let direct = wg.direct(peer)?;
-                wg.m.begin(Span::Signal, tile);
                 body.push(peer, tile, parity, direct);
-                wg.push_signal(peer, tile);
-                wg.m.end(Span::Signal);
             }
+            wg.push_signals(to, tile);
+            wg.m.end(Span::Signal);
         }
-        for source in wg.channel.peers() {
-            for tile in wg.share(delivery.sent(source, me)) {
-                wg.wait_tile(source, tile)?;
+        let most = wg.channel.peers().map(|source| delivery.sent(source, me)).max();
+        for tile in wg.share(most.unwrap_or(0)) {
+            let from = of(wg.channel, |source| tile < delivery.sent(source, me));
+            wg.wait_tiles(from, tile)?;
+            for source in wg.channel.peers().filter(|&source| from.contains(source)) {
                 if !wg.direct(source)? {
                     wg.m.begin(Span::Reduce, tile);
                     body.take(source, tile, parity);
@@ -54,4 +57,10 @@ pub fn deliver<M: Memory + ?Sized>(
         }
         Ok(())
     })
+}
+
+/// The peers that `which` says.
+fn of(channel: &Channel, which: impl Fn(u32) -> bool) -> Members {
+    let bits = |bits, peer| bits | u64::from(which(peer)) << peer;
+    Members::from_bits(channel.peers().fold(0, bits))
 }

@@ -1,4 +1,5 @@
 use super::Launch;
+use crate::barrier::Members;
 use crate::{End, Memory, Span, Stop};
 
 /// The tiles of an all-reduce or reduce-scatter, as the lanes of a workgroup move them.
@@ -27,24 +28,22 @@ pub fn one_shot<M: Memory + ?Sized>(
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
         wg.enter()?;
-        let parity = wg.parity();
+        let (parity, all) = (wg.parity(), Members::all(wg.channel.size));
         for tile in wg.share(tiles) {
             wg.m.begin(Span::Gemm, tile);
             body.produce(tile);
             body.keep(tile, parity);
             wg.m.end(Span::Gemm);
+            wg.meet(all)?;
+            wg.m.begin(Span::Signal, tile);
             for peer in wg.channel.peers() {
-                wg.credit(peer)?;
-                wg.m.begin(Span::Signal, tile);
                 body.push(peer, tile, parity);
-                wg.push_signal(peer, tile);
-                wg.m.end(Span::Signal);
             }
+            wg.push_signals(all, tile);
+            wg.m.end(Span::Signal);
         }
         for tile in wg.share(tiles) {
-            for source in wg.channel.peers() {
-                wg.wait_tile(source, tile)?;
-            }
+            wg.wait_tiles(all, tile)?;
             wg.m.begin(Span::Reduce, tile);
             body.reduce(tile, parity);
             wg.m.end(Span::Reduce);
@@ -83,6 +82,7 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me) = (wg.parity(), wg.channel.rank);
+        let all = Members::all(wg.channel.size);
         // First what others wait for, then our own.
         for mine in [false, true] {
             for tile in wg.share(tiles).filter(|&tile| (owner(tile) == me) == mine) {
@@ -102,20 +102,21 @@ fn reduce_at_owners<M: Memory + ?Sized>(
             }
         }
         for tile in wg.share(tiles).filter(|&tile| owner(tile) == me) {
-            for source in wg.channel.peers() {
-                wg.wait_tile(source, tile)?;
-            }
+            wg.wait_tiles(all, tile)?;
             wg.m.begin(Span::Reduce, tile);
             body.reduce(tile, parity);
             wg.m.end(Span::Reduce);
-            for peer in wg.channel.peers().filter(|_| to_all) {
-                wg.credit(peer)?;
-                let direct = wg.direct(peer)?;
-                wg.m.begin(Span::Signal, tile);
-                body.push_result(peer, tile, parity, direct);
-                wg.push_result(peer, tile);
-                wg.m.end(Span::Signal);
+            if !to_all {
+                continue;
             }
+            wg.meet(all)?;
+            wg.m.begin(Span::Signal, tile);
+            for peer in wg.channel.peers() {
+                let direct = wg.direct(peer)?;
+                body.push_result(peer, tile, parity, direct);
+            }
+            wg.push_results(all, tile);
+            wg.m.end(Span::Signal);
         }
         for tile in wg.share(tiles).filter(|&tile| to_all && owner(tile) != me) {
             wg.wait_result(owner(tile), tile)?;

@@ -365,6 +365,10 @@ impl Memory for Lane<'_> {
         self.id.lane
     }
 
+    fn lanes(&self) -> u32 {
+        self.scenario.lanes
+    }
+
     fn vote(&self, ok: bool) -> bool {
         self.vote_at(ok, None)
     }

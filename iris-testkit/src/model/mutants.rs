@@ -421,6 +421,9 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(2_000));
     after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
+    // The other lane does not wait at all: it reads before anything was written.
+    let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
+    after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);
     vec![
         accumulate("spinlock-no-first-barrier", first, Check::Race),
@@ -429,8 +432,10 @@ fn barriers() -> Vec<Mutant> {
         accumulate("atomic-no-second-barrier", Accumulate { atomic: true, ..second }, Check::Wrong),
         gather,
         vote("no-vote-before-signal", one_shot(), 0, 0, 1),
-        vote("no-vote-after-wait", one_shot(), 0, 0, 3),
+        after_wait,
         vote("no-vote-after-credit", ops::deliver(2, 1, 3, true, false), 0, 0, 6)
+            .by(Engine::Random(2_000)),
+        vote("no-vote-between-peers", ops::deliver(3, 1, 3, true, false), 0, 0, 6)
             .by(Engine::Random(2_000)),
         vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
         vote("no-vote-before-flag", ops::staged(&[2, 1], 1, 1), 0, 0, 2).by(Engine::Random(2_000)),

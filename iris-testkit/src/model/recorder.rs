@@ -52,7 +52,6 @@ pub struct Script {
 /// One lane of one workgroup, on its own.
 pub struct Recorder {
     id: LaneId,
-    #[cfg_attr(not(iris_cxx), expect(dead_code, reason = "only the hooks ask for it"))]
     extent: (u32, u32),
     script: Script,
     asked: [Cell<usize>; 5],
@@ -137,6 +136,10 @@ fn sym(word: SymWord) -> Place {
 impl Memory for Recorder {
     fn lane(&self) -> u32 {
         self.id.lane
+    }
+
+    fn lanes(&self) -> u32 {
+        self.extent.0
     }
 
     fn vote(&self, ok: bool) -> bool {

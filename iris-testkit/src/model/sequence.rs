@@ -19,9 +19,12 @@ pub enum Kind {
     Credit,
     WaitEntry,
     Direct,
+    Meet,
     PushSignal,
-    PushResult,
+    PushSignals,
+    PushResults,
     WaitTile,
+    WaitTiles,
     WaitResult,
     RaiseFlag,
     WaitFlag,
@@ -32,14 +35,17 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 14] = [
+    const ALL: [Kind; 17] = [
         Kind::Enter,
         Kind::Credit,
         Kind::WaitEntry,
         Kind::Direct,
+        Kind::Meet,
         Kind::PushSignal,
-        Kind::PushResult,
+        Kind::PushSignals,
+        Kind::PushResults,
         Kind::WaitTile,
+        Kind::WaitTiles,
         Kind::WaitResult,
         Kind::RaiseFlag,
         Kind::WaitFlag,
@@ -157,9 +163,13 @@ fn perform<M: Memory>(
         Kind::Credit => wg.credit(peer)?,
         Kind::WaitEntry => wg.wait_entry(peer)?,
         Kind::Direct => *answer = wg.direct(peer)?,
+        // With two peers one, both or one of them.
+        Kind::Meet => wg.meet(Members::from_bits(1 << peer | 1 << tile))?,
         Kind::PushSignal => wg.push_signal(peer, tile),
-        Kind::PushResult => wg.push_result(peer, tile),
+        Kind::PushSignals => wg.push_signals(Members::all(channel.size), tile),
+        Kind::PushResults => wg.push_results(Members::from_bits(1 << peer | 1 << tile), tile),
         Kind::WaitTile => wg.wait_tile(peer, tile)?,
+        Kind::WaitTiles => wg.wait_tiles(Members::from_bits(1 << peer | 1 << tile), tile)?,
         Kind::WaitResult => wg.wait_result(peer, tile)?,
         Kind::RaiseFlag => wg.raise_flag(tile),
         Kind::WaitFlag => wg.wait_flag(tile, peer)?,

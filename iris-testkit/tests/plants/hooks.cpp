@@ -61,7 +61,7 @@ int main() {
     Workgroup wg(launch);
     bool ok = wg.enter();
     wg.push_signal(1, 0);
-    wg.push_result(1, 0);
+    wg.push_results(Members{2}, 0);
     ok &= wg.wait_tile(1, 0) && wg.wait_result(1, 0) && wg.locked(1, 0, [] {});
     ok &= wg.barrier(0, Members::all(2));
     wg.raise_flag(0);

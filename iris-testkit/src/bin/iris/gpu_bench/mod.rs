@@ -84,7 +84,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     println!("{ranks} ranks on {} x {name}; NCCL {nccl}; cuBLASLt {blas}", devices.len());
     println!(
         "{}",
-        line(["op", "m x n x k", "variant", "us", "eager", "base", "ratio", "lib gemm"])
+        line(["op", "m x n x k", "variant", "tile", "us", "eager", "base", "ratio", "product"])
     );
     let about = json!({
         "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(),
@@ -180,9 +180,10 @@ fn dimensions(options: &OpOptions) -> String {
     format!("{} x {} x {}", options.m, options.n, options.k)
 }
 
-fn line(columns: [&str; 8]) -> String {
-    let [op, shape, variant, us, eager, base, ratio, gemm] = columns;
-    format!("{op:22} {shape:>20} {variant:>9} {us:>9} {eager:>9} {base:>9} {ratio:>7} {gemm:>9}")
+fn line(columns: [&str; 9]) -> String {
+    let [op, shape, variant, tile, us, eager, base, ratio, product] = columns;
+    let what = format!("{op:21} {shape:>19} {variant:>9} {tile:>13}");
+    format!("{what} {us:>8} {eager:>8} {base:>8} {ratio:>6} {product:>8}")
 }
 
 fn print_line(value: &Value) {
@@ -191,11 +192,16 @@ fn print_line(value: &Value) {
         Some(number) => format!("{number:.digits$}"),
         None => "-".into(),
     };
-    let shape = format!("{} x {} x {}", value["m"], value["n"], value["k"]);
+    let columns = if value["columns"].is_boolean() { " c" } else { "" };
+    let shape = format!("{} x {} x {}{columns}", value["m"], value["n"], value["k"]);
+    let groups = value["workgroups"].as_u64().map(|groups| format!(" /{groups}"));
+    let tile = &value["tile"];
+    let tile = format!("{}x{}{}", tile[0], tile[1], groups.unwrap_or_default());
     let printed = line([
         &text("op"),
         &shape,
         &text("variant"),
+        &tile,
         &time("us", 1),
         &time("eager_us", 1),
         &time("baseline_us", 1),
@@ -264,11 +270,12 @@ mod tests {
 
     #[test]
     fn the_cases_are_read_and_planned() {
+        let messages = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/messages.toml");
         let shapes = read(None, None).unwrap();
         for op in OpName::ALL {
             assert!(shapes.iter().any(|shape| shape.op == op), "{op} is not measured");
         }
-        for shape in shapes {
+        for shape in shapes.iter().chain(&read(Some(Path::new(messages)), None).unwrap()) {
             for variant in &shape.variants {
                 suite::plan(shape.op, variant, Ranks::new(0, 4), &shape.options).unwrap();
             }
