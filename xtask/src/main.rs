@@ -34,7 +34,7 @@ enum Task {
     /// Everything CI checks: tidy, fmt, clippy, the tests, the documentation, the licences.
     Test(test::Options),
     /// The rules of the house as code: layers, unsafe, kernel sources, sizes, links.
-    Tidy,
+    Tidy(tidy::Options),
     /// What to run before a push: tidy, fmt, clippy, the quick tests.
     Prepush,
     /// Builds `iris` and starts `iris run ...`: without arguments, the transformer layer on four ranks.
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     let root = root();
     let done = match task {
         Task::Test(options) => test::run(&root, &options),
-        Task::Tidy => tidy::run(&root),
+        Task::Tidy(options) => tidy::run(options.root(&root)),
         Task::Prepush => prepush::run(&root),
         Task::Run(passed) => run::run(&root, &passed.arguments),
         Task::Bench(passed) => bench::run(&root, &passed.arguments),
