@@ -44,7 +44,7 @@ enum Task {
     #[command(disable_help_flag = true)]
     Bench(Passed),
     /// The protocols in models, in Rust and in the source that runs on the GPU, and the compiled
-    /// device code: no GPU is needed. `--json`, `--full`, `--require`.
+    /// device code: no GPU is needed. `--json`, `--full`, `--allow-skips`.
     #[command(disable_help_flag = true)]
     CheckProtocols(Passed),
     /// A folder dist/ with all that a GPU host needs which has neither Rust nor this repository.

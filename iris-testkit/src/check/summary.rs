@@ -81,6 +81,11 @@ impl Summary {
         failed
     }
 
+    /// What a program that prints this ends with: 0, or 1 if anything failed.
+    pub fn exit_code(&self) -> u8 {
+        u8::from(!self.failed().is_empty())
+    }
+
     /// The whole as one JSON object.
     pub fn json(&self) -> serde_json::Value {
         let models = self.models.iter().map(|(model, report)| {
