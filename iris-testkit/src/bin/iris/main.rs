@@ -19,6 +19,7 @@ mod rank;
 mod ratios;
 mod suite;
 mod trace;
+mod tune;
 mod weights;
 
 use std::os::unix::process::CommandExt;
@@ -42,6 +43,8 @@ enum Task {
     Test(suite::Options),
     /// Ratios of times, against what is asked of them.
     Bench(bench::Options),
+    /// Times what the operators could choose, and prints rows for the tuning table.
+    Tune(tune::Options),
     /// Compile the kernels of all ops for GPUs, ahead of time.
     Kernels(kernels::Options),
     /// One rank of a job: started by the other tasks.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Task::Run(options) => operator::main(*options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
+        Task::Tune(options) => tune::main(&options),
         Task::Kernels(options) => kernels::main(&options),
         Task::Rank(options) => rank::main(&options),
     });
