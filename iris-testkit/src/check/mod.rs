@@ -99,7 +99,11 @@ fn compare(summary: &mut Summary, full: bool) {
         Ok(compared) => summary.failures.push(format!("never compared: {:?}", compared.missing)),
         Err(why) => summary.failures.push(format!("sync.h differs from iris-sync: {why}")),
     }
-    match tuned_shapes().and_then(|given| Ok((given.len(), schedule::compare(&given, shapes)?))) {
+    let compared = tuned_shapes().and_then(|given| match given.len() {
+        0 => Err("no tuning table has a row".into()),
+        rows => Ok((rows, schedule::compare(&given, shapes)?)),
+    });
+    match compared {
         Ok(equal) => summary.schedules = Some(equal),
         Err(why) => summary.failures.push(format!("tile.h differs from schedule.rs: {why}")),
     }

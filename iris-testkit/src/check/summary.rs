@@ -114,6 +114,7 @@ impl Summary {
             "controls": self.controls.len(),
             "operations_compared": self.sequences.as_ref().map(|compared| compared.events),
             "schedule_answers_compared": self.schedules.map(|(_, answers)| answers),
+            "tuned_shapes_compared": self.schedules.map(|(tuned, _)| tuned),
             "scopes": scopes.collect::<Vec<_>>(),
             "architectures":
                 self.compiled.iter().filter(done).map(|it| it.arch.name).collect::<Vec<_>>(),
