@@ -110,7 +110,7 @@ fn body<'a>(code: &'a str, entry: &str) -> Option<&'a str> {
 }
 
 /// The instructions of a kernel that touch its word, write caches back or invalidate them.
-fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
+pub(super) fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
     let mut found = Vec::new();
     for line in body(code, entry)?.lines().map(str::trim) {
         if line.starts_with("buffer_") {
@@ -123,7 +123,7 @@ fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
 }
 
 /// The instructions of a probe, where they do not depend on how the compiler composes them.
-fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
+pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     let system = probe.scope == Scope::System;
     let releases = matches!(probe.order, Order::Release | Order::AcqRel);
     let acquires = matches!(probe.order, Order::Acquire | Order::AcqRel);

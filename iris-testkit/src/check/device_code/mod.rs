@@ -1,7 +1,7 @@
 //! The compiled device code: what the compilers make of each access, read instruction by
 //! instruction. No GPU is needed.
 //!
-//! NVRTC compiles for NVIDIA's architectures, clang for AMD's. A probe is a kernel that makes one
+//! NVRTC compiles for NVIDIA's architectures, clang for AMD's, and hiprtc where it is there. A probe is a kernel that makes one
 //! access of the protocols, or one operation of the port, to a word of some memory. What becomes of
 //! it is looked at twice, on two levels that know nothing of each other:
 //!
@@ -15,6 +15,7 @@
 //! All kernels are compiled too, and must not contain what no access of theirs is compiled to.
 
 mod amd;
+mod hiprtc;
 mod nvidia;
 mod probes;
 
@@ -36,13 +37,16 @@ pub struct Arch {
 }
 
 /// All that are looked at.
-pub const ARCHS: [Arch; 6] = [
+pub const ARCHS: [Arch; 9] = [
     Arch { name: "sm_80", required: true },
     Arch { name: "sm_90a", required: true },
     Arch { name: "sm_100", required: false },
     Arch { name: "gfx90a", required: true },
     Arch { name: "gfx942", required: true },
     Arch { name: "gfx950", required: false },
+    Arch { name: "gfx90a by hiprtc", required: false },
+    Arch { name: "gfx942 by hiprtc", required: false },
+    Arch { name: "gfx950 by hiprtc", required: false },
 ];
 
 /// Something that is not as it should be.
@@ -129,8 +133,11 @@ impl Source {
 /// Compile `source` for `arch` and read what came out.
 pub fn check(arch: Arch, source: &Source) -> Compiled {
     let start = Instant::now();
-    let vendor = if arch.name.starts_with("sm_") { nvidia::check } else { amd::check };
-    let outcome = vendor(arch.name, source);
+    let outcome = match arch.name.strip_suffix(" by hiprtc") {
+        Some(name) => hiprtc::check(name, source),
+        None if arch.name.starts_with("sm_") => nvidia::check(arch.name, source),
+        None => amd::check(arch.name, source),
+    };
     Compiled { arch, outcome, seconds: start.elapsed().as_secs_f64() }
 }
 
