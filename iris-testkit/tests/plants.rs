@@ -355,5 +355,6 @@ fn the_example_runs() {
     let (said, log) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}{log}");
     assert_eq!(said.matches("  ok").count(), 2, "{said}");
+    assert_eq!(said.matches("Relaxed: ").count(), 2, "{said}");
     assert_eq!(said.matches("Race(").count(), 2, "{said}");
 }
