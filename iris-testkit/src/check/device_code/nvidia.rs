@@ -16,15 +16,18 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
         Ok(compiler) => compiler,
         Err(error) => return Outcome::Skipped(error.to_string()),
     };
+    let (major, minor) = compiler.version();
+    let name = format!("NVRTC {major}.{minor}");
     let mut findings = Vec::new();
     let counts = Checker { compiler, arch, source }.run(&mut findings);
     match counts {
         Ok((probes, twice)) if findings.is_empty() => {
-            let (major, minor) = compiler.version();
-            let (compiler, kernels) = (format!("NVRTC {major}.{minor}"), source.kernels.len());
-            Outcome::Done { compiler, kernels, probes, twice }
+            Outcome::Done { compiler: name, kernels: source.kernels.len(), probes, twice }
         }
         Ok(_) => Outcome::Failed(findings),
+        Err(Error::Compile { log, .. }) if log.contains("value for --gpu-architecture") => {
+            Outcome::Skipped(format!("{name} does not know {arch}"))
+        }
         Err(error) => {
             findings.push(Finding::new("type", error.to_string()));
             Outcome::Failed(findings)
