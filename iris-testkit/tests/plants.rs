@@ -78,7 +78,9 @@ fn plants() -> Vec<Plant> {
     add("iris/mma.h", text, before(text), "matmul.cu", &["hook", "isa", "tidy"]);
     let text = "asm volatile(\"cp.async.commit_group;\"";
     add("iris/mma_sm80.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
-    // These may name a scope.
+    // These may name a scope. Nobody gives up in what the hooks see.
+    let text = "m.record(fault);";
+    add("iris/sync.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
     let text = "if (counters == 0) return;";
     add("iris/trace.h", text, format!("{text} {RAW}"), "all_gather.cu", &["hook", "isa", "ptx"]);
     let text = "port::add_f32<Scope::System>";
