@@ -12,8 +12,13 @@ const HEADERS: &str = "../iris-kernels/kernels";
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(iris_cxx)");
-    for folder in [SOURCES, HEADERS] {
+    for folder in [SOURCES, HEADERS, "examples"] {
         println!("cargo::rerun-if-changed={folder}");
+    }
+    // What programs of other crates include: their build scripts see it as DEP_IRIS_MODEL_INCLUDE.
+    let root = std::env::current_dir().unwrap_or_default();
+    if let Ok(folders) = std::env::join_paths([root.join(HEADERS), root.join(SOURCES)]) {
+        println!("cargo::metadata=include={}", folders.display());
     }
     let mut build = cc::Build::new();
     // Failures of a model unwind through these frames. Optimised whatever the profile: a model runs

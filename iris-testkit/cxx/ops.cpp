@@ -164,6 +164,33 @@ template <class Body> int accumulate(const Input& in) {
     });
 }
 
+/// What a call of one_shot is instead, over the same words; as ops::instead.
+constexpr u32 PULL = 0, TWO_SHOT = 100, GATHER = 101, STAGED = 102;
+
+inline bool pull_once(const Model& model, u32 tiles) {
+    PullTiles body{model};
+    body.fill_shard();
+    return flow::pull(model.launch(), tiles, body);
+}
+
+inline bool staged_once(const Model& model) {
+    Tiles body{model};
+    body.fill_shard();
+    return flow::staged(model.launch(), 1, Staging{body.ranks(), model.in.tiles}, body);
+}
+
+inline bool gather_once(const Model& model, u32 tiles, bool barrier) {
+    Tiles body{model};
+    const Launch launch = model.launch();
+    if (!flow::gather(launch, tiles, body)) return false;
+    iris_model_boundary();
+    if (barrier) {
+        if (!flow::barrier(launch, 0, Members{model.in.members}, End::Keep)) return false;
+        iris_model_boundary();
+    }
+    return flow::local(launch, tiles, body);
+}
+
 } // namespace iris::model
 
 using namespace iris;
@@ -171,16 +198,17 @@ using namespace iris::model;
 
 extern "C" {
 
-/// A call that uses no tiles is a pull of one tile over the same words.
 int iris_model_one_shot(const Input& in) {
     return calls(in, [&](const Model& model) {
-        if (model.used == 0) {
-            PullTiles body{model};
-            body.fill_shard();
-            return flow::pull(model.launch(), 1, body);
-        }
         Tiles body{model};
-        return flow::one_shot(model.launch(), model.used, body);
+        const auto owner = [&](u32 tile) { return tile % in.channel->size; };
+        switch (model.used) {
+        case PULL: return pull_once(model, 1);
+        case TWO_SHOT: return flow::two_shot(model.launch(), 2, owner, body);
+        case GATHER: return gather_once(model, 1, true);
+        case STAGED: return staged_once(model);
+        default: return flow::one_shot(model.launch(), model.used, body);
+        }
     });
 }
 
@@ -224,33 +252,17 @@ int iris_model_deliver(const Input& in) {
 }
 
 int iris_model_pull(const Input& in) {
-    return calls(in, [&](const Model& model) {
-        PullTiles body{model};
-        body.fill_shard();
-        return flow::pull(model.launch(), in.tiles, body);
-    });
+    return calls(in, [&](const Model& model) { return pull_once(model, in.tiles); });
 }
 
 int iris_model_staged(const Input& in) {
-    return calls(in, [&](const Model& model) {
-        Tiles body{model};
-        body.fill_shard();
-        return flow::staged(model.launch(), 1, Staging{body.ranks(), in.tiles}, body);
-    });
+    return calls(in, [](const Model& model) { return staged_once(model); });
 }
 
 /// Option 1: without the barrier.
 int iris_model_gather(const Input& in) {
     return calls(in, [&](const Model& model) {
-        Tiles body{model};
-        const Launch launch = model.launch();
-        if (!flow::gather(launch, in.tiles, body)) return false;
-        iris_model_boundary();
-        if (in.option == 0) {
-            if (!flow::barrier(launch, 0, Members{in.members}, End::Keep)) return false;
-            iris_model_boundary();
-        }
-        return flow::local(launch, in.tiles, body);
+        return gather_once(model, in.tiles, in.option == 0);
     });
 }
 

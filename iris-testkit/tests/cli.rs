@@ -230,3 +230,18 @@ fn the_suite_counts_what_it_skips() {
         assert!(out.starts_with("skipped: ") && out.contains(reason), "{out}");
     }
 }
+
+#[test]
+fn tuning_prints_rows_of_the_table() {
+    let table: toml::Table = good(&["tune", "--ranks", "2", "--iters", "1"]).parse().unwrap();
+    let rows = table["row"].as_array().unwrap();
+    assert!(rows.len() >= 5, "{rows:?}");
+    for row in rows {
+        assert_eq!(row["world"].as_integer(), Some(2));
+        let provenance = row["provenance"].as_str().unwrap();
+        assert!(provenance.contains(" us, the rule "), "{provenance}");
+        for part in ["op", "dtype", "m", "n", "variant", "tile"] {
+            assert!(row.get(part).is_some(), "{part} of {row}");
+        }
+    }
+}

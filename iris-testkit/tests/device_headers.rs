@@ -16,6 +16,7 @@ fn sync_h_asks_for_the_same_operations_as_iris_sync() {
 #[test]
 fn tile_h_has_the_same_schedules_as_iris_kernels() {
     let given = iris_testkit::check::tuned_shapes().expect("tuning tables");
+    assert!(!given.is_empty(), "no tuning table has a row");
     let random = Level::from_env().pick(2_000, 10_000, 200_000);
     match schedule::compare(&given, random) {
         Ok(answers) => println!("{} tuned shapes, {answers} equal answers", given.len()),

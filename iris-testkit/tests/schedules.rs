@@ -18,7 +18,9 @@ use iris_sync::flow::{
 use iris_sync::{
     Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, Memory, Record, Shape, Stop, SymWord,
 };
+use iris_testkit::model::schedule::Shape as Tuned;
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
 fn config() -> ProptestConfig {
     let cases = match std::env::var("IRIS_TEST_LEVEL").as_deref() {
@@ -450,95 +452,134 @@ proptest! {
     fn every_awaited_word_is_set_once_and_nobody_waits_for_ever(
         name in prop::sample::select(&SKELETONS[..]),
         units in units(),
-        (n, tile_n) in (0..60u32, 8..40u32),
+        cols in (0..60u32, 8..40u32),
         groups in prop::collection::vec((1..5u32, 0..6u32), 9),
         direct in any::<bool>(),
     ) {
-        let grid = Grid { rows: units.m, cols: n, tile_m: units.tile_m, tile_n };
-        let (size, split) = (units.size, SplitGrid { grid, size: units.size });
-        let tiles = grid.tiles().max(split.tiles());
-        let shape = Shape { op: 0, size, tiles, flags: units.units(), locks: true, sequence: 1 << 30 };
-        let record = Record { direct: i32::from(direct), ..Record::default() };
-        let mut lists = Vec::new();
-        for rank in 0..size {
-            let (channel, _) = Channel::lay_out(shape, rank, 1024, 0);
-            let (count, fetchers) = groups[rank as usize];
-            let mut done = Vec::new();
-            // With one group a launch more, the workgroups of the launch before.
-            let mut before = 0;
-            for launch in 0.. {
-                let is_barrier = matches!((name, launch), ("locked" | "atomic", 1 | 3) | ("baseline", 1));
-                let count = if is_barrier { 1 } else { count };
-                let finished = Cell::new(0);
-                let mut ended = false;
-                for group in 0..count {
-                    let m = Recorder {
-                        channel: &channel,
-                        direct,
-                        launch,
-                        group,
-                        groups: count,
-                        finished: &finished,
-                        steps: RefCell::default(),
-                        done: RefCell::default(),
-                    };
-                    for group in 0..before {
-                        m.step(Step::Await(Token::Out(rank, launch - 1, group)));
-                    }
-                    let at = Launch { m: &m, channel: &channel, record: &record, index: group, count };
-                    match launch_of(name, launch, &at, units, split, fetchers) {
-                        Some(result) => prop_assert!(result.is_ok()),
-                        None => ended = true,
-                    }
-                    done.extend(m.done.into_inner());
-                    lists.push(m.steps.into_inner());
-                }
-                if ended {
-                    break;
-                }
-                before = count;
-            }
-            let once: HashSet<_> = done.iter().collect();
-            prop_assert_eq!(once.len(), done.len(), "something was done twice");
-            let made = done.iter().filter(|(what, _, _)| *what == "result").count() as u32;
-            let wanted = results(name, units, split, rank);
-            // Of two_shot, what peers write directly is no work of this rank.
-            let own = (0..wanted).filter(|&tile| owner(tile, size) == rank).count() as u32;
-            let wanted = if name == "two_shot" && direct { own } else { wanted };
-            prop_assert_eq!(made, wanted);
-        }
+        play(name, units, cols, &groups, direct)?;
+    }
+}
 
-        let mut set = HashMap::new();
-        for step in lists.iter().flatten() {
-            if let Step::Set(token) = step {
-                *set.entry(*token).or_insert(0) += 1;
-            }
-        }
-        for step in lists.iter().flatten() {
-            if let Step::Await(token) = step {
-                prop_assert_eq!(set.get(token), Some(&1), "{:?}", token);
-            }
-        }
-        let mut reached = HashSet::new();
-        let mut at = vec![0; lists.len()];
-        loop {
-            let mut moved = false;
-            for (list, at) in lists.iter().zip(&mut at) {
-                while let Some(step) = list.get(*at) {
-                    match step {
-                        Step::Set(token) => drop(reached.insert(*token)),
-                        Step::Await(token) if !reached.contains(token) => break,
-                        Step::Await(_) => {}
-                    }
-                    (*at, moved) = (*at + 1, true);
+#[test]
+fn nor_in_any_row_of_a_tuning_table() {
+    let shapes = iris_testkit::check::tuned_shapes().expect("tuning tables");
+    let mut played = 0;
+    let mut cols = (0, 1);
+    for shape in &shapes {
+        match *shape {
+            Tuned::Tiles(grid, _) => cols = (grid.cols, grid.tile_n),
+            Tuned::Units(units) => {
+                for (name, direct) in
+                    SKELETONS.iter().flat_map(|name| [(name, false), (name, true)])
+                {
+                    play(name, units, cols, &[(3, 1); 9], direct).unwrap_or_else(|why| {
+                        panic!("{name} in {units:?}, N and its tile {cols:?}: {why}")
+                    });
+                    played += 1;
                 }
             }
-            if !moved {
-                break;
-            }
-        }
-        for (list, at) in lists.iter().zip(at) {
-            prop_assert!(at == list.len(), "waits for ever: {:?}", list[at]);
+            Tuned::Split(..) => {}
         }
     }
+    assert!(played >= 10 * SKELETONS.len(), "only {played} schedules");
+}
+
+/// Run a skeleton on all ranks, of A in `units` and of `n` columns in tiles of `tile_n`, then play
+/// the lists of what they set and await against each other. `groups`: for each rank its workgroups,
+/// and how many of them fetch.
+fn play(
+    name: &str,
+    units: Units,
+    (n, tile_n): (u32, u32),
+    groups: &[(u32, u32)],
+    direct: bool,
+) -> Result<(), TestCaseError> {
+    let grid = Grid { rows: units.m, cols: n, tile_m: units.tile_m, tile_n };
+    let (size, split) = (units.size, SplitGrid { grid, size: units.size });
+    let tiles = grid.tiles().max(split.tiles());
+    let shape = Shape { op: 0, size, tiles, flags: units.units(), locks: true, sequence: 1 << 30 };
+    let record = Record { direct: i32::from(direct), ..Record::default() };
+    let mut lists = Vec::new();
+    for rank in 0..size {
+        let (channel, _) = Channel::lay_out(shape, rank, 1024, 0);
+        let (count, fetchers) = groups[rank as usize];
+        let mut done = Vec::new();
+        // With one group a launch more, the workgroups of the launch before.
+        let mut before = 0;
+        for launch in 0.. {
+            let is_barrier =
+                matches!((name, launch), ("locked" | "atomic", 1 | 3) | ("baseline", 1));
+            let count = if is_barrier { 1 } else { count };
+            let finished = Cell::new(0);
+            let mut ended = false;
+            for group in 0..count {
+                let m = Recorder {
+                    channel: &channel,
+                    direct,
+                    launch,
+                    group,
+                    groups: count,
+                    finished: &finished,
+                    steps: RefCell::default(),
+                    done: RefCell::default(),
+                };
+                for group in 0..before {
+                    m.step(Step::Await(Token::Out(rank, launch - 1, group)));
+                }
+                let at = Launch { m: &m, channel: &channel, record: &record, index: group, count };
+                match launch_of(name, launch, &at, units, split, fetchers) {
+                    Some(result) => prop_assert!(result.is_ok()),
+                    None => ended = true,
+                }
+                done.extend(m.done.into_inner());
+                lists.push(m.steps.into_inner());
+            }
+            if ended {
+                break;
+            }
+            before = count;
+        }
+        let once: HashSet<_> = done.iter().collect();
+        prop_assert_eq!(once.len(), done.len(), "something was done twice");
+        let made = done.iter().filter(|(what, _, _)| *what == "result").count() as u32;
+        let wanted = results(name, units, split, rank);
+        // Of two_shot, what peers write directly is no work of this rank.
+        let own = (0..wanted).filter(|&tile| owner(tile, size) == rank).count() as u32;
+        let wanted = if name == "two_shot" && direct { own } else { wanted };
+        prop_assert_eq!(made, wanted);
+    }
+
+    let mut set = HashMap::new();
+    for step in lists.iter().flatten() {
+        if let Step::Set(token) = step {
+            *set.entry(*token).or_insert(0) += 1;
+        }
+    }
+    for step in lists.iter().flatten() {
+        if let Step::Await(token) = step {
+            prop_assert_eq!(set.get(token), Some(&1), "{:?}", token);
+        }
+    }
+    let mut reached = HashSet::new();
+    let mut at = vec![0; lists.len()];
+    loop {
+        let mut moved = false;
+        for (list, at) in lists.iter().zip(&mut at) {
+            while let Some(step) = list.get(*at) {
+                match step {
+                    Step::Set(token) => drop(reached.insert(*token)),
+                    Step::Await(token) if !reached.contains(token) => break,
+                    Step::Await(_) => {}
+                }
+                (*at, moved) = (*at + 1, true);
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    for (list, at) in lists.iter().zip(at) {
+        prop_assert!(at == list.len(), "waits for ever: {:?}", list[at]);
+    }
+    Ok(())
 }

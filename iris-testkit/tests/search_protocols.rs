@@ -4,6 +4,7 @@
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
 use iris_testkit::model::mutants::{STATES, whole_range};
+use iris_testkit::model::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
 use iris_testkit::model::ops::{Accumulate, Beside};
 use iris_testkit::model::{Level, Report, Rules, Scenario, ops, primitives, search};
 
@@ -118,5 +119,8 @@ fn counters_about_to_wrap_or_to_refresh() {
 #[test]
 fn once_round_the_counter() {
     report(&whole_range(&Rules::default(), &[3, 3, 8]), 100_000);
-    report(&whole_range(&Rules::default(), &[3, 0, 0]), 100_000);
+    report(&whole_range(&Rules::default(), &[3, PULL, PULL]), 100_000);
+    report(&whole_range(&Rules::default(), &[3, TWO_SHOT, TWO_SHOT]), 100_000);
+    report(&whole_range(&Rules::default(), &[3, GATHER, GATHER]), 100_000);
+    report(&whole_range(&Rules::default(), &[1, STAGED, STAGED]), 10_000);
 }

@@ -34,7 +34,7 @@ enum Task {
     /// Everything CI checks: tidy, fmt, clippy, the tests, the documentation, the licences.
     Test(test::Options),
     /// The rules of the house as code: layers, unsafe, kernel sources, sizes, links.
-    Tidy,
+    Tidy(tidy::Options),
     /// What to run before a push: tidy, fmt, clippy, the quick tests.
     Prepush,
     /// Builds `iris` and starts `iris run ...`: without arguments, the transformer layer on four ranks.
@@ -44,7 +44,7 @@ enum Task {
     #[command(disable_help_flag = true)]
     Bench(Passed),
     /// The protocols in models, in Rust and in the source that runs on the GPU, and the compiled
-    /// device code: no GPU is needed. `--json`, `--full`, `--require`.
+    /// device code: no GPU is needed. `--json`, `--full`, `--allow-skips`.
     #[command(disable_help_flag = true)]
     CheckProtocols(Passed),
     /// A folder dist/ with all that a GPU host needs which has neither Rust nor this repository.
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     let root = root();
     let done = match task {
         Task::Test(options) => test::run(&root, &options),
-        Task::Tidy => tidy::run(&root),
+        Task::Tidy(options) => tidy::run(options.root(&root)),
         Task::Prepush => prepush::run(&root),
         Task::Run(passed) => run::run(&root, &passed.arguments),
         Task::Bench(passed) => bench::run(&root, &passed.arguments),

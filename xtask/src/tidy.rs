@@ -12,7 +12,7 @@ mod unsafe_code;
 mod words;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
@@ -42,6 +42,20 @@ impl fmt::Display for Finding {
     }
 }
 
+/// What `cargo xtask tidy` takes.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// A tree to check instead of this one.
+    root: Option<PathBuf>,
+}
+
+impl Options {
+    /// The tree that is meant.
+    pub(crate) fn root<'a>(&'a self, own: &'a Path) -> &'a Path {
+        self.root.as_deref().unwrap_or(own)
+    }
+}
+
 type Rule = fn(&Tree) -> Vec<Finding>;
 
 /// Every rule, by name.
@@ -49,6 +63,7 @@ const RULES: &[(&str, Rule)] = &[
     ("layers", layers::check),
     ("unsafe", unsafe_code::check),
     ("kernels", kernels::check),
+    ("assembly", kernels::check_assembly),
     ("words", words::check),
     ("python", words::check_python),
     ("sizes", sizes::check),

@@ -7,7 +7,6 @@ use std::ptr;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::{Error, KernelSource, Result, search};
-use crate::source::Text;
 
 /// The names of the functions in one vendor's library.
 pub(super) struct Names {
@@ -159,7 +158,7 @@ impl Api {
     pub(super) fn compile(
         &self,
         source: KernelSource<'_>,
-        headers: &[Text],
+        headers: &[KernelSource<'_>],
         options: &[String],
         arch: &str,
         text: bool,
@@ -191,7 +190,7 @@ impl Api {
         }
     }
 
-    fn create(&self, source: KernelSource<'_>, headers: &[Text]) -> Result<Handle<'_>> {
+    fn create(&self, source: KernelSource<'_>, headers: &[KernelSource<'_>]) -> Result<Handle<'_>> {
         let text = c_string(source.text, source.name)?;
         let name = c_string(source.name, "the name of a source")?;
         let bodies = c_strings(headers.iter().map(|header| header.text), "a header")?;

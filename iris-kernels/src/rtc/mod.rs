@@ -216,13 +216,28 @@ impl Compiler {
         options: &Options,
         arch: &str,
     ) -> Result<Vec<u8>> {
+        let headers: Vec<KernelSource<'_>> = HEADERS.iter().map(|&text| text.into()).collect();
+        self.compile_with(source, &headers, options, arch)
+    }
+
+    /// The same with other headers than those of [`crate::source::HEADERS`].
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_with(
+        &self,
+        source: KernelSource<'_>,
+        headers: &[KernelSource<'_>],
+        options: &Options,
+        arch: &str,
+    ) -> Result<Vec<u8>> {
         let mut words = match self.vendor {
             Vendor::Nvidia => nvrtc::fixed(arch),
             Vendor::Amd => hiprtc::fixed(arch),
         };
         words.extend(options.words());
         let text = self.vendor == Vendor::Nvidia && arch.starts_with("compute_");
-        self.api.compile(source, HEADERS, &words, arch, text)
+        self.api.compile(source, headers, &words, arch, text)
     }
 }
 

@@ -103,14 +103,19 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         // Several launches a call take several times as long.
         let runs = if matches!(name, "accumulate" | "gather, barrier") { runs / 4 } else { runs };
         add(name, 3, wide, Engine::Random(runs));
+        if full {
+            for (ranks, calls) in [(3, 2), (4, 1), (2, 4)] {
+                add(name, ranks, scenario(ranks, calls), Engine::Search);
+            }
+        }
     }
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
     add("one_shot, 2 lanes", 2, ops::one_shot(2, 1, 1).lanes(2), Engine::Loom(Some(2)));
     if full {
         add("one_shot", 2, ops::one_shot(2, 1, 2), exhaustive);
-        add("pull", 2, ops::pull(2, 1, 1), exhaustive);
-        add("one_shot", 4, ops::one_shot(4, 1, 1), Engine::Search);
+        add("two_shot, direct", 2, ops::two_shot(2, 1, 2, true), exhaustive);
+        add("pull", 2, ops::pull(2, 1, 2), exhaustive);
         add("accumulate", 2, ops::accumulate(2, 1, 1, plain), exhaustive);
     }
     all

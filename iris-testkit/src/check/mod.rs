@@ -12,7 +12,7 @@ use crate::model::mutants::{self, Mutant};
 use crate::model::{headers, schedule};
 
 pub use catalogue::{Implementation, Model, catalogue};
-pub use device_code::{Arch, Compiled, Outcome};
+pub use device_code::{Arch, Compiled, Finding, Outcome};
 pub use summary::Summary;
 
 /// How much is checked.
@@ -29,10 +29,18 @@ pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
     std::thread::scope(|scope| {
         // Two threads share the models; the compilers take turns on a third.
-        let compiled =
-            scope.spawn(|| device_code::ARCHS.map(|arch| device_code::check(arch, None)));
-        let models = over_all(&catalogue(options.full), |model| (model.clone(), model.run()));
-        summary.models = models;
+        let compiled = scope.spawn(|| {
+            let source = device_code::Source::embedded();
+            device_code::ARCHS.map(|arch| device_code::check(arch, &source))
+        });
+        summary.models = over_all(&catalogue(options.full), |model| {
+            let report = model.run();
+            if options.full {
+                // A long search shows what it has done so far.
+                eprintln!("{} ({}): {report}", model.protocol, model.implementation.name());
+            }
+            (model.clone(), report)
+        });
         summary.mutants = over_all(&all_mutants(), |(implementation, mutant)| {
             (*implementation, mutant.clone(), mutant.run())
         });
@@ -91,7 +99,11 @@ fn compare(summary: &mut Summary, full: bool) {
         Ok(compared) => summary.failures.push(format!("never compared: {:?}", compared.missing)),
         Err(why) => summary.failures.push(format!("sync.h differs from iris-sync: {why}")),
     }
-    match tuned_shapes().and_then(|given| Ok((given.len(), schedule::compare(&given, shapes)?))) {
+    let compared = tuned_shapes().and_then(|given| match given.len() {
+        0 => Err("no tuning table has a row".into()),
+        rows => Ok((rows, schedule::compare(&given, shapes)?)),
+    });
+    match compared {
         Ok(equal) => summary.schedules = Some(equal),
         Err(why) => summary.failures.push(format!("tile.h differs from schedule.rs: {why}")),
     }

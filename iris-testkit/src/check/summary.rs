@@ -3,7 +3,7 @@ use std::fmt;
 use comfy_table::{Table, presets};
 use serde_json::json;
 
-use super::{Compiled, Implementation, Model, Outcome};
+use super::{Compiled, Finding, Implementation, Model, Outcome};
 use crate::model::mutants::Mutant;
 use crate::model::{Report, sequence::Compared};
 
@@ -67,8 +67,9 @@ impl Summary {
             }
         }
         for Compiled { arch, outcome, .. } in &self.compiled {
-            if let Outcome::Failed(why) = outcome {
-                failed.push(format!("{}: {why}", arch.name));
+            if let Outcome::Failed(findings) = outcome {
+                let line = |it: &Finding| format!("{}, {}: {}", arch.name, it.by, it.what);
+                failed.extend(findings.iter().map(line));
             }
         }
         if self.models.is_empty() || self.mutants.is_empty() || self.compiled.is_empty() {
@@ -78,6 +79,11 @@ impl Summary {
             failed.extend(self.skipped.iter().map(|what| format!("skipped: {what}")));
         }
         failed
+    }
+
+    /// What a program that prints this ends with: 0, or 1 if anything failed.
+    pub fn exit_code(&self) -> u8 {
+        u8::from(!self.failed().is_empty())
     }
 
     /// The whole as one JSON object.
@@ -108,6 +114,7 @@ impl Summary {
             "controls": self.controls.len(),
             "operations_compared": self.sequences.as_ref().map(|compared| compared.events),
             "schedule_answers_compared": self.schedules.map(|(_, answers)| answers),
+            "tuned_shapes_compared": self.schedules.map(|(tuned, _)| tuned),
             "scopes": scopes.collect::<Vec<_>>(),
             "architectures":
                 self.compiled.iter().filter(done).map(|it| it.arch.name).collect::<Vec<_>>(),
@@ -158,17 +165,19 @@ impl fmt::Display for Summary {
             scopes.add_row([*name, &device.to_string(), &system.to_string()]);
         }
         writeln!(f, "{scopes}\n")?;
-        let mut compiled = table(&["architecture", "kernels", "probes", "seconds", "result"]);
+        let mut compiled =
+            table(&["architecture", "kernels", "probes", "twice", "seconds", "result"]);
         for Compiled { arch, outcome, seconds } in &self.compiled {
-            let (kernels, probes, result) = match outcome {
-                Outcome::Done { compiler, kernels, probes } => {
-                    (kernels.to_string(), probes.to_string(), format!("ok, {compiler}"))
-                }
-                Outcome::Skipped(_) => ("-".into(), "-".into(), "skipped".into()),
-                Outcome::Failed(_) => ("-".into(), "-".into(), "FAILED".into()),
-            };
             let seconds = format!("{seconds:.1}");
-            compiled.add_row([arch.name, &kernels, &probes, &seconds, &result]);
+            let (numbers, result) = match outcome {
+                Outcome::Done { compiler, kernels, probes, twice } => {
+                    ([kernels, probes, twice].map(usize::to_string), format!("ok, {compiler}"))
+                }
+                Outcome::Skipped(_) => (["-"; 3].map(String::from), "skipped".into()),
+                Outcome::Failed(_) => (["-"; 3].map(String::from), "FAILED".into()),
+            };
+            let [kernels, probes, twice] = numbers;
+            compiled.add_row([arch.name, &kernels, &probes, &twice, &seconds, &result]);
         }
         writeln!(f, "{compiled}\n")?;
         if let Some(Compared { cases, events, faults, .. }) = &self.sequences {

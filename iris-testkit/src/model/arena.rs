@@ -1,4 +1,4 @@
-use iris_sync::{Order, Scope};
+use iris_sync::{Order, Scope, SymWord};
 
 /// One lane of one workgroup of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -49,6 +49,12 @@ pub enum Place {
         /// Index of the word.
         index: u32,
     },
+}
+
+impl From<SymWord> for Place {
+    fn from(SymWord { rank, index }: SymWord) -> Self {
+        Place::Sym { rank, index }
+    }
 }
 
 /// One operation of a lane on the memory of the model. All values are `i32`.

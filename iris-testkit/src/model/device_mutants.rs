@@ -47,6 +47,7 @@ fn sites() -> Vec<Mutant> {
 /// it shares the layout of one_shot.
 fn buffers() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+    let atomic = Accumulate { atomic: true, ..plain };
     let single = |name, scenario: Scenario, expected| {
         let mut mutant = mutant(name, scenario.one_buffer(), [], expected);
         mutant.in_scenario = true;
@@ -59,6 +60,7 @@ fn buffers() -> Vec<Mutant> {
         single("one-buffer-all-gather", ops::deliver(2, 1, 3, false, false), Check::Race),
         single("one-buffer-gather", ops::gather(2, 1, 3, true), Check::Race),
         single("one-buffer-spinlock", ops::accumulate(2, 1, 3, plain), Check::Race),
+        single("one-buffer-atomic", ops::accumulate(2, 1, 3, atomic), Check::Wrong),
         mutant(
             "one-entry-record",
             ops::deliver(2, 1, 3, true, false),

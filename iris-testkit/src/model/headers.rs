@@ -3,6 +3,24 @@
 //! `build.rs` compiles `cxx/` with the host form of `kernels/iris/port.h`. A program is a function
 //! of an [`Input`]; the hooks are answered by the [`Lane`] that runs it, so that the same engines
 //! explore it and the same mutants change it.
+//!
+//! **Running.** A program of one's own is a C++ file that includes `model.h` and the header to be
+//! checked, with a function `extern "C" int name(const iris::model::Input&)`; a [`Scenario`] takes
+//! it with [`Headers::new`]. `examples/check_my_protocol` is one, in Rust and in C++. A crate that
+//! depends on this one compiles such a file in its build script:
+//!
+//! ```ignore
+//! let include = std::env::var("DEP_IRIS_MODEL_INCLUDE").unwrap();
+//! let mut build = cc::Build::new();
+//! build.cpp(true).std("c++17").flag("-fexceptions").flag("-funwind-tables");
+//! build.includes(std::env::split_paths(&include)).file("src/my_protocol.cpp").compile("mine");
+//! ```
+//!
+//! **Limits.** Words of 32 bits, additions, compare-and-exchange and plain data of whole words; a
+//! program that does anything else fails in the model and says what. A failure unwinds through the
+//! program, so that it must not keep anything that is not dropped.
+//!
+//! [`Scenario`]: super::Scenario
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -2,134 +2,11 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 
 use iris_sync::{
-    Access, Call, Channel, DevWord, Fault, LINE_WORDS, Limit, Memory, Order, Record, Scope, SymWord,
+    Access, Call, Channel, DevWord, Fault, LINE_WORDS, Limit, Memory, Record, Scope, SymWord,
 };
 
+use super::rules::{Change, Compare, Kind, Rules, Site};
 use super::{Arena, Failure, LaneId, Op, Place, Scenario};
-
-/// How a word is compared with the call that waits for it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Compare {
-    /// By the sign of the wrapping difference: what the protocol does.
-    Wrapping,
-    /// By plain `<`.
-    Less,
-    /// By `==`.
-    Equal,
-    /// With the literal 1.
-    One,
-}
-
-/// A change to the protocol on its way to the memory: what a mutant is made of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// This access has another order than the table says.
-    Order(Access, Order),
-    /// This access has another scope than the table says.
-    Scope(Access, Scope),
-    /// Waits on this access compare otherwise.
-    Compare(Access, Compare),
-    /// Stores of this access store this value.
-    Value(Access, i32),
-    /// Stores of this access are left out; waits on it pass at once.
-    Skip(Access),
-    /// The lanes of a workgroup leave out one of their barriers.
-    DropVote {
-        /// The rank.
-        rank: u32,
-        /// The workgroup.
-        group: u32,
-        /// Which barrier, counted from 0 over all calls.
-        position: u32,
-    },
-    /// All lanes, in the device headers, leave out the barriers of this place.
-    DropSite(Site),
-    /// There is one entry record a source, instead of two by parity.
-    OneRecord,
-    /// Races on the fields of entry records are not looked for.
-    UncheckedRecords,
-    /// Entry records are not compared.
-    BlindRecords,
-    /// The owner of a word refreshes it, instead of its writer.
-    OwnerStamps,
-}
-
-/// Where the barriers of a workgroup stand in the device headers; as `iris::Site` in port.h.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Site {
-    /// Before a signal: the stores of all lanes come before it.
-    Signal,
-    /// Before a flag of the staging buffer, likewise.
-    Flag,
-    /// Before a lock is given back, likewise.
-    LockGive,
-    /// Before a lane arrives at a device barrier, likewise.
-    Arrive,
-    /// After a wait of one lane: what it acquired, all lanes have.
-    Waited,
-    /// Before a workgroup counts itself out.
-    Finish,
-    /// In the body of an op.
-    Body,
-}
-
-impl Site {
-    /// All of them, in the order of port.h.
-    pub const ALL: [Site; 7] = [
-        Site::Signal,
-        Site::Flag,
-        Site::LockGive,
-        Site::Arrive,
-        Site::Waited,
-        Site::Finish,
-        Site::Body,
-    ];
-}
-
-/// A set of changes; empty is the protocol as it stands.
-#[derive(Clone, Default, Debug)]
-pub struct Rules {
-    /// The changes, all in force at once.
-    pub changes: Vec<Change>,
-}
-
-impl From<Change> for Rules {
-    fn from(change: Change) -> Self {
-        Self { changes: vec![change] }
-    }
-}
-
-impl<const N: usize> From<[Change; N]> for Rules {
-    fn from(changes: [Change; N]) -> Self {
-        Self { changes: changes.into() }
-    }
-}
-
-impl Rules {
-    fn find<T>(&self, pick: impl Fn(&Change) -> Option<T>) -> Option<T> {
-        self.changes.iter().find_map(pick)
-    }
-
-    fn has(&self, change: Change) -> bool {
-        self.changes.contains(&change)
-    }
-
-    fn order(&self, access: Access) -> Order {
-        self.find(|c| match c {
-            Change::Order(a, order) if *a == access => Some(*order),
-            _ => None,
-        })
-        .unwrap_or(access.order())
-    }
-
-    fn scope(&self, access: Access) -> Scope {
-        self.find(|c| match c {
-            Change::Scope(a, scope) if *a == access => Some(*scope),
-            _ => None,
-        })
-        .unwrap_or(access.scope())
-    }
-}
 
 thread_local! {
     static CURRENT: Cell<*const ()> = const { Cell::new(ptr::null()) };
@@ -321,15 +198,26 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Which of the refreshed words this is.
+    fn kind(&self, word: SymWord) -> Kind {
+        let c = &self.channel;
+        match word.index {
+            index if index < c.results => Kind::Signal,
+            index if index < c.done => Kind::Result,
+            index if index < c.barriers => Kind::Done,
+            _ => Kind::Barrier,
+        }
+    }
+
     /// The word that the peer writes here, in place of the one that this rank writes there.
     fn mirrored(&self, word: SymWord) -> SymWord {
         let c = &self.channel;
-        let (first, stride) = match word.index {
-            index if index < c.results => (c.signals, c.tiles),
-            index if index < c.done => (c.results, c.tiles),
-            index if index < c.barriers => (c.done, LINE_WORDS),
-            index => {
-                let phase = (index - c.barriers) / (c.size * LINE_WORDS);
+        let (first, stride) = match self.kind(word) {
+            Kind::Signal => (c.signals, c.tiles),
+            Kind::Result => (c.results, c.tiles),
+            Kind::Done => (c.done, LINE_WORDS),
+            Kind::Barrier => {
+                let phase = (word.index - c.barriers) / (c.size * LINE_WORDS);
                 (c.barriers + phase * c.size * LINE_WORDS, LINE_WORDS)
             }
         };
@@ -384,7 +272,9 @@ impl Memory for Lane<'_> {
     }
 
     fn store(&self, word: SymWord, value: i32, access: Access) {
-        if access == Access::StampStore && self.is_padding(word) {
+        let left_out =
+            || self.is_padding(word) || self.rules.has(Change::SkipStamps(self.kind(word)));
+        if access == Access::StampStore && left_out() {
             return;
         }
         let Some(value) = self.value(access, value) else { return };

@@ -59,6 +59,7 @@ pub mod ops;
 pub mod primitives;
 pub mod recorder;
 mod report;
+mod rules;
 mod scenario;
 pub mod schedule;
 pub mod search;
@@ -66,6 +67,7 @@ pub mod sequence;
 
 pub use arena::{Arena, LaneId, Op, Place};
 pub use headers::Headers;
-pub use lane::{Change, Compare, Lane, Rules, Site};
+pub use lane::Lane;
 pub use report::{Check, Failure, Level, Report};
+pub use rules::{Change, Compare, Kind, Rules, Site};
 pub use scenario::{POISON, Scenario};

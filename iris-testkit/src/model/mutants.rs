@@ -11,7 +11,7 @@ use iris_sync::{Access, Call, FaultKind, LINE_WORDS, Order, RESTAMP_PERIOD, Scop
 
 use super::ops::{self, Accumulate, Beside};
 use super::{
-    Change, Check, Compare, Place, Report, Rules, Scenario, loom_memory, primitives, search,
+    Change, Check, Compare, Kind, Place, Report, Rules, Scenario, loom_memory, primitives, search,
 };
 
 /// How a mutant is looked for.
@@ -85,8 +85,9 @@ pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
 
 /// Two ranks, an op planned for eight tiles of which calls use three, all the way round: at every
 /// multiple of the restamp period three calls are made, those between are jumped over, and at the
-/// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or a
-/// pull for 0.
+/// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or
+/// another op, see [`ops::instead`]. For a staged gather there is one tile, and rank 0 has two
+/// workgroups.
 pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
     once_round(false, rules, last)
 }
@@ -97,18 +98,23 @@ fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
     let mut memory: HashMap<Place, i32> = HashMap::new();
     let mut report = None;
     let mut executions = 0;
+    let staged = last.contains(&ops::instead::STAGED);
+    let (tiles, each): (u32, &[u32]) = if staged { (1, &[1, 1, 1]) } else { (8, &[3, 3, 3]) };
     for step in 0..6 {
-        let used = if step == 5 { last } else { &[3, 3, 3] };
+        let used = if step == 5 { last } else { each };
         // Words nobody has touched still hold what they held at the very start.
-        let mut scenario = ops::partial(2, 8, number, used).words(period - 2);
+        let mut scenario = ops::partial(2, tiles, number, used).words(period - 2);
+        if staged {
+            scenario = scenario.groups(&[2, 1]);
+        }
         if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
             scenario = headers;
         }
         let words = scenario.channel(0);
-        // Between, calls of three tiles went by: their words and the entries are of the last one.
+        // Between, calls of as many tiles went by: their words and the entries are of the last one.
         for rank in 0..2 {
             let before = Call::new(number).previous();
-            let fresh = (0..3).map(|tile| (words.signal(rank, 1 - rank, tile), before));
+            let fresh = (0..each[0]).map(|tile| (words.signal(rank, 1 - rank, tile), before));
             let entries = [before, before.previous()].map(|call| {
                 let mut word = words.entry(rank, 1 - rank, call.parity());
                 word.index += LINE_WORDS - 1;
@@ -138,7 +144,10 @@ fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
     }
     let report = report.unwrap_or_else(|| unreachable!("there are six steps"));
     Report {
-        scenario: format!("one_shot, 3 of 8 tiles, once round the counter, then {last:?}"),
+        scenario: format!(
+            "one_shot, {} of {tiles} tiles, once round the counter, then {last:?}",
+            each[0]
+        ),
         executions,
         seconds: start.elapsed().as_secs_f64(),
         ..report
@@ -355,7 +364,12 @@ fn slot_rule() -> Vec<Mutant> {
 
 fn life_of_words() -> Vec<Mutant> {
     use Access::*;
-    use Change::{BlindRecords, OwnerStamps, Skip, UncheckedRecords};
+    use Change::{BlindRecords, OwnerStamps, Skip, SkipStamps, UncheckedRecords};
+    use ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
+    let unrefreshed = |name, change, last| {
+        let scenario = ops::partial(2, 8, RESTAMP_PERIOD - 1, last);
+        mutant(name, scenario, change, Check::Wrong).by(Engine::WholeRange(last))
+    };
     let zero = ops::partial(2, 1, -5, &[1]).words(0);
     let unheard = [UncheckedRecords, BlindRecords];
     let mut zero = mutant("words-zero", zero, unheard, Check::Wrong);
@@ -385,6 +399,11 @@ fn life_of_words() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::WholeRange(&[3, 0, 0])),
+        unrefreshed("no-stamp-signal", SkipStamps(Kind::Signal), &[3, 3, 8]),
+        unrefreshed("no-stamp-result", SkipStamps(Kind::Result), &[3, TWO_SHOT, TWO_SHOT]),
+        unrefreshed("no-stamp-done", SkipStamps(Kind::Done), &[3, PULL, PULL]),
+        unrefreshed("no-stamp-barrier", SkipStamps(Kind::Barrier), &[3, GATHER, GATHER]),
+        unrefreshed("no-stamp-flag", Skip(FlagStamp), &[1, STAGED, STAGED]),
     ]
 }
 

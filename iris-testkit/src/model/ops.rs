@@ -260,19 +260,39 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each; for 0, a [`pull`] of
-/// one tile over the same words.
+/// What a call of [`partial`] may be instead of a one_shot of so many tiles; as in `cxx/ops.cpp`.
+pub mod instead {
+    /// A [`pull`](super::pull) of one tile.
+    pub const PULL: u32 = 0;
+    /// A [`two_shot`](super::two_shot) of two tiles.
+    pub const TWO_SHOT: u32 = 100;
+    /// A [`gather`](super::gather) of one part.
+    pub const GATHER: u32 = 101;
+    /// A [`staged`](super::staged) gather.
+    pub const STAGED: u32 = 102;
+}
+
+/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each,
+/// or are of another op over the same words: see [`instead`].
 pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
-        .tiles(tiles, 0)
+        .tiles(tiles, ranks * tiles)
         .headers(Headers::new(programs::ONE_SHOT, tiles).used(used))
         .program(move |lane| {
             let mut used = used.iter();
             calls(lane, tiles, |launch, mut body| match used.next() {
-                Some(0) => {
+                Some(&instead::PULL) => {
                     fill_shard(lane, &body);
                     flow::pull(launch, 1, &mut Tiles { pull: true, ..body })
+                }
+                Some(&instead::TWO_SHOT) => {
+                    flow::two_shot(launch, 2, |tile| tile % ranks, &mut body)
+                }
+                Some(&instead::GATHER) => gather_once(launch, lane, 1, true, &mut body),
+                Some(&instead::STAGED) => {
+                    fill_shard(lane, &body);
+                    flow::staged(launch, 1, &Staging { ranks, tiles }, &mut body)
                 }
                 used => flow::one_shot(launch, used.copied().unwrap_or(tiles), &mut body),
             });
@@ -535,15 +555,25 @@ pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
         .headers(Headers::new(programs::GATHER, tiles).option((!barrier).into()))
         .program(move |lane| {
             calls(lane, tiles, |launch, mut body| {
-                flow::gather(launch, tiles, &mut body)?;
-                lane.boundary();
-                if barrier {
-                    flow::barrier(launch, 0, Members::all(ranks), End::Keep)?;
-                    lane.boundary();
-                }
-                flow::local(launch, tiles, &mut body)
+                gather_once(launch, lane, tiles, barrier, &mut body)
             });
         })
+}
+
+fn gather_once<'b>(
+    launch: &Launch<'_, Lane<'b>>,
+    lane: &Lane<'b>,
+    tiles: u32,
+    barrier: bool,
+    body: &mut Tiles<'_, 'b>,
+) -> Result<(), Stop> {
+    flow::gather(launch, tiles, body)?;
+    lane.boundary();
+    if barrier {
+        flow::barrier(launch, 0, Members::all(lane.ranks()), End::Keep)?;
+        lane.boundary();
+    }
+    flow::local(launch, tiles, body)
 }
 
 /// How partials are accumulated, and which barriers a mutant leaves out.

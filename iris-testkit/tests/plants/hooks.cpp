@@ -1,18 +1,22 @@
-// The protocols once through the headers, and a kernel, with hooks that say where an access of a peer's word
-// has not system scope. Addresses from 2^60 on are symmetric. Exits with 1 if one was found.
+// The protocols once through the headers, and all entries of the kernel IRIS_PLANT_FILE, over hooks
+// that print what they see: "scope ..." where an access of a peer's word has not system scope, and
+// "access NUMBER ORDER SCOPE" for each access of the protocols. Addresses from 2^60 on are symmetric.
 #include <cstdio>
 #include <cstdlib>
+#include <set>
+#include <tuple>
 
 #include "iris/sync.h"
 
 using namespace iris;
 
-static bool wrong = false;
+static std::set<std::tuple<bool, int, int, int>> seen;
 
-static void see(u64 address, int scope, const char* what) {
-    if (address >> 60 != 1 || scope == 1) return;
-    std::printf("%s of a peer's word at scope %d\n", what, scope);
-    wrong = true;
+static void see(u64 address, int order, int scope, int access) {
+    const bool symmetric = address >> 60 == 1;
+    if (!seen.insert({symmetric, access, order, scope}).second) return;
+    if (symmetric && scope != 1) std::printf("scope %d of a peer's word\n", scope);
+    if (access >= 0) std::printf("access %d %d %d\n", access, order, scope);
 }
 
 extern "C" {
@@ -27,15 +31,15 @@ int iris_hook_expired(int, u32, u64) { return 1; }
 int iris_hook_reached(int, i32, i32, int) { return 1; }
 i32 iris_hook_host_abort(u64) { return 0; }
 void iris_hook_record(u64, const i32*) {}
-i32 iris_hook_load32(u64 a, int, int s, int) { see(a, s, "load"); return 0; }
-void iris_hook_store32(u64 a, i32, int, int s, int) { see(a, s, "store"); }
-i32 iris_hook_rmw32(u64 a, int, i32, int, int s, int) { see(a, s, "rmw"); return 0; }
-i32 iris_hook_cas32(u64 a, i32, i32, int, int s, int) { see(a, s, "cas"); return 0; }
-i64 iris_hook_load64(u64 a, int, int s, int) { see(a, s, "load"); return 0; }
-void iris_hook_store64(u64 a, i64, int, int s, int) { see(a, s, "store"); }
-i64 iris_hook_rmw64(u64 a, int, i64, int, int s, int) { see(a, s, "rmw"); return 0; }
-i64 iris_hook_cas64(u64 a, i64, i64, int, int s, int) { see(a, s, "cas"); return 0; }
-void iris_hook_add_f32(u64 a, float, int s) { see(a, s, "add"); }
+i32 iris_hook_load32(u64 a, int o, int s, int n) { see(a, o, s, n); return 0; }
+void iris_hook_store32(u64 a, i32, int o, int s, int n) { see(a, o, s, n); }
+i32 iris_hook_rmw32(u64 a, int, i32, int o, int s, int n) { see(a, o, s, n); return 0; }
+i32 iris_hook_cas32(u64 a, i32, i32, int o, int s, int n) { see(a, o, s, n); return 0; }
+i64 iris_hook_load64(u64 a, int o, int s, int n) { see(a, o, s, n); return 0; }
+void iris_hook_store64(u64 a, i64, int o, int s, int n) { see(a, o, s, n); }
+i64 iris_hook_rmw64(u64 a, int, i64, int o, int s, int n) { see(a, o, s, n); return 0; }
+i64 iris_hook_cas64(u64 a, i64, i64, int o, int s, int n) { see(a, o, s, n); return 0; }
+void iris_hook_add_f32(u64 a, float, int s) { see(a, 0, s, -1); }
 void iris_hook_fence(int, int) {}
 void iris_hook_read(u64, void* value, u32 bytes) {
     for (u32 i = 0; i < bytes; ++i) static_cast<char*>(value)[i] = 0;
@@ -44,7 +48,8 @@ void iris_hook_write(u64, const void*, u32) {}
 void* iris_hook_shared(u64 bytes) { return std::malloc(bytes); }
 }
 
-#include "barrier.cu"
+#include "iris/args.h"
+#include IRIS_PLANT_FILE
 
 int main() {
     const u64 symmetric = 1ull << 60, device = 2ull << 60;
@@ -71,6 +76,13 @@ int main() {
     OpArgs args{};
     args.heap = heap;
     args.channel = channel;
-    iris_barrier(args, 0, 3, 1);
-    return wrong ? 1 : ok ? 0 : 2;
+    const Matrix matrix{symmetric, 8, 8, 8, F32, 0};
+    args.a = args.b = args.c = matrix;
+    args.m = args.n = args.k = args.tile_m = args.tile_n = args.k_group = 8;
+    args.max_tiles = args.max_results = 4;
+    args.sources = 2;
+    args.counters = device + 4096;
+    args.pulled = 1 << 20;
+    IRIS_PLANT_ENTRIES
+    if (!ok) std::printf("not through\n");
 }

@@ -9,7 +9,8 @@ const KERNELS: &str = "iris-kernels/kernels/";
 /// Identifiers that belong into few files.
 struct Confined {
     what: &'static str,
-    /// A word that ends in `*` stands for every identifier that begins so.
+    /// A word that ends in `*` stands for every identifier that begins so, one that ends in `(` for
+    /// a call of it.
     words: &'static [&'static str],
     may: fn(&str) -> bool,
     place: &'static str,
@@ -71,31 +72,31 @@ const RULES: &[Confined] = &[
         place: "iris/port*.h and iris/mma*.h",
     },
     Confined {
+        // The types of words say it; whoever says it besides goes around them.
+        what: "an order or a scope",
+        words: &["Order", "Scope", "ScopedWord"],
+        may: |path| {
+            is_port(path) || ["sym.h", "sync.h", "trace.h", "accumulate.h"].contains(&header(path))
+        },
+        place: "iris/port*.h, sym.h, sync.h, trace.h and accumulate.h",
+    },
+    Confined {
         // A kernel calls the protocols (enter, credit, push_signal, wait_tile, finish), which a
-        // model has checked; a word of symmetric memory it touches itself would be checked by
-        // nobody. Every operation that iris/sym.h gives SymWord is listed here.
-        what: "an operation on a SymWord",
-        words: &[
-            "sym_load",
-            "sym_store",
-            "sym_add",
-            "sym_exchange",
-            "sym_compare_exchange",
-            "sym_and",
-            "sym_or",
-            "sym_xor",
-            "sym_min",
-            "sym_max",
-            "sym_fence",
-            "sym_wait",
-        ],
-        may: |path| path.starts_with("iris/") && path.ends_with(".h"),
-        place: "iris/*.h",
+        // model has checked; a word that it touches itself would be checked by nobody.
+        what: "a word",
+        words: &["SymWord", "DevWord", "device_word", "word("],
+        may: |path| ["sym.h", "sync.h", "workgroup.h"].contains(&header(path)),
+        place: "iris/sym.h, sync.h and workgroup.h",
     },
 ];
 
 fn is_port(path: &str) -> bool {
     path.starts_with("iris/port") && path.ends_with(".h")
+}
+
+/// The name of a header in `iris/`; empty for any other file.
+fn header(path: &str) -> &str {
+    path.strip_prefix("iris/").unwrap_or_default()
 }
 
 fn is_mma(path: &str) -> bool {
@@ -108,7 +109,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         let Some(path) = file.path.strip_prefix(KERNELS) else { continue };
         let rules: Vec<_> = RULES.iter().filter(|rule| !(rule.may)(path)).collect();
         for (line, word) in file.identifiers() {
-            let broken = rules.iter().filter(|rule| rule.words.iter().any(|it| is(it, &word)));
+            let called = || file.text.lines().nth(line - 1).is_some_and(|it| calls(it, &word));
+            let listed = |it: &str| match it.strip_suffix('(') {
+                Some(name) => name == word && called(),
+                None => is(it, &word),
+            };
+            let broken = rules.iter().filter(|rule| rule.words.iter().any(|it| listed(it)));
             findings.extend(broken.map(|rule| {
                 let message = format!("{word}: {} belongs into {}", rule.what, rule.place);
                 Finding::new(&file.path, line, message)
@@ -116,6 +122,37 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Assembly that touches memory is kept where it stands: it is volatile and clobbers memory.
+pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.files().iter().filter(|file| file.path.starts_with(KERNELS)) {
+        let mut line = 1;
+        // What lies between one `asm` and the next holds one statement.
+        for (number, statement) in file.text.split("asm").enumerate() {
+            let first = line;
+            line += statement.matches('\n').count();
+            let touches = ["ld.", "st.", "atom.", "red.", "fence", "nanosleep", "cp.async"]
+                .iter()
+                .any(|it| statement.contains(&format!("(\"{it}")));
+            if number == 0 || !touches {
+                continue;
+            }
+            if !statement.starts_with(" volatile(") || !statement.contains("\"memory\"") {
+                let message = "asm that touches memory is volatile and clobbers \"memory\"";
+                findings.push(Finding::new(&file.path, first, message));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether the line calls `word`.
+fn calls(line: &str, word: &str) -> bool {
+    let before = |at: usize| line[..at].chars().next_back();
+    line.match_indices(&format!("{word}("))
+        .any(|(at, _)| !before(at).is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
 
 fn is(listed: &str, word: &str) -> bool {
@@ -162,11 +199,27 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_touches_no_symmetric_word_itself() {
-        let text = "void f() {\n  sym_store(word, 1);\n}";
-        assert_eq!(lines("all_reduce.cu", text), ["2"]);
-        assert_eq!(lines("helper.h", text), ["2"]);
-        assert!(lines("iris/sync.h", text).is_empty());
+    fn orders_scopes_and_words_stay_in_the_protocols() {
+        let scope = "void f() {\n  port::store<Order::Release, Scope::Device>(a, 1, -1);\n}";
+        assert_eq!(lines("all_reduce.cu", scope), ["2", "2"]);
+        assert_eq!(lines("iris/reduce.h", scope), ["2", "2"]);
+        assert!(lines("iris/sync.h", scope).is_empty());
+        let word = "void f() {\n  heap.word(1, 2).store(1);\n}";
+        assert_eq!(lines("all_reduce.cu", word), ["2"]);
+        assert_eq!(lines("helper.h", "SymWord w;\nDevWord d;"), ["1", "2"]);
+        assert!(lines("iris/workgroup.h", word).is_empty());
+        assert!(lines("iris/values.h", "v.word[1] = sword(2);").is_empty());
+    }
+
+    #[test]
+    fn assembly_that_touches_memory_is_kept_in_place() {
+        let found =
+            |text: &str| found(check_assembly, &[(&format!("{KERNELS}iris/port_cuda.h"), text)]);
+        let good = "int a;\nasm volatile(\"st.x [%0], %1;\" ::\"l\"(a)\n : \"memory\");\nasm(\"cvt.x %0;\");";
+        assert!(found(good).is_empty());
+        for bad in [good.replace(" volatile", ""), good.replace("\"memory\"", "")] {
+            assert_eq!(found(&bad), [format!("{KERNELS}iris/port_cuda.h:2")]);
+        }
     }
 
     #[test]

@@ -193,6 +193,16 @@ fn device() -> serde_json::Value {
     json!({"cpu": model, "family": field("cpu family"), "model": field("model"), "cores": cores})
 }
 
+/// The device, the commit and the day, in words.
+pub(crate) fn provenance() -> String {
+    let device = device();
+    let (cpu, cores) = (device["cpu"].as_str().unwrap_or_default(), &device["cores"]);
+    let commit = commit();
+    let short = commit.get(..8).unwrap_or(&commit);
+    let changed = if commit.ends_with('+') { "+" } else { "" };
+    format!("{cpu}, {cores} cores; {short}{changed}; {}", date(SystemTime::now()))
+}
+
 /// The commit of the working folder, with `+` if it has changes; else that nobody knows it.
 fn commit() -> String {
     let git = |arguments: &[&str]| {

@@ -22,6 +22,7 @@ mod ratios;
 mod stress;
 mod suite;
 mod trace;
+mod tune;
 mod weights;
 
 use std::process::ExitCode;
@@ -47,6 +48,8 @@ enum Task {
     Stress(stress::Options),
     /// Ratios of times, against what is asked of them.
     Bench(bench::Options),
+    /// Times what the operators could choose, and prints rows for the tuning table.
+    Tune(tune::Options),
     /// Compile the kernels of all ops for GPUs, ahead of time.
     Kernels(kernels::Options),
     /// One rank of a job: started by the other tasks.
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
         Task::Stress(options) => stress::main(&options),
+        Task::Tune(options) => tune::main(&options),
         Task::Kernels(options) => kernels::main(&options),
         Task::Rank(options) => rank::main(&options),
     });

@@ -153,6 +153,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         seed: options.seed.unwrap_or(1),
         backend: options.backend,
         trace: options.trace.is_some(),
+        tile: None,
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.
     let heap_bytes = problem.heap_bytes(place.ranks)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, random_unit};
-use iris_ops::{Options, Plan, Ranks, Shard, StagingLayout};
+use iris_ops::{Options, Plan, Ranks, Shard, StagingLayout, TileShape};
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Part, Task, product, split};
 use iris_testkit::suite::{self, OpName};
@@ -33,6 +33,8 @@ pub(crate) struct Problem {
     pub(crate) seed: u64,
     pub(crate) backend: BackendKind,
     pub(crate) trace: bool,
+    /// Rows and columns of a tile, if not the plan's own.
+    pub(crate) tile: Option<[usize; 2]>,
 }
 
 /// Shapes of A (or the message), B and C of one rank; 0 x 0 where there is none.
@@ -67,6 +69,7 @@ impl Problem {
         }
         options.k_per_flag = self.k_per_flag.unwrap_or(options.k_per_flag);
         options.fetchers = self.fetchers;
+        options.tile = self.tile.map(|[m, n]| TileShape { m, n });
         if self.trace {
             options = options.trace_spans(crate::trace::SPANS);
         }

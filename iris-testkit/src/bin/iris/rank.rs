@@ -8,6 +8,7 @@ use crate::layer::LayerJob;
 use crate::operator::OperatorJob;
 use crate::ratios::RatioJob;
 use crate::suite::SuiteJob;
+use crate::tune::TuneJob;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -23,6 +24,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         LayerJob::NAME => part::<LayerJob>(&options.job)?,
         OperatorJob::NAME => part::<OperatorJob>(&options.job)?,
         RatioJob::NAME => part::<RatioJob>(&options.job)?,
+        TuneJob::NAME => part::<TuneJob>(&options.job)?,
         SuiteJob::NAME => part::<SuiteJob>(&options.job)?,
         other => bail!("no job is called {other}"),
     }

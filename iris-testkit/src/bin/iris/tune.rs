@@ -1,0 +1,221 @@
+//! `iris tune`: times what an op could choose, in turns in one run, and prints the rows of a tuning
+//! table that say what was fastest.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use iris_heap::{BackendKind, DType, HeapOptions, SymmetricHeap, World};
+use iris_ops::Ranks;
+use iris_testkit::suite::{AnyOp, OpName, Operands};
+use serde::{Deserialize, Serialize};
+
+use crate::bench::provenance;
+use crate::job::{Job, Place, gather, median_of_slowest};
+use crate::matrices::Matrix;
+use crate::problem::Problem;
+use crate::progress::Progress;
+
+/// A choice takes the place of the rule's if its median time is below this part of the rule's.
+const WORTH_IT: f64 = 0.9;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Numbers of ranks, which are processes.
+    #[arg(long, value_delimiter = ',', default_value = "2,4")]
+    ranks: Vec<usize>,
+    /// Calls of each choice.
+    #[arg(long, default_value_t = 200)]
+    iters: usize,
+}
+
+/// What is tuned: M, N and K of the whole, as in `iris run`.
+const SHAPES: [Shape; 5] = [
+    // The transformer layer of `iris run`, and a decoding step of it.
+    (OpName::MatmulAllReduce, 107, 384, 1536),
+    (OpName::MatmulAllReduce, 8, 384, 1536),
+    (OpName::AllGatherMatmul, 107, 1536, 384),
+    (OpName::AllReduce, 107, 384, 0),
+    (OpName::MatmulAllReduce, 512, 512, 512),
+];
+
+/// Variants of an op that may be chosen, and tiles; no tile is the rule's.
+fn choices(op: OpName) -> Vec<Choice> {
+    let (variants, tiles): (&[&str], &[Option<[usize; 2]>]) = match op {
+        OpName::MatmulAllReduce => {
+            (&["one_shot", "two_shot"], &[None, Some([64, 256]), Some([128, 128]), Some([32, 128])])
+        }
+        OpName::AllGatherMatmul => (&["pull", "staged", "baseline"], &[None, Some([64, 256])]),
+        _ => (&["one_shot", "two_shot"], &[None]),
+    };
+    let rule = [Choice { variant: "auto".into(), tile: None }];
+    let all = variants.iter().flat_map(|&variant| {
+        tiles.iter().map(move |&tile| Choice { variant: variant.into(), tile })
+    });
+    rule.into_iter().chain(all).collect()
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Choice {
+    variant: String,
+    tile: Option<[usize; 2]>,
+}
+
+/// Tunes and prints.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    println!("# By `iris tune`: medians of {} calls of the slowest rank.", options.iters);
+    for &ranks in &options.ranks {
+        for shape in SHAPES {
+            let job = TuneJob::new(shape, ranks, options.iters)?;
+            let medians = Place::new(ranks, false)?.run(&job)?;
+            println!("{}", row(&job, ranks, &medians)?);
+        }
+    }
+    Ok(true)
+}
+
+/// The row that these medians, in microseconds, make. The rule's comes first.
+fn row(job: &TuneJob, ranks: usize, medians: &[f64]) -> Result<String> {
+    let Problem { op, m, n, dtype, .. } = &job.problem;
+    let timed = || job.choices.iter().zip(medians);
+    let (rule, own) = timed().next().context("the rule was timed")?;
+    let (best, time) = timed().min_by(|a, b| a.1.total_cmp(b.1)).unwrap_or((rule, own));
+    let (best, time) = if *time < own * WORTH_IT { (best, time) } else { (rule, own) };
+    let mut problem = job.problem.clone();
+    (problem.variant, problem.tile) = (best.variant.clone(), best.tile);
+    let plan = problem.plan(Ranks::new(0, ranks))?;
+    let (variant, tile) = (plan.variant(), plan.tile());
+    Ok(format!(
+        "\n[[row]]\nop = \"{op}\"\nworld = {ranks}\ndtype = \"{}\"\nm = [{m}, {m}]\nn = {n}\n\
+         variant = \"{variant}\"\ntile = [{}, {}]\n\
+         provenance = \"{}; {time:.0} us, the rule {own:.0} us\"",
+        dtype.name(),
+        tile.m,
+        tile.n,
+        provenance(),
+    ))
+}
+
+/// Every choice on every rank.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct TuneJob {
+    problem: Problem,
+    choices: Vec<Choice>,
+    iterations: usize,
+}
+
+type Shape = (OpName, usize, usize, usize);
+
+impl TuneJob {
+    /// The rule's choice, then all that differ from it.
+    fn new((op, m, n, k): Shape, ranks: usize, iterations: usize) -> Result<Self> {
+        let problem = Problem {
+            op: op.name().into(),
+            variant: "auto".into(),
+            m,
+            n,
+            k,
+            dtype: DType::F32,
+            columns: false,
+            m_contiguous: false,
+            k_per_flag: None,
+            fetchers: None,
+            seed: 1,
+            backend: BackendKind::Cpu,
+            trace: false,
+            tile: None,
+        };
+        let mut job = Self { problem, choices: Vec::new(), iterations };
+        let mut seen = Vec::new();
+        for choice in choices(op) {
+            let plan = job.problem(&choice).plan(Ranks::new(0, ranks))?;
+            let comes_to = (plan.variant(), plan.tile());
+            if !seen.contains(&comes_to) {
+                seen.push(comes_to);
+                job.choices.push(choice);
+            }
+        }
+        Ok(job)
+    }
+
+    fn problem(&self, choice: &Choice) -> Problem {
+        let Choice { variant, tile } = choice.clone();
+        Problem { variant, tile, ..self.problem.clone() }
+    }
+}
+
+impl Job for TuneJob {
+    /// The median time of each choice, in microseconds.
+    type Report = Vec<f64>;
+
+    const NAME: &str = "tune";
+
+    fn run_rank(&self, world: &World) -> Result<Option<Vec<f64>>> {
+        let (problem, ranks) = (&self.problem, Ranks::from(world));
+        let op = problem.op()?;
+        let (mut data, mut signal) = (0, 0);
+        for choice in &self.choices {
+            let (more, words) = self.problem(choice).heap_bytes(ranks.size)?;
+            (data, signal) = (data + more, signal + words);
+        }
+        let options = HeapOptions::new().data_bytes(data).signal_bytes(signal);
+        let heap = SymmetricHeap::open(world, options)?;
+        let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);
+        let matrix = |which: usize| Matrix::new(&heap, problem.dtype, most[which], shapes[which]);
+        let [a, b, c] = [matrix(0)?, matrix(1)?, matrix(2)?];
+        a.fill(&heap, |row, col| problem.own_a(op, ranks, row, col))?;
+        b.fill(&heap, |row, col| problem.own_b(op, ranks, row, col))?;
+        c.poison(&heap)?;
+        let operands = Operands { a: a.matrix()?, b: b.matrix()?, c: c.matrix()?, bias: None };
+        let stream = heap.stream()?;
+        let mut ops = Vec::new();
+        for choice in &self.choices {
+            ops.push(AnyOp::new(op, &heap, &self.problem(choice).plan(ranks)?)?);
+        }
+        let mut times = vec![Vec::new(); ops.len()];
+        let mut progress = Progress::new("turns", ranks.rank, self.iterations);
+        // The first turn warms up.
+        for turn in 0..=self.iterations {
+            for (op, times) in ops.iter_mut().zip(&mut times) {
+                world.barrier()?;
+                let begun = Instant::now();
+                op.run(&operands, &stream)?;
+                stream.sync()?;
+                if turn > 0 {
+                    times.push(begun.elapsed().as_secs_f64() * 1e6);
+                }
+            }
+            progress.step();
+        }
+        drop(progress);
+        let all = gather(world, &times)?;
+        for op in ops {
+            op.free()?;
+        }
+        heap.close()?;
+        let of_choice = |at: usize| {
+            let ranks: Vec<Vec<f64>> = all.iter().map(|times| times[at].clone()).collect();
+            median_of_slowest(&ranks)
+        };
+        Ok((ranks.rank == 0).then(|| (0..self.choices.len()).map(of_choice).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rule_stays_unless_another_choice_is_clearly_faster() {
+        let job = TuneJob::new((OpName::AllReduce, 107, 384, 0), 4, 1).unwrap();
+        let chosen = |medians: [f64; 2]| {
+            let row = row(&job, 4, &medians).unwrap();
+            let table: toml::Table = row.parse().unwrap();
+            table["row"][0]["variant"].as_str().unwrap().to_owned()
+        };
+        // What the rule says is not timed twice.
+        let rule = chosen([100.0, 99.0]);
+        assert_ne!(job.choices[1].variant, rule);
+        assert_eq!(job.choices.len(), 2);
+        assert_eq!(chosen([100.0, 50.0]), job.choices[1].variant);
+    }
+}

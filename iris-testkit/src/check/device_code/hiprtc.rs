@@ -1,0 +1,86 @@
+//! What hiprtc makes of the device source for AMD's architectures: that it takes all of it, and
+//! where `llvm-objdump` is there, the same instructions as clang's.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use iris_kernels::rtc::{Compiler, KernelSource, Options};
+
+use super::{Finding, Outcome, Source, amd, compare, options, probes};
+
+/// The release of ROCm from which on hiprtc knows an architecture. Older ones do not refuse it but
+/// end the process.
+fn known_since(arch: &str) -> u32 {
+    match arch {
+        "gfx90a" => 5,
+        "gfx942" => 6,
+        _ => 7,
+    }
+}
+
+pub(super) fn check(arch: &str, source: &Source) -> Outcome {
+    let compiler = match Compiler::hiprtc() {
+        Ok(compiler) => compiler,
+        Err(error) => return Outcome::Skipped(error.to_string()),
+    };
+    let name = format!("hiprtc of ROCm {}", release(compiler.path()).unwrap_or(0));
+    if release(compiler.path()).is_none_or(|release| release < known_since(arch)) {
+        return Outcome::Skipped(format!("{name} does not know {arch}"));
+    }
+    let headers = source.headers();
+    let compile = |name: &str, text: &str, options: &Options| {
+        let source = KernelSource { name, text };
+        let code = compiler.compile_with(source, &headers, options, arch);
+        code.map_err(|error| Finding::new("type", error.to_string()))
+    };
+    let mut findings = Vec::new();
+    let probes = probes::all();
+    let mut read = 0;
+    match compile("probes.cu", &probes::source(&probes), &Options::new()) {
+        Ok(code) => {
+            if let Some(code) = disassembled(&code, arch) {
+                let found = |entry: &str| amd::instructions(&code, entry);
+                // Older compilers also write back at a fence that only acquires.
+                let strict = |probe: &probes::Probe| probe.kind != probes::Kind::Fence;
+                let wanted =
+                    |probe: &probes::Probe| amd::isa(probe, arch).filter(|_| strict(probe));
+                read = compare("isa", &mut findings, &probes, found, wanted);
+            }
+        }
+        Err(finding) => findings.push(finding),
+    }
+    for (name, text) in &source.kernels {
+        findings.extend(compile(name, text, &options()).err());
+    }
+    if findings.is_empty() {
+        let kernels = source.kernels.len();
+        Outcome::Done { compiler: name, kernels, probes: probes.len(), twice: read }
+    } else {
+        Outcome::Failed(findings)
+    }
+}
+
+/// The release that the name of the library's file says: `libhiprtc.so.6.1.40091`.
+fn release(library: &Path) -> Option<u32> {
+    let file = std::fs::canonicalize(library).unwrap_or(library.to_path_buf());
+    file.file_name()?.to_str()?.split_once(".so.")?.1.split('.').next()?.parse().ok()
+}
+
+/// A code object as text, in the form of the compiler's assembly.
+fn disassembled(code: &[u8], arch: &str) -> Option<String> {
+    let folder = tempfile::tempdir().ok()?;
+    let file = folder.path().join("code");
+    std::fs::write(&file, code).ok()?;
+    let output = ["llvm-objdump-19", "llvm-objdump"].into_iter().find_map(|name| {
+        let mut command = Command::new(name);
+        command.arg("-d").arg(format!("--mcpu={arch}")).arg(&file).stdin(Stdio::null());
+        command.output().ok().filter(|output| output.status.success())
+    })?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // `0000000000001900 <name>:` becomes `name:`, and what follows an instruction goes.
+    let line = |line: &str| match line.split_once('<').and_then(|(_, it)| it.strip_suffix(">:")) {
+        Some(label) => format!("{label}:"),
+        None => line.split("//").next().unwrap_or_default().trim_end().to_string(),
+    };
+    Some(text.lines().map(line).collect::<Vec<_>>().join("\n"))
+}

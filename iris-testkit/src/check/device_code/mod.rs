@@ -1,0 +1,182 @@
+//! The compiled device code: what the compilers make of each access, read instruction by
+//! instruction. No GPU is needed.
+//!
+//! NVRTC compiles for NVIDIA's architectures, clang for AMD's, and hiprtc where it is there. A probe is a kernel that makes one
+//! access of the protocols, or one operation of the port, to a word of some memory. What becomes of
+//! it is looked at twice, on two levels that know nothing of each other:
+//!
+//! | check | what is compared |
+//! |---|---|
+//! | `ptx` | the instructions of PTX, with their order and scope |
+//! | `machine code` | the bytes of the cubin with those of NVIDIA's own atomic functions |
+//! | `ir` | the operations of LLVM's language, with their order and scope |
+//! | `isa` | the instructions for AMD's architecture, with their cache flags and fences |
+//!
+//! All kernels are compiled too, and must not contain what no access of theirs is compiled to.
+
+mod amd;
+mod hiprtc;
+mod nvidia;
+mod probes;
+
+use std::path::Path;
+use std::time::Instant;
+
+use iris_kernels::rtc::{KernelSource, Options, TileBuild};
+use iris_kernels::source::{HEADERS, KERNELS};
+
+pub use amd::has_clang;
+
+/// Whose architecture, and whether a check without it is no check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arch {
+    /// Its name: `sm_90a`, `gfx942`.
+    pub name: &'static str,
+    /// Whether it is required.
+    pub required: bool,
+}
+
+/// All that are looked at.
+pub const ARCHS: [Arch; 9] = [
+    Arch { name: "sm_80", required: true },
+    Arch { name: "sm_90a", required: true },
+    Arch { name: "sm_100", required: false },
+    Arch { name: "gfx90a", required: true },
+    Arch { name: "gfx942", required: true },
+    Arch { name: "gfx950", required: false },
+    Arch { name: "gfx90a by hiprtc", required: false },
+    Arch { name: "gfx942 by hiprtc", required: false },
+    Arch { name: "gfx950 by hiprtc", required: false },
+];
+
+/// Something that is not as it should be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Which check found it: `ptx`, `machine code`, `ir`, `isa`, or `type`, if it does not compile.
+    pub by: &'static str,
+    /// What it found.
+    pub what: String,
+}
+
+impl Finding {
+    fn new(by: &'static str, what: impl Into<String>) -> Self {
+        Self { by, what: what.into() }
+    }
+}
+
+/// What came of an architecture.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// Everything compiled, and as it should be.
+    Done {
+        /// The compiler.
+        compiler: String,
+        /// Kernels compiled.
+        kernels: usize,
+        /// Accesses and operations whose instructions were read.
+        probes: usize,
+        /// Those of them that were compared on the second level too.
+        twice: usize,
+    },
+    /// There is no compiler for it; where it was looked for.
+    Skipped(String),
+    /// Something did not compile, or not to what it should be.
+    Failed(Vec<Finding>),
+}
+
+/// What came of an architecture, and how long it took.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// Which.
+    pub arch: Arch,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// The device source that is checked: files by name.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// What kernels include.
+    pub headers: Vec<(&'static str, String)>,
+    /// The kernels, one source an op.
+    pub kernels: Vec<(&'static str, String)>,
+}
+
+impl Source {
+    /// The source as it is embedded in iris-kernels.
+    pub fn embedded() -> Self {
+        let all = |texts: &[iris_kernels::source::Text]| {
+            texts.iter().map(|text| (text.name, text.text.to_string())).collect()
+        };
+        Self { headers: all(HEADERS), kernels: all(KERNELS) }
+    }
+
+    /// Write all files to a folder, so that it can be a compiler's include path.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn write_to(&self, folder: &Path) -> std::io::Result<()> {
+        std::fs::create_dir_all(folder.join("iris"))?;
+        self.headers
+            .iter()
+            .chain(&self.kernels)
+            .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+    }
+
+    fn headers(&self) -> Vec<KernelSource<'_>> {
+        self.headers.iter().map(|(name, text)| KernelSource { name, text }).collect()
+    }
+}
+
+/// Compile `source` for `arch` and read what came out.
+pub fn check(arch: Arch, source: &Source) -> Compiled {
+    let start = Instant::now();
+    let outcome = match arch.name.strip_suffix(" by hiprtc") {
+        Some(name) => hiprtc::check(name, source),
+        None if arch.name.starts_with("sm_") => nvidia::check(arch.name, source),
+        None => amd::check(arch.name, source),
+    };
+    Compiled { arch, outcome, seconds: start.elapsed().as_secs_f64() }
+}
+
+/// Kernels that reach no peer. All others must have an access of system scope.
+const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
+
+/// The entry whose workgroups raise flags for others of their device: only there something is
+/// released and acquired at the scope of the device by other accesses than `FinishAdd`.
+const STAGED: &str = "iris_staged";
+
+/// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all.
+fn options() -> Options {
+    let smallest = TileBuild::ALL[TileBuild::ALL.len() - 1];
+    Options::op(1, smallest)
+}
+
+/// The first word of a line.
+fn first_word(line: &str) -> &str {
+    line.split_whitespace().next().unwrap_or_default()
+}
+
+/// The findings of one check where a probe is not compiled to what is `wanted`; none wanted is not
+/// compared. Returns how many were.
+fn compare(
+    by: &'static str,
+    findings: &mut Vec<Finding>,
+    probes: &[probes::Probe],
+    found: impl Fn(&str) -> Option<Vec<String>>,
+    wanted: impl Fn(&probes::Probe) -> Option<Vec<String>>,
+) -> usize {
+    let mut compared = 0;
+    for probe in probes {
+        let Some(wanted) = wanted(probe) else { continue };
+        let found = found(&format!("probe_{}", probe.name));
+        if found.as_ref() != Some(&wanted) {
+            let name = &probe.name;
+            findings.push(Finding::new(by, format!("{name} is {found:?}, expected {wanted:?}")));
+        }
+        compared += 1;
+    }
+    compared
+}

@@ -1,0 +1,372 @@
+//! What NVRTC makes of the device source.
+
+use std::collections::HashMap;
+
+use iris_kernels::rtc::{Compiler, Error, KernelSource, Options};
+use iris_sync::{Order, Scope};
+
+use super::probes::{self, Kind, Probe, Rmw};
+use super::{Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
+
+/// The first NVRTC that has atomic functions of its own.
+const HAS_ATOMICS: (i32, i32) = (12, 8);
+
+pub(super) fn check(arch: &str, source: &Source) -> Outcome {
+    let compiler = match Compiler::nvrtc() {
+        Ok(compiler) => compiler,
+        Err(error) => return Outcome::Skipped(error.to_string()),
+    };
+    let (major, minor) = compiler.version();
+    let name = format!("NVRTC {major}.{minor}");
+    let mut findings = Vec::new();
+    let counts = Checker { compiler, arch, source }.run(&mut findings);
+    match counts {
+        Ok((probes, twice)) if findings.is_empty() => {
+            Outcome::Done { compiler: name, kernels: source.kernels.len(), probes, twice }
+        }
+        Ok(_) => Outcome::Failed(findings),
+        Err(Error::Compile { log, .. }) if log.contains("value for --gpu-architecture") => {
+            Outcome::Skipped(format!("{name} does not know {arch}"))
+        }
+        Err(error) => {
+            findings.push(Finding::new("type", error.to_string()));
+            Outcome::Failed(findings)
+        }
+    }
+}
+
+struct Checker<'a> {
+    compiler: &'static Compiler,
+    arch: &'a str,
+    source: &'a Source,
+}
+
+impl Checker<'_> {
+    fn compile(&self, name: &str, text: &str, options: &Options) -> Result<Vec<u8>, Error> {
+        let source = KernelSource { name, text };
+        self.compiler.compile_with(source, &self.source.headers(), options, self.arch)
+    }
+
+    fn ptx(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
+        let arch = self.arch.replace("sm_", "compute_");
+        let source = KernelSource { name, text };
+        let bytes = self.compiler.compile_with(source, &self.source.headers(), options, &arch)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// How many probes were read, and how many were compared as machine code too.
+    fn run(&self, findings: &mut Vec<Finding>) -> Result<(usize, usize), Error> {
+        let probes = probes::all();
+        let text = probes::source(&probes);
+        let ptx = self.ptx("probes.cu", &text, &Options::new())?;
+        let read = compare(
+            "ptx",
+            findings,
+            &probes,
+            |entry| scoped(&ptx, entry),
+            |probe| Some(wanted(probe)),
+        );
+        self.kept(findings)?;
+        let twice = self.machine_code(&text, &probes, findings)?;
+        for (name, text) in &self.source.kernels {
+            let before = findings.len();
+            let ptx = self.ptx(name, text, &options())?;
+            findings.extend(wrong_in(name, &ptx).map(|what| Finding::new("ptx", what)));
+            if findings.len() == before {
+                self.compile(name, text, &options())?;
+            }
+        }
+        Ok((read, twice))
+    }
+
+    /// Nothing is moved past an access, nor taken out: two stores to one place, before and behind
+    /// it, must both be there.
+    fn kept(&self, findings: &mut Vec<Finding>) -> Result<(), Error> {
+        let mut between: Vec<(String, String, usize)> = ["u16", "u32", "u64", "Vec16"]
+            .iter()
+            .flat_map(|word| {
+                let read = format!("port::read<{word}>(at)");
+                let write = format!("port::write(at, {word}{{}})");
+                [(format!("read_{word}"), read, 2), (format!("write_{word}"), write, 3)]
+            })
+            .collect();
+        let access = "Order::Relaxed, Scope::System>(at";
+        for (name, what) in [
+            ("load", format!("port::load<{access}, static_cast<i32*>(nullptr), -1)")),
+            ("store", format!("port::store<{access}, 3, -1)")),
+            ("rmw", format!("port::rmw<Rmw::Add, {access}, 3, -1)")),
+            ("cas", format!("port::compare_exchange<{access}, 3, 4, -1)")),
+            ("add_system", "port::add_f32<Scope::System>(at, 1.0f)".into()),
+            ("add_device", "port::add_f32<Scope::Device>(at, 1.0f)".into()),
+            ("fence_system", "port::fence<Order::AcqRel, Scope::System>()".into()),
+            ("fence_device", "port::fence<Order::AcqRel, Scope::Device>()".into()),
+            ("pause", "port::pause(64)".into()),
+            ("sleep", "port::sleep(64)".into()),
+        ] {
+            between.push((name.into(), what, 2));
+        }
+        let mut text = probes::FRAME.to_string();
+        for (name, what, _) in &between {
+            text += &format!("PROBE(kept_{name}, *out = 1; {what}; *out = 2)\n");
+        }
+        let ptx = self.ptx("kept.cu", &text, &Options::new())?;
+        for (name, _, stores) in between {
+            let plain = |line: &&str| line.starts_with("st.global");
+            let entry = entry(&ptx, &format!("kept_{name}")).unwrap_or_default();
+            let found = entry.lines().map(str::trim).filter(plain).count();
+            if found != stores {
+                let what = format!("{found} plain stores around {name}, expected {stores}");
+                findings.push(Finding::new("ptx", what));
+            }
+        }
+        Ok(())
+    }
+
+    /// The machine code of the probes is that of NVIDIA's own atomic functions, but for the bits by
+    /// which an instruction says that its address is global: the functions take any address.
+    fn machine_code(
+        &self,
+        text: &str,
+        probes: &[Probe],
+        findings: &mut Vec<Finding>,
+    ) -> Result<usize, Error> {
+        if self.compiler.version() < HAS_ATOMICS {
+            return Ok(0);
+        }
+        let own = self.compile("probes.cu", text, &Options::new())?;
+        let theirs = self.compile("atomics.cu", &reference(probes), &Options::new())?;
+        let (own, theirs) = (sections(&own), sections(&theirs));
+        let differ = |a: Option<&Vec<u8>>, b: Option<&Vec<u8>>| difference(a?, b?);
+        let mut compared = 0;
+        for probe in probes.iter().filter(|probe| function(probe).is_some()) {
+            let name = format!("probe_{}", probe.name);
+            let what = of_kind(probe);
+            let global =
+                differ(theirs.get(&format!("global_{what}")), theirs.get(&format!("any_{what}")));
+            let found = differ(own.get(&name), theirs.get(&name));
+            if found.is_none() || found != global {
+                let what = format!("{} differs by {found:x?}, expected {global:x?}", probe.name);
+                findings.push(Finding::new("machine code", what));
+            }
+            compared += 1;
+        }
+        Ok(compared)
+    }
+}
+
+/// The text of one kernel.
+fn entry<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
+    ptx.split(".entry ").find(|part| part.starts_with(&format!("{name}(")))
+}
+
+/// The instructions of an entry that name a scope.
+fn scoped(ptx: &str, name: &str) -> Option<Vec<String>> {
+    let scoped = |word: &&str| {
+        word.split(['.', ';'])
+            .any(|part| matches!(part, "sys" | "gpu" | "cta" | "cluster" | "volatile"))
+            || word.starts_with("membar")
+    };
+    let words = entry(ptx, name)?.lines().map(first_word).filter(scoped);
+    Some(words.map(|word| word.trim_end_matches(';').into()).collect())
+}
+
+/// The instructions of a probe.
+fn wanted(probe: &Probe) -> Vec<String> {
+    let order = match probe.order {
+        Order::Relaxed => "relaxed",
+        Order::Acquire => "acquire",
+        Order::Release => "release",
+        Order::AcqRel => "acq_rel",
+    };
+    let scope = if probe.scope == Scope::System { "sys" } else { "gpu" };
+    let bits = if probe.wide { 64 } else { 32 };
+    let atom = |what: &str| format!("atom.{order}.{scope}.global.{what}{bits}");
+    vec![match probe.kind {
+        Kind::Load => format!("ld.{order}.{scope}.global.s{bits}"),
+        Kind::Store => format!("st.{order}.{scope}.global.s{bits}"),
+        Kind::Rmw(Rmw::Add) => atom("add.u"),
+        Kind::Rmw(Rmw::Exchange) => atom("exch.b"),
+        Kind::Rmw(Rmw::And) => atom("and.b"),
+        Kind::Rmw(Rmw::Or) => atom("or.b"),
+        Kind::Rmw(Rmw::Xor) => atom("xor.b"),
+        Kind::Rmw(Rmw::Min) => atom("min.s"),
+        Kind::Rmw(Rmw::Max) => atom("max.s"),
+        Kind::CompareExchange => atom("cas.b"),
+        Kind::Fence => format!("fence.acq_rel.{scope}"),
+        Kind::AddF32 => format!("red.{order}.{scope}.global.add.f32"),
+        Kind::KeepFault => {
+            let mut code = vec!["atom.relaxed.sys.global.cas.b32".to_string()];
+            code.extend(vec!["st.relaxed.sys.global.s32".to_string(); 8]);
+            code.push("st.release.sys.global.s32".into());
+            return code;
+        }
+    }]
+}
+
+/// What must not be in the PTX of a kernel.
+fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
+    let mut wrong = Vec::new();
+    if !ptx.contains(".sys.") && !LOCAL.contains(&name) {
+        wrong.push(format!("{name}: no access of system scope"));
+    }
+    // Before the first entry stand functions that are kept apart.
+    for part in ptx.split(".entry ") {
+        let entry = part.split('(').next().unwrap_or_default();
+        for instruction in part.lines().map(first_word) {
+            // Counters are not read before the kernel is over.
+            let allowed = match instruction {
+                "ld.relaxed.gpu.global.s32"
+                | "st.relaxed.gpu.global.s32"
+                | "atom.acq_rel.gpu.global.add.u32"
+                | "atom.relaxed.gpu.global.add.u64" => true,
+                "st.release.gpu.global.s32" | "ld.acquire.gpu.global.s32" => entry == STAGED,
+                _ if instruction.contains(".shared") => true,
+                _ => {
+                    let parts = || instruction.split(['.', ';']);
+                    !parts().any(|part| matches!(part, "gpu" | "cta" | "nc" | "volatile" | "ldu"))
+                        && !instruction.starts_with("membar")
+                }
+            };
+            if !allowed {
+                wrong.push(format!("{name}: {entry} has {instruction}"));
+            }
+        }
+    }
+    wrong.into_iter()
+}
+
+/// The call of NVIDIA's function that does to `p` what the probe does, if there is one that is as
+/// short: a 64-bit atomic on any address is a branch, since it could be one of shared memory.
+fn function(probe: &Probe) -> Option<String> {
+    let order = match probe.order {
+        Order::Relaxed => "__NV_ATOMIC_RELAXED",
+        Order::Acquire => "__NV_ATOMIC_ACQUIRE",
+        Order::Release => "__NV_ATOMIC_RELEASE",
+        Order::AcqRel => "__NV_ATOMIC_ACQ_REL",
+    };
+    let scope = match probe.scope {
+        Scope::System => "__NV_THREAD_SCOPE_SYSTEM",
+        Scope::Device => "__NV_THREAD_SCOPE_DEVICE",
+    };
+    let (word, unsigned, out) =
+        if probe.wide { ("i64", "u64", "out64") } else { ("i32", "u32", "out") };
+    let fetch = |what: &str| format!("*{out} = __nv_atomic_{what}(p, {word}(3), {order}, {scope})");
+    Some(match probe.kind {
+        Kind::Load => format!("*{out} = __nv_atomic_load_n(p, {order}, {scope})"),
+        Kind::Store => format!("__nv_atomic_store_n(p, {word}(3), {order}, {scope})"),
+        Kind::Rmw(_) | Kind::CompareExchange if probe.wide => return None,
+        Kind::Rmw(Rmw::Add) => format!(
+            "*{out} = __nv_atomic_fetch_add(reinterpret_cast<{unsigned}*>(p), {unsigned}(3), {order}, {scope})"
+        ),
+        Kind::Rmw(Rmw::Exchange) => fetch("exchange_n"),
+        Kind::Rmw(Rmw::And) => fetch("fetch_and"),
+        Kind::Rmw(Rmw::Or) => fetch("fetch_or"),
+        Kind::Rmw(Rmw::Xor) => fetch("fetch_xor"),
+        Kind::Rmw(Rmw::Min) => fetch("fetch_min"),
+        Kind::Rmw(Rmw::Max) => fetch("fetch_max"),
+        Kind::CompareExchange => format!(
+            "{word} old = 3; __nv_atomic_compare_exchange_n(p, &old, {word}(4), false, {order}, \
+             __NV_ATOMIC_RELAXED, {scope}); *{out} = old"
+        ),
+        Kind::Fence if probe.order == Order::AcqRel => {
+            format!("__nv_atomic_thread_fence({order}, {scope})")
+        }
+        Kind::Fence | Kind::AddF32 | Kind::KeepFault => return None,
+    })
+}
+
+/// A name for what a probe does, whatever its order and scope.
+fn of_kind(probe: &Probe) -> String {
+    let bits = if probe.wide { 64 } else { 32 };
+    match probe.kind {
+        Kind::Rmw(rmw) => format!("{rmw:?}_{bits}"),
+        kind => format!("{kind:?}_{bits}"),
+    }
+}
+
+/// A source that does what the probes do by NVIDIA's functions, and for each kind a pair of kernels
+/// that differ in one thing: one says that the address is global.
+fn reference(probes: &[Probe]) -> String {
+    let mut text = probes::FRAME.to_string();
+    let mut kinds = Vec::new();
+    for probe in probes {
+        let Some(call) = function(probe) else { continue };
+        let word = if probe.wide { "i64" } else { "i32" };
+        let place = if probe.own { "own" } else { "at" };
+        let pointer =
+            format!("{word}* p = reinterpret_cast<{word}*>(__cvta_global_to_generic({place}))");
+        text += &format!("PROBE(probe_{}, {pointer}; (void)p; {call})\n", probe.name);
+        let kind = of_kind(probe);
+        let plain = probe.order == Order::Relaxed && !probe.own;
+        if (plain || probe.kind == Kind::Fence) && !kinds.contains(&kind) {
+            text += &format!("PROBE(any_{kind}, {pointer}; (void)p; {call})\n");
+            text += &format!("PROBE(global_{kind}, {})\n", assembly(probe));
+            kinds.push(kind);
+        }
+    }
+    text
+}
+
+/// The probe as assembly of its own.
+fn assembly(probe: &Probe) -> String {
+    let instruction = &wanted(probe)[0];
+    let (word, c, out) = if probe.wide { ("i64", "l", "out64") } else { ("i32", "r", "out") };
+    let value = |n: u32| format!("\"{c}\"({word}({n}))");
+    let returns = |operands: &str, inputs: String| {
+        format!(
+            "{word} v; asm volatile(\"{instruction} %0, [%1]{operands};\" : \"={c}\"(v) : \
+             \"l\"(at){inputs} : \"memory\"); *{out} = v"
+        )
+    };
+    match probe.kind {
+        Kind::Load => returns("", String::new()),
+        Kind::Store => {
+            format!(
+                "asm volatile(\"{instruction} [%0], %1;\" :: \"l\"(at), {} : \"memory\")",
+                value(3)
+            )
+        }
+        Kind::CompareExchange => returns(", %2, %3", format!(", {}, {}", value(3), value(4))),
+        Kind::Fence => format!("asm volatile(\"{instruction};\" ::: \"memory\")"),
+        _ => returns(", %2", format!(", {}", value(3))),
+    }
+}
+
+/// The machine code of a cubin, by kernel.
+fn sections(cubin: &[u8]) -> HashMap<String, Vec<u8>> {
+    let number = |at: usize, bytes: usize| {
+        let bytes = cubin.get(at..at + bytes)?;
+        Some(bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | usize::from(byte)))
+    };
+    let read = || {
+        let (table, count, names) = (number(0x28, 8)?, number(0x3c, 2)?, number(0x3e, 2)?);
+        let header = |index: usize| {
+            let at = table + index * 64;
+            Some((number(at, 4)?, number(at + 24, 8)?, number(at + 32, 8)?))
+        };
+        let (_, names, _) = header(names)?;
+        let mut sections = HashMap::new();
+        for index in 0..count {
+            let (name, start, size) = header(index)?;
+            let name = cubin.get(names + name..)?.split(|&byte| byte == 0).next()?;
+            if let Some(kernel) = String::from_utf8_lossy(name).strip_prefix(".text.") {
+                sections.insert(kernel.to_string(), cubin.get(start..start + size)?.to_vec());
+            }
+        }
+        Some(sections)
+    };
+    read().unwrap_or_default()
+}
+
+/// The bits in which one instruction of 16 bytes differs from its counterpart; none if there is
+/// more than one such instruction.
+fn difference(a: &[u8], b: &[u8]) -> Option<u128> {
+    let instruction = |bytes: &[u8]| bytes.try_into().map(u128::from_le_bytes).unwrap_or_default();
+    let pairs = a.chunks(16).zip(b.chunks(16)).map(|(a, b)| instruction(a) ^ instruction(b));
+    let differing: Vec<u128> = pairs.filter(|&bits| bits != 0).collect();
+    match (a.len() == b.len(), differing.as_slice()) {
+        (true, []) => Some(0),
+        (true, &[bits]) => Some(bits),
+        _ => None,
+    }
+}

@@ -1,0 +1,163 @@
+//! The probes: kernels that make one access or operation each, and what they stand for.
+
+use iris_sync::{Access, Order, Scope};
+
+/// What a probe does to the word at byte 24 of some memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Load,
+    Store,
+    Rmw(Rmw),
+    CompareExchange,
+    Fence,
+    /// Add to an f32.
+    AddF32,
+    /// Keep a fault in the control block.
+    KeepFault,
+}
+
+/// A read-modify-write, as port.h names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rmw {
+    Add,
+    Exchange,
+    And,
+    Or,
+    Xor,
+    Min,
+    Max,
+}
+
+impl Rmw {
+    const ALL: [Self; 7] =
+        [Self::Add, Self::Exchange, Self::And, Self::Or, Self::Xor, Self::Min, Self::Max];
+}
+
+/// A kernel that makes one access.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) order: Order,
+    pub(super) scope: Scope,
+    /// Whether the word has 64 bits.
+    pub(super) wide: bool,
+    /// Whether the word is one of the device's own words, instead of a peer's.
+    pub(super) own: bool,
+    /// What it does, in the language of the headers.
+    statement: String,
+}
+
+const ORDERS: [Order; 4] = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
+
+/// Every access of the protocols, and every operation that the forms of port.h have.
+pub(super) fn all() -> Vec<Probe> {
+    let mut all: Vec<Probe> = Access::ALL.iter().map(|&access| of_access(access)).collect();
+    let (relaxed, system) = (Order::Relaxed, Scope::System);
+    for scope in [Scope::System, Scope::Device] {
+        for wide in [false, true] {
+            for (kind, order) in operations() {
+                all.push(of_port(kind, order, scope, wide));
+            }
+        }
+        for order in [Order::Acquire, Order::Release, Order::AcqRel] {
+            all.push(of_port(Kind::Fence, order, scope, false));
+        }
+        all.push(of_port(Kind::AddF32, relaxed, scope, false));
+    }
+    let control = |name: &str, kind, order, statement: &str| Probe {
+        name: name.into(),
+        kind,
+        order,
+        scope: system,
+        wide: false,
+        own: false,
+        statement: statement.into(),
+    };
+    all.push(control("host_abort", Kind::Load, relaxed, "*out = port::host_abort(at)"));
+    let keep = "const i32 fault[8] = {1, 2, 3, 4, 5, 6, 7, 8}; port::keep_fault(at, fault)";
+    all.push(control("keep_fault", Kind::KeepFault, relaxed, keep));
+    all
+}
+
+fn operations() -> Vec<(Kind, Order)> {
+    let mut all = vec![
+        (Kind::Load, Order::Relaxed),
+        (Kind::Load, Order::Acquire),
+        (Kind::Store, Order::Relaxed),
+        (Kind::Store, Order::Release),
+    ];
+    for order in ORDERS {
+        all.extend(Rmw::ALL.map(|rmw| (Kind::Rmw(rmw), order)));
+        all.push((Kind::CompareExchange, order));
+    }
+    all
+}
+
+fn of_access(access: Access) -> Probe {
+    let name = access.name();
+    let own = access.scope() == Scope::Device;
+    let (word, dev) = if own { ("dev", "dev_") } else { ("sym", "") };
+    let (kind, statement) = match name {
+        "LockTake" => (
+            Kind::CompareExchange,
+            format!("*out = m.compare_exchange<Access::{name}>({word}, 3, 4)"),
+        ),
+        "FinishAdd" => {
+            (Kind::Rmw(Rmw::Add), format!("*out = m.{dev}add<Access::{name}>({word}, 3)"))
+        }
+        _ if name.ends_with("Load") => {
+            (Kind::Load, format!("*out = m.{dev}load<Access::{name}>({word})"))
+        }
+        _ => (Kind::Store, format!("m.{dev}store<Access::{name}>({word}, 3)")),
+    };
+    let (order, scope) = (access.order(), access.scope());
+    Probe { name: name.into(), kind, order, scope, wide: false, own, statement }
+}
+
+fn of_port(kind: Kind, order: Order, scope: Scope, wide: bool) -> Probe {
+    let (word, to) = if wide { ("i64", "*out64") } else { ("i32", "*out") };
+    let statement = match kind {
+        Kind::Load => format!(
+            "{to} = port::load<Order::{order:?}, Scope::{scope:?}>(at, static_cast<{word}*>(nullptr), -1)"
+        ),
+        Kind::Store => {
+            format!("port::store<Order::{order:?}, Scope::{scope:?}>(at, {word}(3), -1)")
+        }
+        Kind::Rmw(rmw) => format!(
+            "{to} = port::rmw<Rmw::{rmw:?}, Order::{order:?}, Scope::{scope:?}>(at, {word}(3), -1)"
+        ),
+        Kind::CompareExchange => format!(
+            "{to} = port::compare_exchange<Order::{order:?}, Scope::{scope:?}>(at, {word}(3), {word}(4), -1)"
+        ),
+        Kind::Fence => format!("port::fence<Order::{order:?}, Scope::{scope:?}>()"),
+        Kind::AddF32 | Kind::KeepFault => format!("port::add_f32<Scope::{scope:?}>(at, 3.0f)"),
+    };
+    let what = match kind {
+        Kind::Rmw(rmw) => format!("{rmw:?}"),
+        kind => format!("{kind:?}"),
+    };
+    let name = format!("{what}_{order:?}_{scope:?}_{word}");
+    Probe { name, kind, order, scope, wide, own: false, statement }
+}
+
+/// The parameters of a probe, and where its word is.
+pub(super) const FRAME: &str = "#include \"iris/sync.h\"\n\
+    using namespace iris;\n\
+    #define PROBE(name, ...) IRIS_KERNEL name(IRIS_ARGS HeapView heap, \\\n\
+    IRIS_ARGS Channel channel, i32* out, i64* out64) { \\\n\
+    const u64 at = heap.signal[1] + 24, own = heap.device_words + 24; \\\n\
+    (void)at, (void)own, (void)out, (void)out64; __VA_ARGS__; }\n";
+
+/// The source of all of them.
+pub(super) fn source(probes: &[Probe]) -> String {
+    let mut text = FRAME.to_string();
+    for Probe { name, statement, .. } in probes {
+        text += &format!(
+            "PROBE(probe_{name}, const Words m{{heap, channel}}; \
+             const SymWord sym = heap.word(1, 6); const DevWord dev = heap.device_word(6); \
+             (void)m, (void)sym, (void)dev; {statement})\n"
+        );
+    }
+    text
+}
