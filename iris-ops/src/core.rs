@@ -6,7 +6,7 @@ use iris_heap::cuda::CudaBackend;
 use iris_heap::{DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, TileView, counter, dtype_code, epilogue, producer};
 use iris_kernels::build::OpBuild;
-use iris_kernels::trace::{self, TraceSpan};
+use iris_kernels::trace;
 use iris_kernels::{Kernel, Launcher};
 use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS, Record};
 
@@ -15,19 +15,9 @@ use crate::error::{Error, InOp, Result};
 use crate::matrix::MatRef;
 use crate::plan::Plan;
 
-/// Bytes moved and words used by the calls of one op on this rank, since it was made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Bytes written to peers' memory.
-    pub pushed: u64,
-    /// Bytes read from peers' memory.
-    pub pulled: u64,
-    /// Signals and flags raised.
-    pub flags: u64,
-    /// Waits begun.
-    pub waits: u64,
-}
+mod left;
+
+pub use left::Counters;
 
 /// An op on one rank: its share of the heap and everything needed to launch it.
 ///
@@ -331,11 +321,8 @@ impl Core {
         let first = (self.words.offset() / 4) as usize + self.channel_words + COUNTER_WORDS;
         let copies = [first as u32, first as u32 + 1];
         let channel = args.channel;
-        let backend = CudaBackend::of(&self.heap).in_op(op)?;
         let _issuing = self.heap.issue();
-        backend
-            .copy_words(stream, &[(copies[0], channel.call), (copies[1], channel.sequence)])
-            .in_op(op)?;
+        self.copy_words(stream, &[(copies[0], channel.call), (copies[1], channel.sequence)])?;
         Ok(TileView {
             heap: args.heap,
             channel: Channel { call: copies[0], sequence: copies[1], ..channel },
@@ -348,6 +335,17 @@ impl Core {
             root: options.root as u32,
             groups: self.groups,
         })
+    }
+
+    /// Enqueue copies of device-local words, (to, from), in the order of the heap's ops.
+    fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
+        let op = self.plan.op;
+        if let Ok(backend) = CudaBackend::of(&self.heap) {
+            return backend.copy_words(stream, copies).in_op(op);
+        }
+        let words = self.heap.memory().device_words;
+        let place = |word: u32| (words.clone(), 4 * u64::from(word));
+        copies.iter().try_for_each(|&(to, from)| stream.copy(place(to), place(from), 4).in_op(op))
     }
 
     /// The arguments of a call, if it can be issued.
@@ -448,38 +446,6 @@ impl Core {
 
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
-    }
-
-    pub(crate) fn counters(&self) -> Result<Counters> {
-        let op = self.plan.op;
-        let words = self.heap.read_device_words(self.words).in_op(op)?;
-        let words = &words[self.channel_words..];
-        let value = |which: usize| {
-            let half = |index: usize| u64::from(words[index] as u32);
-            half(2 * which) | half(2 * which + 1) << 32
-        };
-        Ok(Counters {
-            pushed: value(counter::PUSHED),
-            pulled: value(counter::PULLED),
-            flags: value(counter::FLAGS),
-            waits: value(counter::WAITS),
-        })
-    }
-
-    pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
-        let op = self.plan.op;
-        let Some(slice) = self.trace_slice() else { return Ok(Vec::new()) };
-        let bytes = self.heap.read(slice).in_op(op)?;
-        let spans = self.plan.options.trace_spans;
-        let (groups, dropped) = trace::read_buffer(&bytes[..trace::buffer_bytes(spans)], spans);
-        if dropped > 0 {
-            tracing::warn!(op, rank = self.heap.rank(), dropped, "spans did not fit the trace");
-        }
-        Ok(groups)
-    }
-
-    fn trace_slice(&self) -> Option<RawSlice> {
-        self.data.iter().find(|(name, _)| *name == "trace").map(|&(_, slice)| slice)
     }
 
     /// Give the workspace back. Collective.
