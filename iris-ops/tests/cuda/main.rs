@@ -2,7 +2,7 @@
 //! absent rank. Without a GPU the tests are ignored. Ranks are threads that share the devices there are; the suite of cases is
 //! in iris-testkit.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,6 @@ fn main() -> ExitCode {
         Err(error @ rtc::Error::NotFound { .. }) => Some(error.to_string()),
         _ => None,
     };
-    let no_host = Command::new("g++").arg("--version").output().err();
-    let no_host = no_host.map(|error| format!("g++ does not start: {error}"));
     harness::run(vec![
         Group::new(
             None,
@@ -44,7 +42,7 @@ fn main() -> ExitCode {
         ),
         Group::new(no_compiler, named![the_kernel_beside_ops_compiles]),
         Group::new(
-            no_host,
+            harness::no_program("g++"),
             named![
                 a_kernel_beside_an_op_takes_tiles_on_the_host,
                 tiles_that_do_not_come_are_faults_on_the_host,
