@@ -110,7 +110,7 @@ const LEGACY: &str = "HEAP_TEST_LEGACY";
 
 fn processes_see_each_others_memory() {
     let program = std::env::current_exe().unwrap();
-    for (size, legacy) in [(2, "0"), (4, "0"), (2, "1")] {
+    for (size, legacy) in [(2, "0"), (4, "0"), (2, "1"), (4, "1")] {
         let private = std::fs::Permissions::from_mode(0o700);
         let place = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let start = |rank: usize| {

@@ -4,28 +4,40 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 use iris_kernels::args::{Matrix, OpArgs, TileView, epilogue};
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, owner, split};
 use iris_kernels::source::KERNELS;
 use iris_sync::{Access, Order, Scope};
+use iris_testkit::harness::{self, Group, named};
 use libloading::os::unix::{Library, RTLD_NOW};
 use tempfile::TempDir;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Build a library from these sources of the device's language, or say why that is skipped.
-fn library(sources: &[&str], options: &[&str]) -> Option<(Library, TempDir)> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("kernels.so");
-    compile(sources, options, &["-shared"], &file)?;
-    // SAFETY: built just now from our own source, without any initialiser.
-    let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.expect("it loads");
-    Some((library, folder))
+fn main() -> ExitCode {
+    harness::run_together(vec![Group::new(
+        harness::no_program("g++"),
+        named![
+            every_kernel_compiles_without_warnings,
+            headers_and_rust_say_the_same,
+            a_product_is_right_with_four_lanes,
+        ],
+    )])
 }
 
-fn compile(sources: &[&str], options: &[&str], form: &[&str], to: &Path) -> Option<()> {
+/// Build a library from these sources of the device's language.
+fn library(sources: &[&str], options: &[&str]) -> (Library, TempDir) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("kernels.so");
+    compile(sources, options, &["-shared"], &file);
+    // SAFETY: built just now from our own source, without any initialiser.
+    let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.expect("it loads");
+    (library, folder)
+}
+
+fn compile(sources: &[&str], options: &[&str], form: &[&str], to: &Path) {
     let output = Command::new("g++")
         .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
         .args(form)
@@ -35,14 +47,10 @@ fn compile(sources: &[&str], options: &[&str], form: &[&str], to: &Path) -> Opti
         .args(sources.iter().map(|source| format!("{ROOT}/{source}")))
         .arg("-o")
         .arg(to)
-        .output();
-    let Ok(output) = output else {
-        println!("skipped: no g++");
-        return None;
-    };
+        .output()
+        .expect("g++ starts");
     let log = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{sources:?}: {log}");
-    Some(())
 }
 
 fn symbol<T: Copy>(library: &Library, name: &str) -> T {
@@ -60,25 +68,20 @@ impl Numbers {
     }
 }
 
-#[test]
 fn every_kernel_compiles_without_warnings() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for text in KERNELS {
         for dtype in ["-DIRIS_DTYPE=0", "-DIRIS_DTYPE=2"] {
             let source = format!("kernels/{}", text.name);
             let to = folder.path().join("kernel.o");
-            let done = compile(&[&source], &["-std=c++17", dtype], &["-c"], &to);
-            if done.is_none() {
-                return;
-            }
+            compile(&[&source], &["-std=c++17", dtype], &["-c"], &to);
         }
     }
 }
 
-#[test]
 fn headers_and_rust_say_the_same() {
     let sources = ["tests/host/mirror.cpp", "tests/host/hooks.cpp"];
-    let Some((library, _folder)) = library(&sources, &["-std=c++20"]) else { return };
+    let (library, _folder) = library(&sources, &["-std=c++20"]);
     accesses(&library);
     offsets(&library);
     grids(&library);
@@ -277,7 +280,6 @@ fn values(library: &Library) {
     assert!(ends[0] == 1.0 && ends[1] == -1.0 && ends[2].is_nan(), "{ends:?}");
 }
 
-#[test]
 fn a_product_is_right_with_four_lanes() {
     let sources = ["kernels/matmul.cu", "tests/host/hooks.cpp"];
     let options = [
@@ -288,7 +290,7 @@ fn a_product_is_right_with_four_lanes() {
         "-DIRIS_TILE_N=32",
         "-DIRIS_TILE_K=16",
     ];
-    let Some((library, _folder)) = library(&sources, &options) else { return };
+    let (library, _folder) = library(&sources, &options);
     type Run = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
     let run: Run = symbol(&library, "iris_host_run");
     let kernel: usize = symbol(&library, "iris_local");

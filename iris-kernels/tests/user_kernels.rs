@@ -32,12 +32,10 @@ fn main() -> ExitCode {
         Err(error @ rtc::Error::NotFound { .. }) => Some(error.to_string()),
         _ => None,
     };
-    let no_host = Command::new("g++").arg("--version").output().err();
-    let no_host = no_host.map(|error| format!("g++ does not start: {error}"));
     harness::run(vec![
         Group::new(no_compiler, named![the_source_compiles]),
         Group::new(
-            no_host,
+            harness::no_program("g++"),
             named![
                 words_of_both_widths_on_the_host,
                 nothing_is_lost_among_all_lanes_on_the_host,

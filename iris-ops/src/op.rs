@@ -109,8 +109,7 @@ macro_rules! beside_method {
             ///
             /// # Errors
             /// Those of [`run`](Self::run); [`Invalid`](crate::Error::Invalid) for a C or a variant
-            /// whose tiles have no signals; that the heap is of no device with kernels of the
-            /// caller's.
+            /// whose tiles have no signals.
             pub fn beside(
                 &mut self,
                 args: &$args,

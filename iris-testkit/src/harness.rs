@@ -11,7 +11,7 @@
 //! }
 //! ```
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use iris_heap::{BackendKind, cuda};
@@ -70,6 +70,12 @@ pub fn no_backend(backend: BackendKind) -> Option<String> {
         BackendKind::Cuda => no_gpu(),
         other => Some(format!("backend {other} is not built in")),
     }
+}
+
+/// Why this program does not start, if it does not.
+pub fn no_program(name: &str) -> Option<String> {
+    let started = Command::new(name).arg("--version").output();
+    started.err().map(|error| format!("{name} does not start: {error}"))
 }
 
 /// Runs what the command line asks for, one test at a time: tests of devices share them, and ranks

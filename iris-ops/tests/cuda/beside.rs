@@ -1,20 +1,24 @@
 //! A user's kernel beside an op: it takes each tile of C when it has come.
 
-use std::sync::Arc;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bytemuck::bytes_of;
-use iris_heap::{ErrorKind, Settings, Stream, SymSlice, SymmetricHeap, World};
+use iris_heap::{
+    BackendKind, ErrorKind, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World,
+};
 use iris_kernels::UserKernel;
 use iris_kernels::args::TileView;
 use iris_kernels::rtc::{Compiler, LANES, Options};
 use iris_ops::{CopyArgs, MatRef, MatmulArgs, Ranks};
 use iris_testkit::suite::{AnyOp, OpName, Operands};
+use libloading::os::unix::{Library, RTLD_NOW};
 
 use crate::graphs::{callers, captured, drop_graph};
 use crate::open;
-use crate::sample::Sample;
+use crate::sample::{Room, Sample};
 
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
@@ -49,6 +53,133 @@ const OPS: [(OpName, &str); 5] = [
 pub(crate) fn the_kernel_beside_ops_compiles() {
     let code = Compiler::nvrtc().unwrap().compile(SOURCE.into(), &Options::new(), "sm_90a");
     assert!(code.unwrap_or_else(|error| panic!("{error}")).starts_with(b"\x7fELF"));
+}
+
+type HostLaunch = unsafe extern "C" fn(*const *const u8, u32);
+
+/// The same kernel as host code, compiled once: each lane of a workgroup is a thread.
+fn host() -> HostLaunch {
+    static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
+    let (_, launch) = LIBRARY.get_or_init(|| {
+        let kernels = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels");
+        let folder = tempfile::tempdir().unwrap();
+        let [source, file] = ["take.cpp", "take.so"].map(|name| folder.path().join(name));
+        let entry = "extern \"C\" void take_launch(void** args, u32 n) { launch(take, args, n); }";
+        std::fs::write(&source, format!("#include \"launch.h\"\n{SOURCE}\n{entry}\n")).unwrap();
+        let compiled = Command::new("g++")
+            .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
+            .args(["-shared", "-std=c++20", "-DIRIS_LANES=2"])
+            .args([format!("-I{kernels}/kernels"), format!("-I{kernels}/tests/host")])
+            .args([source.as_os_str(), "-o".as_ref(), file.as_os_str()])
+            .output()
+            .unwrap();
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        // SAFETY: built just now from our own source, without any initialiser.
+        let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
+        // SAFETY: the source above gives this type to this name.
+        let launch = *unsafe { library.get::<HostLaunch>(b"take_launch") }.unwrap();
+        (library, launch)
+    });
+    *launch
+}
+
+/// An op of the CPU with a kernel beside it: words, schedules and views are the same.
+struct OnHost {
+    heap: Arc<SymmetricHeap>,
+    sample: Sample,
+    op: AnyOp,
+    room: Room,
+    seen: SymSlice<f32>,
+    stream: Stream,
+}
+
+impl OnHost {
+    fn new(world: &World, (op, variant): (OpName, &str)) -> Result<OnHost> {
+        let options = HeapOptions::new().threads(2).data_bytes(4 << 20);
+        let heap = SymmetricHeap::open(world, options)?;
+        let sample = Sample::new(op, variant, Default::default(), Ranks::from(world));
+        let sample = sample.on(BackendKind::Cpu, 2);
+        let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let (seen, stream) = (heap.alloc::<f32>(room.c.len())?, heap.stream()?);
+        Ok(OnHost { heap, sample, op, room, seen, stream })
+    }
+
+    /// A call with the kernel beside it, and behind it if `behind`.
+    fn call(&mut self, operands: &Operands, which: u32, late: bool, behind: bool) -> Result<()> {
+        let view = beside(&mut self.op, operands, &self.stream)?;
+        self.stream.sync()?;
+        let views = [self.heap.slice_view(self.room.c)?, self.heap.slice_view(self.seen)?];
+        let launch = |which: u32| {
+            let [c, seen] = views.each_ref().map(bytes_of);
+            let args = [bytes_of(&view), c, seen, bytes_of(&which)].map(<[u8]>::as_ptr);
+            // SAFETY: these are the kernel's parameters, in memory of the heap.
+            unsafe { host()(args.as_ptr(), 2) }
+        };
+        let (op, stream) = (&mut self.op, &self.stream);
+        let done = std::thread::scope(|scope| -> Result<()> {
+            let taking = scope.spawn(|| launch(which));
+            if late {
+                std::thread::sleep(Duration::from_millis(3));
+            }
+            op.run(operands, stream)?;
+            taking.join().expect("the kernel ends");
+            Ok(stream.sync()?)
+        });
+        if behind {
+            launch(1);
+        }
+        done
+    }
+}
+
+fn taken_on_the_host(world: &World, op: (OpName, &str)) -> Result<()> {
+    let mut host = OnHost::new(world, op)?;
+    let operands = host.sample.operands(&host.room);
+    for call in 0..20 {
+        host.sample.fill(&host.heap, &host.room, call)?;
+        host.heap.write(host.seen, &vec![f32::NAN; host.seen.len()])?;
+        host.call(&operands, 0, call % world.size() == world.rank(), true)?;
+        host.sample.check(&host.heap.read(host.room.c)?, call)?;
+        host.sample.check(&host.heap.read(host.seen)?, call)?;
+        host.heap.check()?;
+    }
+    host.op.free()?;
+    Ok(host.heap.close()?)
+}
+
+pub(crate) fn a_kernel_beside_an_op_takes_tiles_on_the_host() {
+    for size in [1, 2, 3] {
+        for op in OPS {
+            World::run_threads(size, |world| taken_on_the_host(&world, op)).unwrap();
+        }
+    }
+}
+
+pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
+    // C lies elsewhere on each rank; a tile is this rank's own.
+    for (which, text) in [(0, "Direct"), (2, "tile")] {
+        let settings = Settings::default().deadline(0.02);
+        let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
+            let mut host = OnHost::new(&world, (OpName::AllReduce, "two_shot"))?;
+            let mut operands = host.sample.operands(&host.room);
+            if which == 0 {
+                operands.c = shifted(&host.sample, &host.room, world.rank())?;
+            }
+            // The op may have ended before the kernel gave up.
+            let _ = host.call(&operands, which, false, false);
+            let error = host.heap.check().expect_err("a fault").to_string();
+            ensure!(error.contains(text) || error.contains("gave up"), "{error}");
+            world.barrier()?;
+            Ok(host.heap.close()?)
+        });
+        each.unwrap().into_iter().collect::<Result<Vec<_>>>().unwrap();
+    }
+}
+
+/// C at another place on each rank.
+fn shifted(sample: &Sample, room: &Room, rank: usize) -> Result<MatRef> {
+    let [_, _, (rows, cols)] = sample.shapes();
+    Ok(MatRef::sym(room.c.slice(4 * rank..)?, rows, cols))
 }
 
 fn beside(op: &mut AnyOp, operands: &Operands, stream: &Stream) -> iris_ops::Result<TileView> {
@@ -208,8 +339,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
             let taker = Taker::new(heap, room.c)?;
             let mut operands = sample.operands(&room);
             if which == 0 {
-                let [_, _, (rows, cols)] = sample.shapes();
-                operands.c = MatRef::sym(room.c.slice(4 * world.rank()..)?, rows, cols);
+                operands.c = shifted(&sample, &room, world.rank())?;
             }
             world.barrier()?;
             let view = beside(&mut op, &operands, &stream)?;

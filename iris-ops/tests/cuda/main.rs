@@ -42,6 +42,13 @@ fn main() -> ExitCode {
         ),
         Group::new(no_compiler, named![the_kernel_beside_ops_compiles]),
         Group::new(
+            harness::no_program("g++"),
+            named![
+                a_kernel_beside_an_op_takes_tiles_on_the_host,
+                tiles_that_do_not_come_are_faults_on_the_host,
+            ],
+        ),
+        Group::new(
             harness::no_gpu(),
             named![
                 sums_of_products_are_exact,

@@ -36,9 +36,9 @@ impl Sample {
         Sample { case: Case::new(op, variant, options), ranks }
     }
 
-    /// The same on another kind of device.
-    fn on(mut self, backend: BackendKind) -> Sample {
-        self.case.options = self.case.options.backend(backend);
+    /// The same on another kind of device, with so many workgroups.
+    pub(crate) fn on(mut self, backend: BackendKind, groups: usize) -> Sample {
+        self.case.options = self.case.options.backend(backend).workgroups(groups);
         self
     }
 
@@ -146,7 +146,7 @@ pub(crate) fn samples_are_right_on_the_cpu() {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(GROUPS))?;
         let stream = heap.stream()?;
         for sample in Sample::all(Ranks::from(&world)) {
-            let sample = sample.on(BackendKind::Cpu);
+            let sample = sample.on(BackendKind::Cpu, GROUPS);
             let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
             for call in 0..3 {
                 sample.fill(&heap, &room, call)?;

@@ -1,0 +1,56 @@
+//! What the calls of an op leave behind: counters and a trace.
+
+use iris_heap::RawSlice;
+use iris_kernels::args::counter;
+use iris_kernels::trace::{self, TraceSpan};
+
+use super::Core;
+use crate::error::{InOp, Result};
+
+/// Bytes moved and words used by the calls of one op on this rank, since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Bytes written to peers' memory.
+    pub pushed: u64,
+    /// Bytes read from peers' memory.
+    pub pulled: u64,
+    /// Signals and flags raised.
+    pub flags: u64,
+    /// Waits begun.
+    pub waits: u64,
+}
+
+impl Core {
+    pub(crate) fn counters(&self) -> Result<Counters> {
+        let op = self.plan.op;
+        let words = self.heap.read_device_words(self.words).in_op(op)?;
+        let words = &words[self.channel_words..];
+        let value = |which: usize| {
+            let half = |index: usize| u64::from(words[index] as u32);
+            half(2 * which) | half(2 * which + 1) << 32
+        };
+        Ok(Counters {
+            pushed: value(counter::PUSHED),
+            pulled: value(counter::PULLED),
+            flags: value(counter::FLAGS),
+            waits: value(counter::WAITS),
+        })
+    }
+
+    pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
+        let op = self.plan.op;
+        let Some(slice) = self.trace_slice() else { return Ok(Vec::new()) };
+        let bytes = self.heap.read(slice).in_op(op)?;
+        let spans = self.plan.options.trace_spans;
+        let (groups, dropped) = trace::read_buffer(&bytes[..trace::buffer_bytes(spans)], spans);
+        if dropped > 0 {
+            tracing::warn!(op, rank = self.heap.rank(), dropped, "spans did not fit the trace");
+        }
+        Ok(groups)
+    }
+
+    pub(super) fn trace_slice(&self) -> Option<RawSlice> {
+        self.data.iter().find(|(name, _)| *name == "trace").map(|&(_, slice)| slice)
+    }
+}
