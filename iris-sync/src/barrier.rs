@@ -30,7 +30,8 @@ impl Members {
     }
 }
 
-/// Arrive at a barrier of call `call` and wait for the other members. One lane of one workgroup.
+/// Arrive at a barrier of call `call` and wait for the other members. All lanes of one workgroup, each
+/// with its share of them; a barrier of the workgroup must follow.
 ///
 /// What any member did before, on its device, is seen by what any member does after. `phase` tells
 /// two barriers of one call apart.
@@ -43,10 +44,12 @@ pub fn arrive_and_wait<M: Memory + ?Sized>(
     limit: Limit,
 ) -> Result<(), Stop> {
     let me = channel.rank;
-    for peer in channel.peers().filter(|&peer| members.contains(peer)) {
+    let (lane, lanes) = (m.lane() as usize, m.lanes() as usize);
+    let share = || channel.peers().skip(lane).step_by(lanes).filter(|&peer| members.contains(peer));
+    for peer in share() {
         m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);
     }
-    for peer in channel.peers().filter(|&peer| members.contains(peer)) {
+    for peer in share() {
         let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit };
         let look = || m.load(channel.barrier(me, peer, phase), Access::BarrierLoad);
         wait_for(m, channel, Access::BarrierLoad, awaited, look)?;

@@ -238,26 +238,30 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.m.vote(true);
-        self.waiting(|wg| {
-            let Self { m, channel, call, .. } = *wg;
-            wg.timed(phase, |_| barrier::arrive_and_wait(m, channel, call, phase, members, limit))
-        })
+        let Self { m, channel, call, .. } = *self;
+        let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
+        // Lane 0 stands for all in traces.
+        let passed = if m.lane() == 0 { self.timed(phase, |_| wait()) } else { wait() };
+        if m.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
     /// Count this workgroup out, whether it got through or not. The last one ends the call: it
     /// refreshes words where that is due, settles pulls, and advances the number.
     pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
-        let Self { m, channel, call, .. } = self;
+        let Self { m, channel, call, record, .. } = self;
         let word = |index| crate::DevWord { index };
         m.vote(true);
         if m.lane() != 0 {
             return result;
         }
-        let before = m.dev_add(word(channel.finished), 1, Access::FinishAdd);
-        if before + 1 != self.count as i32 {
-            return result;
+        // One that is alone need not count.
+        if self.count > 1 {
+            let before = m.dev_add(word(channel.finished), 1, Access::FinishAdd);
+            if before + 1 != self.count as i32 {
+                return result;
+            }
+            m.dev_store(word(channel.finished), 0, Access::FinishStore);
         }
-        m.dev_store(word(channel.finished), 0, Access::FinishStore);
         if end == End::Keep {
             return result;
         }
@@ -265,7 +269,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if call.restamps() {
             stamp(m, channel, call);
         }
-        let sequence = m.dev_load(word(channel.sequence), Access::CallLoad);
+        // Nobody else has ended a call since this one read it.
+        let sequence = record.fields[crate::Field::Sequence as usize];
         m.dev_store(word(channel.sequence), sequence.wrapping_add(1), Access::CallStore);
         m.dev_store(word(channel.call), call.next().number(), Access::CallStore);
         result.and(settled)

@@ -531,6 +531,10 @@ fn play(
                     Some(result) => prop_assert!(result.is_ok()),
                     None => ended = true,
                 }
+                // One that is alone counts itself out by ending.
+                if count == 1 {
+                    m.step(Step::Set(Token::Out(rank, launch, group)));
+                }
                 done.extend(m.done.into_inner());
                 lists.push(m.steps.into_inner());
             }

@@ -16,6 +16,8 @@ struct Places {
         const u64 address = args.heap.address(at, args.inbox + index * args.slot);
         return View::slot(address, args.tile_n, dtype);
     }
+    /// Bytes from the slot of one source to that of the next.
+    IRIS_DEVICE u64 apart() const { return u64(args.max_tiles) * args.slot; }
     /// The result of `tile` at `at`.
     IRIS_DEVICE View result(u32 at, u32 tile, u32 parity) const {
         const u64 index = u64(parity) * args.max_results + tile;

@@ -85,8 +85,10 @@ template <class Plan, class Producer> class ReduceBody {
         const auto source = [=](u32 turn) {
             return turn == 0 ? first : turn <= first ? turn - 1 : turn;
         };
+        const View slots = slot(me(), 0, tile, parity);
+        const u64 apart = places.apart();
+        const u32 wire = args.wire;
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
-            const u32 wire = args.wire;
             Values sum;
             // All of a batch are under way before the first is looked at.
             for (u32 begin = 0; begin < size; begin += BATCH) {
@@ -95,7 +97,7 @@ template <class Plan, class Producer> class ReduceBody {
                 IRIS_UNROLL
                 for (u32 i = 0; i < BATCH; ++i) {
                     if (begin + i >= size) break;
-                    place[i] = slot(me(), source(begin + i), tile, parity).at(row, col);
+                    place[i] = slots.at(row, col) + source(begin + i) * apart;
                     if (is_whole(place[i], count)) raw[i] = load_raw(place[i], wire);
                 }
                 IRIS_UNROLL

@@ -459,16 +459,17 @@ struct Members {
     IRIS_DEVICE bool contains(u32 rank) const { return rank < 64 && (bits >> rank & 1) == 1; }
 };
 
-/// Arrive at a barrier and wait for the other members. One lane of one workgroup.
+/// Arrive at a barrier and wait for the other members. All lanes of one workgroup, each with
+/// its share of them; a barrier of the workgroup must follow.
 IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
                                  Limit limit) {
-    const u32 me = m.channel.rank;
-    for (u32 step = 1; step < m.channel.size; ++step) {
+    const u32 me = m.channel.rank, first = 1 + port::lane();
+    for (u32 step = first; step < m.channel.size; step += port::lanes()) {
         const u32 peer = m.channel.peer(step);
         if (!members.contains(peer)) continue;
         m.store<Access::BarrierStore>(m.barrier(peer, me, phase), call.number());
     }
-    for (u32 step = 1; step < m.channel.size; ++step) {
+    for (u32 step = first; step < m.channel.size; step += port::lanes()) {
         const u32 peer = m.channel.peer(step);
         if (!members.contains(peer)) continue;
         const Awaited awaited{call, call, peer, -1, limit};

@@ -191,10 +191,9 @@ class Workgroup {
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         port::barrier(Site::Arrive);
-        return waiting([&] {
-            return timed(phase,
-                         [&] { return arrive_and_wait(m, number, phase, members, limit); });
-        });
+        const auto wait = [&] { return arrive_and_wait(m, number, phase, members, limit); };
+        // Lane 0 stands for all in traces.
+        return port::vote(port::lane() == 0 ? timed(phase, wait) : wait(), Site::Waited);
     }
 
     /// Count this workgroup out, whether it got through or not. The last one ends the call: it
@@ -202,14 +201,17 @@ class Workgroup {
     IRIS_DEVICE bool finish(End end, bool result) {
         port::barrier(Site::Finish);
         if (port::lane() != 0) return result;
-        const i32 before = m.dev_add<Access::FinishAdd>(m.finished_word(), 1);
-        if (before + 1 != static_cast<i32>(count)) return result;
-        m.dev_store<Access::FinishStore>(m.finished_word(), 0);
+        // One that is alone need not count.
+        if (count > 1) {
+            const i32 before = m.dev_add<Access::FinishAdd>(m.finished_word(), 1);
+            if (before + 1 != static_cast<i32>(count)) return result;
+            m.dev_store<Access::FinishStore>(m.finished_word(), 0);
+        }
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
         if (number.restamps()) stamp();
-        const i32 calls = m.dev_load<Access::CallLoad>(m.sequence_word());
-        m.dev_store<Access::CallStore>(m.sequence_word(), Call(calls).next().number());
+        // Nobody else has ended a call since this one read it.
+        m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
         return result && settled;
     }
