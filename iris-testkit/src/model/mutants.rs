@@ -105,7 +105,7 @@ fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
         // Words nobody has touched still hold what they held at the very start.
         let mut scenario = ops::partial(2, tiles, number, used).words(period - 2);
         if staged {
-            scenario = scenario.groups(&[2, 1]);
+            scenario = scenario.groups(&[2, 1]).tiles(tiles, 2 * tiles);
         }
         if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
             scenario = headers;

@@ -268,7 +268,7 @@ pub mod instead {
     pub const TWO_SHOT: u32 = 100;
     /// A [`gather`](super::gather) of one part.
     pub const GATHER: u32 = 101;
-    /// A [`staged`](super::staged) gather.
+    /// A [`staged`](super::staged) gather: the scenario must have a flag for each rank and tile.
     pub const STAGED: u32 = 102;
 }
 
@@ -277,7 +277,7 @@ pub mod instead {
 pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
-        .tiles(tiles, ranks * tiles)
+        .tiles(tiles, 0)
         .headers(Headers::new(programs::ONE_SHOT, tiles).used(used))
         .program(move |lane| {
             let mut used = used.iter();
