@@ -223,3 +223,14 @@ fn the_suite_counts_what_it_skips() {
     assert!(last.starts_with("0 passed, 0 failed, ") && !last.contains(" 0 skipped"), "{out}");
     assert!(out.contains("hip"), "{out}");
 }
+
+#[test]
+fn a_benchmark_of_gpus_measures_or_says_why_not() {
+    let out = good(&["bench", "--backend", "cuda", "--only", "barrier"]);
+    let measured = out.lines().any(|line| line.starts_with("barrier ") && line.contains("flat"));
+    assert!(out.starts_with("skipped: ") || measured, "{out}");
+    let error = refused(&["bench", "--backend", "cuda", "--only", "nothing"]);
+    assert!(error.contains("--only is nothing"), "{error}");
+    let error = refused(&["bench", "--backend", "hip"]);
+    assert!(error.contains("cpu or cuda"), "{error}");
+}
