@@ -1,7 +1,6 @@
 //! Each rank has some rows, and all ranks get all.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 
 use crate::check::{check_copy, input, no_epilogue, part, same_output, shaped};
 use crate::config::{Options, Ranks};
@@ -42,17 +41,7 @@ impl AllGather {
         shaped(NAME, "input", input, (rows, n), "this rank's part of the rows of the output x N")?;
         shaped(NAME, "output", &args.output, (m, n), "M x N of the plan")?;
         check_copy(plan, args)?;
-        let call = Call {
-            m,
-            a: Some(input),
-            b: None,
-            c: Some(&args.output),
-            bias: None,
-            in_place: false,
-            pulls: false,
-            direct: true,
-        };
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
-        self.core.run(stream, &[(kernel, None)], &call)
+        let call = Call::message(m, Some(input), args);
+        self.core.run(stream, &[(plan.kernel(), None)], &call)
     }
 }

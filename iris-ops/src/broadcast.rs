@@ -1,7 +1,6 @@
 //! What the root has, on all ranks.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 
 use crate::check::{check_copy, input, no_epilogue, same_output, shaped};
 use crate::config::{Options, Ranks};
@@ -45,17 +44,7 @@ impl Broadcast {
             shaped(NAME, "input", input, (m, n), "the shape of the output")?;
         }
         check_copy(plan, args)?;
-        let call = Call {
-            m,
-            a: input,
-            b: None,
-            c: Some(&args.output),
-            bias: None,
-            in_place: true,
-            pulls: false,
-            direct: true,
-        };
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::Broadcast };
-        self.core.run(stream, &[(kernel, None)], &call)
+        let call = Call { in_place: true, ..Call::message(m, input, args) };
+        self.core.run(stream, &[(plan.kernel(), None)], &call)
     }
 }

@@ -1,7 +1,6 @@
 //! Each rank multiplies its rows, and all ranks get all rows.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 
 use crate::check::{check_product, part, shaped};
 use crate::config::{Options, Ranks};
@@ -40,17 +39,7 @@ impl MatmulAllGather {
         shaped(NAME, "A", &args.a, (rows, k), "this rank's part of the rows of C x K")?;
         shaped(NAME, "C", &args.c, (m, n), "M x N of the plan")?;
         check_product(plan, args)?;
-        let call = Call {
-            m,
-            a: Some(&args.a),
-            b: Some(&args.b),
-            c: Some(&args.c),
-            bias: args.bias.as_ref(),
-            in_place: false,
-            pulls: false,
-            direct: true,
-        };
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
-        self.core.run(stream, &[(kernel, None)], &call)
+        let call = Call::product(m, args);
+        self.core.run(stream, &[(plan.kernel(), None)], &call)
     }
 }
