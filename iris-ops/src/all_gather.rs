@@ -1,7 +1,6 @@
 //! Each rank has some rows, and all ranks get all.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
 
 use crate::check::{check_copy, input, no_epilogue, part, same_output, shaped};
@@ -38,9 +37,7 @@ impl AllGather {
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &CopyArgs, stream: &Stream) -> Result<()> {
         let call = self.call(args)?;
-        let plan = self.core.plan();
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
-        self.core.run(stream, &[(kernel, None)], &call)
+        self.core.run(stream, &[(self.core.plan().kernel(), None)], &call)
     }
 
     /// A call of these matrices, checked against the plan.
@@ -52,15 +49,6 @@ impl AllGather {
         shaped(NAME, "input", input, (rows, n), "this rank's part of the rows of the output x N")?;
         shaped(NAME, "output", &args.output, (m, n), "M x N of the plan")?;
         check_copy(plan, args)?;
-        Ok(Call {
-            m,
-            a: Some(input),
-            b: None,
-            c: Some(&args.output),
-            bias: None,
-            in_place: false,
-            pulls: false,
-            direct: true,
-        })
+        Ok(Call::message(m, Some(input), args))
     }
 }

@@ -78,27 +78,13 @@ impl AllGatherMatmul {
         shaped(NAME, "A", &args.a, shard, "this rank's shard of M x K")?;
         check_product(plan, args)?;
         let pulls = !plan.alone() && plan.variant != Variant::Baseline.name();
-        let call = Call {
-            m,
-            a: Some(&args.a),
-            b: Some(&args.b),
-            c: Some(&args.c),
-            bias: args.bias.as_ref(),
-            in_place: false,
-            pulls,
-            direct: false,
-        };
+        let call = Call { pulls, direct: false, ..Call::product(m, args) };
+        if plan.alone() || pulls {
+            return self.core.run(stream, &[(plan.kernel(), None)], &call);
+        }
         let members = Members::all(plan.size());
-        let kernels = match plan.variant {
-            _ if plan.alone() => vec![(Kernel::Local, None)],
-            "pull" => vec![(Kernel::Pull, None)],
-            "staged" => vec![(Kernel::Staged, None)],
-            _ => vec![
-                (Kernel::Gather, None),
-                (Kernel::Barrier { phase: 0, members, last: false }, Some(1)),
-                (Kernel::Gathered, None),
-            ],
-        };
+        let barrier = Kernel::Barrier { phase: 0, members, last: false };
+        let kernels = [(Kernel::Gather, None), (barrier, Some(1)), (Kernel::Gathered, None)];
         self.core.run(stream, &kernels, &call)
     }
 }

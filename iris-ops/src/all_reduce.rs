@@ -47,15 +47,6 @@ impl AllReduce {
         shaped(NAME, "input", input, (m, n), "M x N of the plan")?;
         shaped(NAME, "output", &args.output, (m, n), "the shape of the input")?;
         check_copy(plan, args)?;
-        Ok(Call {
-            m,
-            a: Some(input),
-            b: None,
-            c: Some(&args.output),
-            bias: None,
-            in_place: true,
-            pulls: false,
-            direct: true,
-        })
+        Ok(Call { in_place: true, ..Call::message(m, Some(input), args) })
     }
 }

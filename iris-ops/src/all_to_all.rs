@@ -1,7 +1,6 @@
 //! Each rank has a block of rows for every rank.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 
 use crate::check::{check_copy, input, no_epilogue, part, same_output, shaped};
 use crate::config::{Options, Ranks};
@@ -49,17 +48,7 @@ impl AllToAll {
             "a block of this rank's rows from each rank x N",
         )?;
         check_copy(plan, args)?;
-        let call = Call {
-            m,
-            a: Some(input),
-            b: None,
-            c: Some(&args.output),
-            bias: None,
-            in_place: false,
-            pulls: false,
-            direct: true,
-        };
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllToAll };
-        self.core.run(stream, &[(kernel, None)], &call)
+        let call = Call::message(m, Some(input), args);
+        self.core.run(stream, &[(plan.kernel(), None)], &call)
     }
 }

@@ -50,16 +50,7 @@ impl Barrier {
                 expected: format!("one of {:?}", plan.options.members),
             });
         }
-        let call = Call {
-            m: 0,
-            a: None,
-            b: None,
-            c: None,
-            bias: None,
-            in_place: false,
-            pulls: false,
-            direct: false,
-        };
+        let call = Call::default();
         self.core.run(
             stream,
             &[(Kernel::Barrier { phase: 0, members, last: true }, Some(1))],

@@ -1,7 +1,6 @@
 //! What the root has, on all ranks.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
 
 use crate::check::{check_copy, input, no_epilogue, same_output, shaped};
@@ -39,9 +38,7 @@ impl Broadcast {
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &CopyArgs, stream: &Stream) -> Result<()> {
         let call = self.call(args)?;
-        let plan = self.core.plan();
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::Broadcast };
-        self.core.run(stream, &[(kernel, None)], &call)
+        self.core.run(stream, &[(self.core.plan().kernel(), None)], &call)
     }
 
     /// A call of these matrices, checked against the plan.
@@ -55,15 +52,6 @@ impl Broadcast {
             shaped(NAME, "input", input, (m, n), "the shape of the output")?;
         }
         check_copy(plan, args)?;
-        Ok(Call {
-            m,
-            a: input,
-            b: None,
-            c: Some(&args.output),
-            bias: None,
-            in_place: true,
-            pulls: false,
-            direct: true,
-        })
+        Ok(Call { in_place: true, ..Call::message(m, input, args) })
     }
 }

@@ -12,6 +12,7 @@ use iris_kernels::trace;
 use iris_kernels::{Kernel, Launcher};
 use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS, Record};
 
+use crate::args::{CopyArgs, MatmulArgs};
 use crate::config::{Epilogue, Options, Shard, StagingLayout};
 use crate::error::{Error, InOp, Result};
 use crate::matrix::MatRef;
@@ -92,6 +93,7 @@ impl Own {
 }
 
 /// One call, checked and ready to launch.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Call<'a> {
     pub(crate) m: usize,
     pub(crate) a: Option<&'a MatRef>,
@@ -104,6 +106,20 @@ pub(crate) struct Call<'a> {
     pub(crate) pulls: bool,
     /// Whether C holds the same on all ranks, so that peers may write it directly.
     pub(crate) direct: bool,
+}
+
+impl<'a> Call<'a> {
+    /// Of a message whose output is the same on all ranks.
+    pub(crate) fn message(m: usize, input: Option<&'a MatRef>, args: &'a CopyArgs) -> Self {
+        Self { m, a: input, c: Some(&args.output), direct: true, ..Self::default() }
+    }
+
+    /// Of a product whose C is the same on all ranks.
+    pub(crate) fn product(m: usize, args: &'a MatmulArgs) -> Self {
+        let MatmulArgs { a, b, c, bias, .. } = args;
+        let bias = bias.as_ref();
+        Self { m, a: Some(a), b: Some(b), c: Some(c), bias, direct: true, ..Self::default() }
+    }
 }
 
 /// Words of the device that hold the counters, behind those of the channel.

@@ -1,7 +1,6 @@
 //! The product of one rank alone, with the same options as the fused ones.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 
 use crate::check::{check_product, shaped};
 use crate::config::{Options, Ranks};
@@ -31,16 +30,7 @@ impl Matmul {
         shaped(NAME, "A", &args.a, (m, k), "M x K of the plan")?;
         shaped(NAME, "C", &args.c, (m, n), "rows of A x N of the plan")?;
         check_product(plan, args)?;
-        let call = Call {
-            m,
-            a: Some(&args.a),
-            b: Some(&args.b),
-            c: Some(&args.c),
-            bias: args.bias.as_ref(),
-            in_place: false,
-            pulls: false,
-            direct: false,
-        };
-        self.core.run(stream, &[(Kernel::Local, None)], &call)
+        let call = Call { direct: false, ..Call::product(m, args) };
+        self.core.run(stream, &[(plan.kernel(), None)], &call)
     }
 }

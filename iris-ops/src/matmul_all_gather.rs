@@ -1,7 +1,6 @@
 //! Each rank multiplies its rows, and all ranks get all rows.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
 
 use crate::check::{check_product, part, shaped};
@@ -37,9 +36,7 @@ impl MatmulAllGather {
     /// Enqueue a call on `stream`.
     pub fn run(&mut self, args: &MatmulArgs, stream: &Stream) -> Result<()> {
         let call = self.call(args)?;
-        let plan = self.core.plan();
-        let kernel = if plan.alone() { Kernel::Local } else { Kernel::AllGather };
-        self.core.run(stream, &[(kernel, None)], &call)
+        self.core.run(stream, &[(self.core.plan().kernel(), None)], &call)
     }
 
     /// A call of these matrices, checked against the plan.
@@ -50,15 +47,6 @@ impl MatmulAllGather {
         shaped(NAME, "A", &args.a, (rows, k), "this rank's part of the rows of C x K")?;
         shaped(NAME, "C", &args.c, (m, n), "M x N of the plan")?;
         check_product(plan, args)?;
-        Ok(Call {
-            m,
-            a: Some(&args.a),
-            b: Some(&args.b),
-            c: Some(&args.c),
-            bias: args.bias.as_ref(),
-            in_place: false,
-            pulls: false,
-            direct: true,
-        })
+        Ok(Call::product(m, args))
     }
 }

@@ -57,16 +57,7 @@ impl MatmulAllReduce {
         shaped(NAME, "A", &args.a, (m, k), "M x K of the plan")?;
         shaped(NAME, "C", &args.c, (m, n), "rows of A x N of the plan")?;
         check_product(plan, args)?;
-        Ok(Call {
-            m,
-            a: Some(&args.a),
-            b: Some(&args.b),
-            c: Some(&args.c),
-            bias: args.bias.as_ref(),
-            in_place: false,
-            pulls: false,
-            direct: true,
-        })
+        Ok(Call::product(m, args))
     }
 }
 

@@ -2,7 +2,6 @@
 //! sequence-parallel layer.
 
 use iris_heap::Stream;
-use iris_kernels::Kernel;
 
 use crate::check::{check_product, part, shaped};
 use crate::config::{Options, Ranks};
@@ -41,21 +40,7 @@ impl MatmulReduceScatter {
         shaped(NAME, "A", &args.a, (m, k), "M x K of the plan")?;
         shaped(NAME, "C", &args.c, (part(plan, m), n), "this rank's part of the rows of A x N")?;
         check_product(plan, args)?;
-        let call = Call {
-            m,
-            a: Some(&args.a),
-            b: Some(&args.b),
-            c: Some(&args.c),
-            bias: args.bias.as_ref(),
-            in_place: false,
-            pulls: false,
-            direct: false,
-        };
-        self.core.run(stream, &[(kernel(self.core.plan()), None)], &call)
+        let call = Call { direct: false, ..Call::product(m, args) };
+        self.core.run(stream, &[(plan.kernel(), None)], &call)
     }
-}
-
-/// The launch of a call.
-pub(crate) fn kernel(plan: &Plan) -> Kernel {
-    if plan.alone() { Kernel::Local } else { Kernel::ReduceScatter }
 }

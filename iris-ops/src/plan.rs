@@ -245,19 +245,28 @@ impl Plan {
         let barrier = Kernel::Barrier { phase: 0, members, last: false };
         match (self.op, self.variant) {
             ("barrier", _) => vec![barrier],
-            ("matmul", _) => vec![Kernel::Local],
-            _ if self.alone() => vec![Kernel::Local],
-            ("all_reduce" | "matmul_all_reduce", _) => {
+            ("all_reduce" | "matmul_all_reduce", _) if !self.alone() => {
                 let launches = crate::matmul_all_reduce::kernels(self);
                 launches.into_iter().map(|(kernel, _)| kernel).collect()
             }
-            ("reduce_scatter" | "matmul_reduce_scatter", _) => vec![Kernel::ReduceScatter],
-            ("all_gather_matmul", "pull") => vec![Kernel::Pull],
-            ("all_gather_matmul", "staged") => vec![Kernel::Staged],
-            ("all_gather_matmul", _) => vec![Kernel::Gather, barrier, Kernel::Gathered],
-            ("all_to_all", _) => vec![Kernel::AllToAll],
-            ("broadcast", _) => vec![Kernel::Broadcast],
-            _ => vec![Kernel::AllGather],
+            ("all_gather_matmul", "baseline") if !self.alone() => {
+                vec![Kernel::Gather, barrier, Kernel::Gathered]
+            }
+            _ => vec![self.kernel()],
+        }
+    }
+
+    /// The kernel of an op, or of a variant, that launches one.
+    pub(crate) fn kernel(&self) -> Kernel {
+        match (self.op, self.variant) {
+            ("matmul", _) => Kernel::Local,
+            _ if self.alone() => Kernel::Local,
+            ("reduce_scatter" | "matmul_reduce_scatter", _) => Kernel::ReduceScatter,
+            ("all_gather_matmul", "pull") => Kernel::Pull,
+            ("all_gather_matmul", "staged") => Kernel::Staged,
+            ("all_to_all", _) => Kernel::AllToAll,
+            ("broadcast", _) => Kernel::Broadcast,
+            _ => Kernel::AllGather,
         }
     }
 

@@ -37,17 +37,7 @@ impl ReduceScatter {
         let rows = part(plan, m);
         shaped(NAME, "output", &args.output, (rows, n), "this rank's part of the rows x N")?;
         check_copy(plan, args)?;
-        let call = Call {
-            m,
-            a: Some(input),
-            b: None,
-            c: Some(&args.output),
-            bias: None,
-            in_place: false,
-            pulls: false,
-            direct: false,
-        };
-        let kernel = crate::matmul_reduce_scatter::kernel(self.core.plan());
-        self.core.run(stream, &[(kernel, None)], &call)
+        let call = Call { direct: false, ..Call::message(m, Some(input), args) };
+        self.core.run(stream, &[(plan.kernel(), None)], &call)
     }
 }
