@@ -318,7 +318,8 @@ impl Core {
         if workgroups.is_some() || backend == BackendKind::Cpu {
             return self.groups;
         }
-        self.plan.work(m, self.args.fetchers).min(self.groups)
+        let work = self.plan.work(m, self.args.fetchers);
+        if work <= self.groups { work } else { spread(self.groups, self.plan.size()) }
     }
 
     /// The arguments of a call, if it can be issued.
@@ -431,8 +432,30 @@ impl Core {
     }
 }
 
+/// At most so many workgroups, with no factor in common with the ranks: a workgroup has every so
+/// many-th tile, and owners take turns, so that else one would own all of its tiles or none.
+fn spread(groups: u32, size: u32) -> u32 {
+    let common =
+        |groups: u32| (2..=size).any(|f| size.is_multiple_of(f) && groups.is_multiple_of(f));
+    (1..=groups).rev().find(|&groups| !common(groups)).unwrap_or(1)
+}
+
 /// FNV-1a, 32 bits.
 fn hash(bytes: impl Iterator<Item = u8>) -> i32 {
     bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
         as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spread;
+
+    #[test]
+    fn tiles_of_an_owner_are_spread_over_the_workgroups() {
+        assert_eq!(
+            [spread(264, 4), spread(132, 3), spread(12, 1), spread(1, 8)],
+            [263, 131, 12, 1]
+        );
+        assert_eq!((spread(36, 6), spread(2, 2)), (35, 1));
+    }
 }

@@ -26,7 +26,7 @@ template <class Steps> IRIS_DEVICE bool run(const Launch& launch, End end, Steps
 
 /// A launch that is a barrier of `members` and nothing else: one workgroup.
 IRIS_DEVICE bool barrier(const Launch& launch, u32 phase, Members members, End end) {
-    return run(launch, end, [&](Workgroup& wg) { return wg.barrier(phase, members); });
+    return run(launch, end, [&](Workgroup& wg) IRIS_INLINE { return wg.barrier(phase, members); });
 }
 
 // Body: produce(tile)                   compute this rank's partial, in the format it travels in
@@ -38,7 +38,7 @@ IRIS_DEVICE bool barrier(const Launch& launch, u32 phase, Members members, End e
 
 /// Each rank pushes its partial of every tile to all inboxes, and adds up all of them itself.
 template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles, Body& body) {
-    return run(launch, End::Advance, [&](Workgroup& wg) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
         const Members all = Members::all(wg.size());
@@ -66,7 +66,7 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
 template <class Owner, class Body>
 IRIS_DEVICE bool reduce_at_owners(const Launch& launch, u32 tiles, Owner owner, Body& body,
                                   bool to_all) {
-    return run(launch, End::Advance, [&](Workgroup& wg) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
@@ -154,7 +154,7 @@ template <class Which> IRIS_DEVICE Members peers_that(const Workgroup& wg, Which
 /// Each rank pushes its tiles to whom they are for, then takes what others pushed.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& body) {
-    return run(launch, End::Advance, [&](Workgroup& wg) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const u32 produced = delivery.produced();
@@ -206,7 +206,7 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& b
 
 /// Push all `parts` of this rank's shard to every inbox. A barrier must follow.
 template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, Body& body) {
-    return run(launch, End::Keep, [&](Workgroup& wg) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
         for (u32 part = wg.index; part < parts; part += wg.count) {
@@ -224,7 +224,7 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
 
 /// Multiply what gather and a barrier brought. The last launch of its call.
 template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
-    return run(launch, End::Advance, [&](Workgroup& wg) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         for (u32 step = 1; step < wg.size(); ++step) {
             if (!wg.wait_entry(wg.peer(step))) return false;
         }
@@ -241,7 +241,7 @@ template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Bo
 
 /// Multiply straight from the peers' own shards; no rank ends before all have read.
 template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Body& body) {
-    return run(launch, End::Pulled, [&](Workgroup& wg) {
+    return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
@@ -276,7 +276,7 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
 /// fetching waits for peers only, so that cannot lock up.
 template <class Staging, class Body>
 IRIS_DEVICE bool staged(const Launch& launch, u32 fetchers, const Staging& staging, Body& body) {
-    return run(launch, End::Pulled, [&](Workgroup& wg) {
+    return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 index = wg.index, count = wg.count, me = wg.rank();
         const u32 fetching = fetchers >= count ? 0 : fetchers;
@@ -320,7 +320,7 @@ IRIS_DEVICE bool staged(const Launch& launch, u32 fetchers, const Staging& stagi
 /// Clear this rank's tiles. A barrier must follow before anybody adds.
 template <class Owner, class Body>
 IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) {
-    return run(launch, End::Keep, [&](Workgroup& wg) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
         // Peers read this workspace two calls ago: they must have ended that call.
@@ -337,7 +337,7 @@ IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) 
 /// Add this rank's partials, under a lock if `locked`. A barrier must follow before anybody reads.
 template <class Owner, class Body>
 IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
-    return run(launch, End::Keep, [&](Workgroup& wg) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             wg.trace.begin(Span::Gemm, tile);
@@ -358,7 +358,7 @@ IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, 
 /// Read all tiles from their owners. The last launch of its call.
 template <class Owner, class Body>
 IRIS_DEVICE bool convert(const Launch& launch, u32 tiles, Owner owner, Body& body) {
-    return run(launch, End::Advance, [&](Workgroup& wg) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             const u32 at = owner(tile);

@@ -48,8 +48,8 @@ class WgMma {
     // What one line of a block holds, and so the depth of a stage.
     static constexpr u32 LINE = 64;
     static constexpr u32 STAGES = 3;
-    // Stages that are on their way while one is multiplied. The one before that is still read.
-    static constexpr u32 AHEAD = STAGES - 2;
+    // Stages that are on their way while one is multiplied.
+    static constexpr u32 AHEAD = STAGES - 1;
     static constexpr u32 SUMS = TILE_N / 2;
     static_assert(TILE_M == 2 * GROUP_M && TILE_N == 128 && LANES == 2 * GROUP, "one shape");
 
@@ -116,17 +116,17 @@ class WgMma {
                                                  right + d * advance<B_ACROSS>());
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            // The stage that this fills was read by the product before the last, which both
-            // warpgroups had waited for when they came to the barrier.
+            // The stage that this fills was read by the last product, which both warpgroups had
+            // waited for when they came to the barrier. Beside this workgroup there is another: one
+            // multiplies while the other waits.
             if (step + AHEAD < steps) {
                 load<A_ACROSS, B_ACROSS>(next, a, b, rows, cols, step + AHEAD, depth);
             }
             AsyncCopy::commit();
-            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             next = next + 1 == STAGES ? 0 : next + 1;
         }
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     }
 
     /// What the depth of one product is apart, in 16 bytes: 16 lines, or 32 bytes of each.

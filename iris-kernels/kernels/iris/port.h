@@ -41,6 +41,7 @@
 #endif
 #elif IRIS_PORT_HIP
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define IRIS_INLINE __attribute__((always_inline))
 #define IRIS_COLD IRIS_DEVICE
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
@@ -55,6 +56,7 @@
 #endif
 #else
 #define IRIS_DEVICE inline
+#define IRIS_INLINE
 #define IRIS_COLD inline
 #define IRIS_KERNEL extern "C" void
 #define IRIS_ARGS const
