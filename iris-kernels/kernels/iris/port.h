@@ -19,6 +19,8 @@
 
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
+// Of a lambda: what it captures, sums above all, stays in registers.
+#define IRIS_INLINE __attribute__((always_inline))
 // Functions that are kept apart, for the size of the code: not called for single elements of a result
 // that a vector holds.
 #define IRIS_COLD static __device__ __noinline__
