@@ -48,7 +48,7 @@ impl AllGatherMatmul {
         if plan.alone() {
             return Ok(plan);
         }
-        let group = options.k_per_flag.saturating_mul(options.k_block).min(options.k.max(1));
+        let group = options.columns_per_flag().min(options.k.max(1));
         plan.needs.k_group = group as u32;
         let bytes = (options.m * options.k * options.dtype.size()) as u64;
         match variant {

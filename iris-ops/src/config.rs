@@ -104,8 +104,9 @@ pub struct Options {
     pub shard: Shard,
     /// Layout of the staging buffer.
     pub staging: StagingLayout,
-    /// Blocks of [`Options::k_block`] columns of A that one flag stands for.
-    pub k_per_flag: usize,
+    /// Blocks of [`Options::k_block`] columns of A that one flag stands for; by default 4, on a GPU
+    /// 32.
+    pub k_per_flag: Option<usize>,
     /// Columns of A in a block.
     pub k_block: usize,
     /// Workgroups that fetch; by default a quarter, at least one.
@@ -150,7 +151,7 @@ impl Options {
             epilogue: Epilogue::None,
             shard: Shard::Rows,
             staging: StagingLayout::KContiguous,
-            k_per_flag: 4,
+            k_per_flag: None,
             k_block: 64,
             fetchers: None,
             workgroups: None,
@@ -180,7 +181,7 @@ impl Options {
         /// Layout of the staging buffer.
         staging: StagingLayout => staging;
         /// Blocks of K that one flag of a staged gather stands for; the last may have fewer.
-        k_per_flag: usize => k_per_flag;
+        k_per_flag: usize => Some(k_per_flag);
         /// Columns of A in such a block.
         k_block: usize => k_block;
         /// Workgroups that fetch, of a staged gather.
@@ -202,6 +203,13 @@ impl Options {
     /// Element type of C.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
+    }
+
+    /// Columns of A that one flag of a staged gather stands for.
+    pub fn columns_per_flag(&self) -> usize {
+        // A product of fewer columns begins and ends more often than it pays on a GPU.
+        let default = if self.backend == BackendKind::Cpu { 4 } else { 32 };
+        self.k_per_flag.unwrap_or(default).saturating_mul(self.k_block)
     }
 
     /// Element type that partials travel in.
@@ -253,7 +261,9 @@ impl Options {
             let expected = format!("at most {most_m} x {most_n} on {}", self.backend);
             return invalid("tile", &format!("{m} x {n}"), &expected);
         }
-        for (name, value) in [("k_per_flag", self.k_per_flag), ("k_block", self.k_block)] {
+        for (name, value) in
+            [("k_per_flag", self.k_per_flag.unwrap_or(1)), ("k_block", self.k_block)]
+        {
             if value == 0 || value > limit {
                 return invalid(name, &value, "at least 1");
             }

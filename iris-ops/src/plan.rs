@@ -68,7 +68,7 @@ fn check_words(op: &'static str, ranks: Ranks, options: &Options, tile: TileShap
     let blocks = |total: usize, each: usize| (total.div_ceil(each) + ranks.size) as u64;
     let rows = blocks(options.m, tile.m);
     let tiles = rows * blocks(options.n, tile.n);
-    let units = rows * blocks(options.k, options.k_per_flag.saturating_mul(options.k_block));
+    let units = rows * blocks(options.k, options.columns_per_flag());
     let words = tiles.saturating_mul(2 * ranks.size as u64).saturating_add(units);
     let limit = 1 << 30;
     if words <= limit {
@@ -179,7 +179,7 @@ impl Plan {
             ("epilogue", format!("{:?}", options.epilogue)),
             ("shard", format!("{:?}", options.shard)),
             ("staging", format!("{:?}", options.staging)),
-            ("k_per_flag", options.k_per_flag.to_string()),
+            ("k_per_flag", format!("{:?}", options.k_per_flag)),
             ("k_block", options.k_block.to_string()),
             ("root", options.root.to_string()),
             ("members", format!("{:?}", options.members)),

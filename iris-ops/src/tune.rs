@@ -31,6 +31,11 @@ pub(crate) fn all_reduce(
     }
     let bytes = options.m * options.n * options.wire_dtype().size();
     let cpu = options.backend == BackendKind::Cpu;
+    if !cpu && ranks.size > 2 && op == "matmul_all_reduce" {
+        // On 4 x H200, 1 to 64 x 8192 x 3584 took 59 to 71 us by two_shot, 75 to 88 by one_shot,
+        // which multiplies no less and pushes every tile to everybody (2026-11-21).
+        return Variant::TwoShot;
+    }
     let most = if cpu { ONE_SHOT_BYTES } else { ONE_SHOT_BYTES_GPU };
     if ranks.size <= 2 || bytes <= most { Variant::OneShot } else { Variant::TwoShot }
 }
@@ -40,7 +45,12 @@ pub(crate) fn all_gather_matmul(ranks: Ranks, options: &Options) -> all_gather_m
     use all_gather_matmul::Variant;
     table::variant("all_gather_matmul", ranks, options)
         .and_then(|name| name.parse().ok())
-        .unwrap_or(Variant::Pull)
+        .unwrap_or(match options.backend {
+            BackendKind::Cpu => Variant::Pull,
+            // On 4 x H200 pull took 3 to 6 times as long, staged 2 to 3 times: a row of A crosses
+            // the links once a tile of columns, or is multiplied in pieces (2026-11-21).
+            _ => Variant::Baseline,
+        })
 }
 
 /// The shape of a tile. A product wants large tiles, so that packing its factors is paid back; a

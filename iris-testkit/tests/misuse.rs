@@ -200,7 +200,7 @@ fn plans_that_differ_are_refused_and_named() {
         ("wire", |o| o.wire = Some(DType::BF16)),
         ("tile", |o| o.tile = Some(TileShape { m: 3, n: 4 })),
         ("epilogue", |o| o.epilogue = iris_ops::Epilogue::Gelu),
-        ("k_per_flag", |o| o.k_per_flag = 3),
+        ("k_per_flag", |o| o.k_per_flag = Some(3)),
         ("root", |o| o.root = 1),
         ("trace_spans", |o| o.trace_spans = 5),
         ("first_call", |o| o.first_call = 7),

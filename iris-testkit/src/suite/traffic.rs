@@ -97,7 +97,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 "baseline" => traffic(area(shard(rank)) * bytes * peers, 0, 0),
                 "pull" => traffic(0, remote * bytes * n.div_ceil(plan.tile().n), 0),
                 _ => {
-                    let group = options.k_per_flag.saturating_mul(options.k_block).min(k.max(1));
+                    let group = options.columns_per_flag().min(k.max(1));
                     let units = |(rows, cols): (usize, usize)| {
                         rows.div_ceil(plan.tile().m) * cols.div_ceil(group)
                     };

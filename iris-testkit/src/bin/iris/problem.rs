@@ -67,7 +67,7 @@ impl Problem {
         if self.m_contiguous {
             options = options.staging(StagingLayout::MContiguous);
         }
-        options.k_per_flag = self.k_per_flag.unwrap_or(options.k_per_flag);
+        options.k_per_flag = self.k_per_flag;
         options.fetchers = self.fetchers;
         options.tile = self.tile.map(|[m, n]| TileShape { m, n });
         if self.trace {
