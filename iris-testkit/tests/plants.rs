@@ -60,15 +60,15 @@ fn plants() -> Vec<Plant> {
     let before = |text: &str| format!("{RAW}{text}");
     for (file, text, kernel) in [
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
-        ("iris/copy.h", "const bool wide =", "all_gather.cu"),
+        ("iris/copy.h", "// Rows without gaps are one.", "all_gather.cu"),
         ("iris/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
         ("iris/flow.h", "const u32 produced = delivery.produced();", "all_gather.cu"),
         ("iris/gather.h", "copy_view(shards.inbox(peer, me, parity)", "all_gather_matmul.cu"),
         ("iris/gemm.h", "product.clear();", "matmul.cu"),
-        ("iris/partial.h", "const View from = View::of(args.a)", "reduce_scatter.cu"),
+        ("iris/partial.h", "copy_view(to, View::of(args.a)", "reduce_scatter.cu"),
         ("iris/reduce.h", "producer.produce(plan.tile(tile));", "reduce_scatter.cu"),
         ("iris/tile.h", "return tile % size;", "all_reduce.cu"),
-        ("iris/values.h", "if (!transposed) return load_row", "reduce_scatter.cu"),
+        ("iris/values.h", "const u32 runs = to.transposed", "all_gather.cu"),
         ("iris/workgroup.h", "m.store<Access::SignalStore>", "all_gather.cu"),
     ] {
         add(file, text, before(text), kernel, BESIDE);
@@ -78,6 +78,8 @@ fn plants() -> Vec<Plant> {
     add("iris/mma.h", text, before(text), "matmul.cu", &["hook", "isa", "tidy"]);
     let text = "asm volatile(\"cp.async.commit_group;\"";
     add("iris/mma_sm80.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
+    let text = "asm volatile(\"wgmma.fence.sync.aligned;\"";
+    add("iris/mma_sm90.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
     // These may name a scope. Nobody gives up in what the hooks see.
     let text = "m.record(fault);";
     add("iris/sync.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
@@ -115,6 +117,19 @@ fn plants() -> Vec<Plant> {
         ],
         kernel: "barrier.cu",
         found: &["access", "hook", "ir", "isa", "machine code", "ptx", "table"],
+    });
+    // In what only users' kernels include: one of the kernels does what they do.
+    let uses = "TileView view{}; view.heap = args.heap; view.channel = args.channel; \
+                Tiles tiles(view); (void)tiles.wait(1);";
+    let text = "const u32 from = source(tile), me";
+    all.push(Plant {
+        edits: vec![
+            ("iris/tiles.h", text.into(), format!("{RAW}{text}")),
+            ("copy.cu", "#include".into(), "#include \"iris/tiles.h\"\n#include".into()),
+            ("copy.cu", ") {".into(), format!(") {{ {uses}")),
+        ],
+        kernel: "copy.cu",
+        found: BESIDE,
     });
     let mut add = |file, old: &str, new: &str, found| {
         let edits = vec![(file, old.into(), new.into())];
