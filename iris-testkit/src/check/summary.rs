@@ -191,7 +191,14 @@ impl fmt::Display for Summary {
         writeln!(f, "mutants: {}, caught: {caught}", self.mutants.len())?;
         writeln!(f, "searches of what is not broken: {}", self.controls.len())?;
         self.skipped.iter().try_for_each(|what| writeln!(f, "skipped: {what}"))?;
-        self.optional.iter().try_for_each(|what| writeln!(f, "skipped, optional: {what}"))?;
+        let mut last = "";
+        for what in &self.optional {
+            // One missing compiler is the reason for several: it is written once.
+            let (name, reason) = what.split_once(": ").unwrap_or((what, ""));
+            let shown = if reason == last { "as above" } else { reason };
+            writeln!(f, "skipped, optional: {name}: {shown}")?;
+            last = reason;
+        }
         self.failed().iter().try_for_each(|what| writeln!(f, "FAILED: {what}"))
     }
 }
