@@ -66,6 +66,11 @@ pub const VARIABLES: &[Variable] = &[
         agreed: false,
     },
     Variable {
+        name: "IRIS_COMMIT",
+        doc: "the commit that `iris bench` writes beside its results; default: git is asked",
+        agreed: false,
+    },
+    Variable {
         name: "IRIS_LOG",
         doc: "level of the programs' log (error, warn, info, debug, trace); default warn",
         agreed: false,

@@ -108,7 +108,7 @@ pub enum Error {
         free: u64,
         /// Bytes of the largest free block.
         largest: u64,
-        /// Bytes of all parts of the request.
+        /// Bytes of all parts of the request in this segment, each rounded to the alignment.
         total: u64,
     },
     /// The world or heap was closed.

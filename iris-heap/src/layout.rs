@@ -39,6 +39,12 @@ pub struct Full {
     pub largest: u64,
 }
 
+/// What a block of `bytes` takes: at least one of the alignment's size; `u64::MAX` where that
+/// overflows.
+pub(crate) fn rounded(bytes: u64, alignment: u64) -> u64 {
+    bytes.max(1).checked_next_multiple_of(alignment).unwrap_or(u64::MAX)
+}
+
 impl Layout {
     /// Gives out the bytes `reserved..capacity` in multiples of `alignment`. Both ends are moved
     /// inwards to such multiples.
@@ -68,7 +74,7 @@ impl Layout {
     /// # Errors
     /// [`Full`], and nothing has changed.
     pub fn alloc(&mut self, bytes: u64) -> Result<Block, Full> {
-        let asked = bytes.max(1).checked_next_multiple_of(self.alignment).unwrap_or(u64::MAX);
+        let asked = rounded(bytes, self.alignment);
         let found = self.free.iter().find(|&(_, &len)| len >= asked);
         let Some((&offset, &len)) = found else {
             return Err(Full { asked, free: self.free_bytes(), largest: self.largest() });

@@ -89,6 +89,10 @@ impl World {
     /// by hand), or the variables of Open MPI, MPICH and others that speak PMI, or Slurm. Without
     /// any, a world of one.
     ///
+    /// Ranks by hand meet by `MASTER_ADDR` and `MASTER_PORT`, which the ranks of another job do not
+    /// share; without a port all must be started by the same process. `IRIS_RENDEZVOUS` is for
+    /// either case: a private folder of the job's own.
+    ///
     /// A process may make several worlds, one after the other: all ranks in the same order.
     ///
     /// # Errors

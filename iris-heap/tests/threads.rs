@@ -370,7 +370,7 @@ fn all_or_nothing_in_one_step() {
         match e.unwrap_err() {
             Error::OutOfHeap { asked, free, largest, total, what, name, .. } => {
                 assert_eq!((asked, free, largest), (1 << 20, 1 << 19, 1 << 19));
-                assert_eq!(total, (1 << 19) + (1 << 20) + 128);
+                assert_eq!(total, (1 << 19) + (1 << 20), "of data memory");
                 assert_eq!((what.as_str(), name.as_ref()), ("op", "inbox"));
             }
             e => panic!("{e}"),

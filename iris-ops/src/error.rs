@@ -90,21 +90,27 @@ pub enum Error {
         cause: Box<iris_heap::Error>,
     },
     /// The heap or its world failed.
-    #[error("{op}: {source}")]
+    #[error("{}", named(op, cause))]
     Heap {
         /// The op.
         op: &'static str,
         /// The heap's error.
-        source: Box<iris_heap::Error>,
+        cause: Box<iris_heap::Error>,
     },
+}
+
+/// What went wrong, with the op's name in front, once.
+fn named(op: &str, cause: &iris_heap::Error) -> String {
+    let cause = cause.to_string();
+    let says = cause.strip_prefix(op).is_some_and(|rest| rest.starts_with(": "));
+    if says { cause } else { format!("{op}: {cause}") }
 }
 
 impl Error {
     /// What a caller can do about it: the same kinds as those of the heap's errors.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Poisoned { cause, .. } => cause.kind(),
-            Error::Heap { source, .. } => source.kind(),
+            Error::Poisoned { cause, .. } | Error::Heap { cause, .. } => cause.kind(),
             _ => ErrorKind::Usage,
         }
     }
@@ -117,6 +123,6 @@ pub(crate) trait InOp<T> {
 
 impl<T> InOp<T> for iris_heap::Result<T> {
     fn in_op(self, op: &'static str) -> Result<T> {
-        self.map_err(|source| Error::Heap { op, source: Box::new(source) })
+        self.map_err(|cause| Error::Heap { op, cause: Box::new(cause) })
     }
 }

@@ -15,7 +15,7 @@ void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
 
 namespace iris::model {
 
-/// What Rust hands to a program: one lane runs it, all calls of it. As cxx::Input.
+/// What Rust hands to a program: one lane runs it, all calls of it. As headers::Input.
 struct Input {
     const HeapView* heap;
     const Channel* channel;

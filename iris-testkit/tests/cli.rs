@@ -139,6 +139,15 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
 }
 
 #[test]
+fn the_log_is_plain_text_where_no_terminal_reads_it() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    command.args(["run", "barrier", "--ranks", "2"]).env("IRIS_NO_SUCH", "1");
+    let error = text(&command.env("IRIS_COMMIT", "known").output().unwrap().stderr);
+    assert!(error.contains("name=IRIS_NO_SUCH"), "{error}");
+    assert!(!error.contains('\u{1b}') && !error.contains("IRIS_COMMIT"), "{error}");
+}
+
+#[test]
 fn a_wrong_environment_is_named() {
     for (name, value) in [("IRIS_DEADLINE", "soon"), ("IRIS_THREADS", "0"), ("IRIS_LOG", "loud")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));

@@ -71,8 +71,7 @@ fn fault_of(error: &anyhow::Error) -> Option<(&'static str, iris_sync::Fault)> {
         _ => None,
     };
     match error.downcast_ref::<Error>() {
-        Some(Error::Heap { source, .. }) => fault(source),
-        Some(Error::Poisoned { cause, .. }) => fault(cause),
+        Some(Error::Heap { cause, .. } | Error::Poisoned { cause, .. }) => fault(cause),
         _ => error.downcast_ref::<iris_heap::Error>().and_then(fault),
     }
 }

@@ -15,7 +15,7 @@ const LIMIT: u64 = 60 << 20;
 /// What the folder is for.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Architectures to compile the kernels for; NVRTC is needed, a GPU is not.
+    /// Architectures to compile the kernels for, with commas between; NVRTC is needed, a GPU is not.
     #[arg(long, default_value = "sm_90a")]
     arch: String,
 }

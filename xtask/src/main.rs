@@ -1,16 +1,14 @@
 //! The tasks of the workspace: `cargo xtask TASK`.
 //!
 //! xtask depends on no member: it starts cargo and programs, so that it builds in seconds and still
-//! works when a member does not compile. One file a task.
+//! works when a member does not compile. One file a task, but for those that only start `iris`.
 
 #![forbid(unsafe_code)]
 
-mod bench;
 mod check_protocols;
 mod dist;
 mod prepush;
 mod program;
-mod run;
 mod steps;
 mod test;
 mod tidy;
@@ -31,7 +29,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything CI checks: tidy, fmt, clippy, the tests, the documentation, the licences.
+    /// Everything CI checks: tidy, fmt, clippy, the tests, the models, the documentation, the licences.
     Test(test::Options),
     /// The rules of the house as code: layers, unsafe, kernel sources, sizes, links.
     Tidy(tidy::Options),
@@ -43,6 +41,12 @@ enum Task {
     /// Builds `iris` and starts `iris bench ...`.
     #[command(disable_help_flag = true)]
     Bench(Passed),
+    /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs, late on purpose.
+    #[command(disable_help_flag = true)]
+    Stress(Passed),
+    /// Builds `iris` and starts `iris tune ...`: rows for the tuning table.
+    #[command(disable_help_flag = true)]
+    Tune(Passed),
     /// The protocols in models, in Rust and in the source that runs on the GPU, and the compiled
     /// device code: no GPU is needed. `--json`, `--full`, `--allow-skips`.
     #[command(disable_help_flag = true)]
@@ -65,8 +69,10 @@ fn main() -> ExitCode {
         Task::Test(options) => test::run(&root, &options),
         Task::Tidy(options) => tidy::run(options.root(&root)),
         Task::Prepush => prepush::run(&root),
-        Task::Run(passed) => run::run(&root, &passed.arguments),
-        Task::Bench(passed) => bench::run(&root, &passed.arguments),
+        Task::Run(passed) => program::become_iris(&root, "run", &passed.arguments),
+        Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),
+        Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
+        Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Dist(options) => dist::run(&root, &options),
     };
@@ -99,10 +105,18 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        let line = ["xtask", "run", "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
-        let Task::Run(passed) = Arguments::parse_from(line).task else {
-            panic!("`run` was read as another task");
-        };
-        assert_eq!(passed.arguments, line[2..]);
+        for name in ["run", "bench", "stress", "tune", "check-protocols"] {
+            let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
+            let (task, passed) = match Arguments::parse_from(line).task {
+                Task::Run(passed) => ("run", passed),
+                Task::Bench(passed) => ("bench", passed),
+                Task::Stress(passed) => ("stress", passed),
+                Task::Tune(passed) => ("tune", passed),
+                Task::CheckProtocols(passed) => ("check-protocols", passed),
+                _ => panic!("`{name}` was read as another task"),
+            };
+            assert_eq!(passed.arguments, line[2..]);
+            assert_eq!(task, name);
+        }
     }
 }

@@ -27,7 +27,7 @@ use crate::control::Control;
 use crate::dtype::Element;
 use crate::env;
 use crate::error::{Error, Result, odd_ranks};
-use crate::layout::{Full, Layout};
+use crate::layout::{Full, Layout, rounded};
 use crate::slice::{RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
 use crate::wire::{Reader, Writer, hash};
@@ -232,7 +232,6 @@ impl SymmetricHeap {
         };
         let mut blocks = Vec::with_capacity(requests.len());
         let mut full: Option<(&Request, Full)> = None;
-        let total = requests.iter().fold(0u64, |sum, r| sum.saturating_add(r.bytes));
         let mut items = vec![("what", what.to_string())];
         for request in requests {
             let Request { segment, bytes, name } = request;
@@ -273,10 +272,14 @@ impl SymmetricHeap {
                 return Err(Error::PeerFailed { rank, what: what.into(), message: r.text()? });
             }
             if code == 1 {
+                let (name, segment) = (r.text()?, r.text()?);
+                let parts = requests.iter().filter(|part| part.segment.to_string() == segment);
+                let total = parts.map(|part| rounded(part.bytes, ALIGNMENT));
+                let total = total.fold(0, u64::saturating_add);
                 return Err(Error::OutOfHeap {
                     what: what.into(),
-                    name: r.text()?,
-                    segment: r.text()?,
+                    name,
+                    segment,
                     rank,
                     asked: r.u64()?,
                     free: r.u64()?,

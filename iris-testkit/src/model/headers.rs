@@ -6,11 +6,14 @@
 //!
 //! **Running.** A program of one's own is a C++ file that includes `model.h` and the header to be
 //! checked, with a function `extern "C" int name(const iris::model::Input&)`; a [`Scenario`] takes
-//! it with [`Headers::new`]. `examples/check_my_protocol` is one, in Rust and in C++. A crate that
-//! depends on this one compiles such a file in its build script:
+//! it with [`Headers::new`]. `examples/check_my_protocol` is one, in Rust and in C++. Words behind
+//! those of the channel, such as index 2^20 of the signal segment, begin with 0 and are free to use.
+//!
+//! A crate with this one in its `[dependencies]` compiles such a file in its build script, with `cc`
+//! (cargo tells build scripts nothing of `[dev-dependencies]`):
 //!
 //! ```ignore
-//! let include = std::env::var("DEP_IRIS_MODEL_INCLUDE").unwrap();
+//! let include = std::env::var("DEP_IRIS_MODEL_INCLUDE").expect("iris-testkit in [dependencies]");
 //! let mut build = cc::Build::new();
 //! build.cpp(true).std("c++17").flag("-fexceptions").flag("-funwind-tables");
 //! build.includes(std::env::split_paths(&include)).file("src/my_protocol.cpp").compile("mine");

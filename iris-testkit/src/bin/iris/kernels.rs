@@ -10,7 +10,7 @@ pub(crate) struct Options {
     /// The folder. A program `iris` beside a folder `kernels` takes its kernels from there.
     #[arg(long)]
     out: PathBuf,
-    /// Architectures.
+    /// Architectures, with commas between.
     #[arg(long, default_value = "sm_90a", value_delimiter = ',')]
     arch: Vec<String>,
 }

@@ -25,6 +25,7 @@ mod trace;
 mod tune;
 mod weights;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -44,13 +45,14 @@ enum Task {
     Run(Box<operator::Options>),
     /// Every op over ragged shapes, against the oracle.
     Test(suite::Options),
-    /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait.
+    /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait,
+    /// which must be found. NVRTC is needed.
     Stress(stress::Options),
-    /// Ratios of times, against what is asked of them.
+    /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt.
     Bench(bench::Options),
-    /// Times what the operators could choose, and prints rows for the tuning table.
+    /// Times what the operators could choose on the CPU, and prints rows for the tuning table.
     Tune(tune::Options),
-    /// Compile the kernels of all ops for GPUs, ahead of time.
+    /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC; no GPU is needed.
     Kernels(kernels::Options),
     /// One rank of a job: started by the other tasks.
     #[command(hide = true)]
@@ -96,7 +98,11 @@ fn log() -> anyhow::Result<()> {
             errors::usage("IRIS_LOG", name, "off, error, warn, info, debug or trace")
         })?,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
     Ok(())
 }
 

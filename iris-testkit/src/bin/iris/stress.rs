@@ -1,5 +1,6 @@
 //! `iris stress`: thousands of calls on GPUs, late on purpose and compared on the device; and the
-//! same with each wait of the protocols left out in turn, which must be found wrong.
+//! same with each wait of the protocols left out in turn, which must be found wrong. The kernels are
+//! builds of their own: NVRTC is needed.
 
 use anyhow::{Context, Result};
 use iris_heap::{DType, World, cuda};
