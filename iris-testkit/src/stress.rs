@@ -196,9 +196,9 @@ fn run_as<T: Element>(
         }
     }
     outcome.time = begun.elapsed();
-    world.barrier()?;
-    // After a fault the heap goes with its owner.
-    if outcome.fault.is_none() && heap.check().is_ok() {
+    // After a fault the heap goes with its owner. Closing is collective: all ranks do it, or none.
+    let faulty = outcome.fault.is_some() || heap.check().is_err();
+    if !world.allgather(&[u8::from(faulty)])?.concat().contains(&1) {
         if let Some((op, _)) = bench.op {
             op.free()?;
         }
