@@ -29,6 +29,7 @@ fn main() -> ExitCode {
                 faults_and_losses_come_from_sync,
                 a_heap_may_be_dropped,
                 a_heap_may_be_dropped_after_a_busy_stream,
+                a_new_stream_waits_for_no_other,
             ],
         ),
     ])
@@ -262,6 +263,32 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
     });
     results.unwrap();
     World::run_threads(2, |world| exchange(world, false)).unwrap();
+}
+
+/// Streams that are let go are used again, but not before they are done.
+fn a_new_stream_waits_for_no_other() {
+    let outcome = World::run_threads(1, |world| {
+        let large = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
+        let heap = SymmetricHeap::open(&world, large)?;
+        let x = heap.alloc::<u8>(500 << 20)?;
+        let y = heap.alloc::<u8>(500 << 20)?;
+        let busy = heap.stream()?;
+        for _ in 0..500 {
+            heap.copy_on(&busy, (y, 0), (x, 0))?;
+        }
+        let (done, first) = (busy.record()?, busy.raw_handle());
+        drop(busy);
+        let stream = heap.stream()?;
+        let second = stream.raw_handle();
+        // Else this showed nothing, as above.
+        assert!(!done.is_done(), "the copies were done before there was another stream");
+        assert_ne!(first, second);
+        heap.finish();
+        assert_eq!(heap.stream()?.raw_handle(), first);
+        drop(stream);
+        heap.close()
+    });
+    outcome.unwrap();
 }
 
 /// Without a driver the answer is an error that says what is missing and where it was looked for.

@@ -15,8 +15,8 @@ use crate::{Kernel, cpu};
 /// What a stress test has device kernels do worse than they should; nothing by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Injected {
-    /// The longest of random delays before each access of the protocols, in nanoseconds; 0 takes
-    /// that of `IRIS_DELAY`.
+    /// The longest of random delays before each access of the protocols, in nanoseconds; that of
+    /// `IRIS_DELAY` if it is longer.
     pub delay_ns: u32,
     /// The access whose waits are left out, so that results must be wrong: for tests that show that
     /// they can fail.

@@ -151,8 +151,8 @@ pub struct UserKernel {
 impl UserKernel {
     /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
     /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
-    /// do. `threads` a workgroup are [`rtc::LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is its
-    /// dynamic shared memory.
+    /// do. `threads` a workgroup are [`rtc::LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is
+    /// its dynamic shared memory.
     ///
     /// # Errors
     /// As [`Launcher::new`].
@@ -177,8 +177,8 @@ impl UserKernel {
         self.resident
     }
 
-    /// Enqueue a launch behind the last op of the heap; the next op waits for it. `args` are the bytes of the parameters, in
-    /// order: of a heap's view, `bytemuck::bytes_of(&heap.view())`.
+    /// Enqueue a launch behind the last op of the heap; the next op waits for it. `args` are the bytes
+    /// of the parameters, in order: of a heap's view, `bytemuck::bytes_of(&heap.view())`.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]. What goes wrong in the kernel

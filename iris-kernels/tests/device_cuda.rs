@@ -4,8 +4,10 @@
 
 use std::process::ExitCode;
 
+use iris_kernels::build::Injected;
 use iris_kernels::rtc::{Compiler, Error, KernelSource, Options, TileBuild};
 use iris_kernels::source::KERNELS;
+use iris_sync::Access;
 use iris_testkit::harness::{self, Group, named};
 
 /// Programs of users, whose kernel is a raw string.
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
                 every_kernel_compiles,
                 a_users_source_compiles_and_errors_carry_the_log,
                 the_kernels_of_the_examples_compile,
+                the_kernels_of_the_stress_test_compile,
             ],
         ),
         // Minutes: every type and tile for every architecture.
@@ -133,5 +136,16 @@ fn the_kernels_of_the_examples_compile() {
             let code = code.unwrap_or_else(|error| panic!("{error}"));
             assert!(code.starts_with(b"\x7fELF"), "{name}");
         }
+    }
+}
+
+fn the_kernels_of_the_stress_test_compile() {
+    let text = include_str!("../../iris-testkit/src/stress/stress.cu");
+    let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad) };
+    let options = injected.options(Options::new());
+    let code = nvrtc().compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
+    let code = code.unwrap_or_else(|error| panic!("{error}"));
+    for name in ["iris_stress_fill", "iris_stress_compare", "iris_stress_ring"] {
+        assert!(code.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
     }
 }

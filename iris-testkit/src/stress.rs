@@ -196,9 +196,9 @@ fn run_as<T: Element>(
         }
     }
     outcome.time = begun.elapsed();
-    world.barrier()?;
-    // After a fault the heap goes with its owner.
-    if outcome.fault.is_none() && heap.check().is_ok() {
+    // After a fault the heap goes with its owner. Closing is collective: all ranks do it, or none.
+    let faulty = outcome.fault.is_some() || heap.check().is_err();
+    if !world.allgather(&[u8::from(faulty)])?.concat().contains(&1) {
         if let Some((op, _)) = bench.op {
             op.free()?;
         }
@@ -370,19 +370,5 @@ mod tests {
         assert_eq!(waits.count(), WAITS.len());
         let all = Subject::all();
         assert!(WAITS.iter().all(|(_, subject)| all.contains(subject)));
-    }
-
-    #[test]
-    fn the_kernels_compile() {
-        let Ok(compiler) = rtc::Compiler::nvrtc() else {
-            println!("NVRTC is not here: nothing is compiled");
-            return;
-        };
-        let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad) };
-        let options = injected.options(rtc::Options::new());
-        let image = compiler.compile(SOURCE, &options, "sm_90a").unwrap();
-        for name in ["iris_stress_fill", "iris_stress_compare", "iris_stress_ring"] {
-            assert!(image.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
-        }
     }
 }

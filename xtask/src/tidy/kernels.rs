@@ -124,6 +124,10 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// How instructions begin that touch memory, shared memory included, or wait.
+const TOUCHES: [&str; 9] =
+    ["ld.", "st.", "atom.", "red.", "fence", "nanosleep", "cp.async", "ldmatrix", "wgmma"];
+
 /// Assembly that touches memory is kept where it stands: it is volatile and clobbers memory.
 pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -133,9 +137,7 @@ pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
         for (number, statement) in file.text.split("asm").enumerate() {
             let first = line;
             line += statement.matches('\n').count();
-            let touches = ["ld.", "st.", "atom.", "red.", "fence", "nanosleep", "cp.async"]
-                .iter()
-                .any(|it| statement.contains(&format!("(\"{it}")));
+            let touches = TOUCHES.iter().any(|it| statement.contains(&format!("(\"{it}")));
             if number == 0 || !touches {
                 continue;
             }
@@ -217,8 +219,11 @@ mod tests {
             |text: &str| found(check_assembly, &[(&format!("{KERNELS}iris/port_cuda.h"), text)]);
         let good = "int a;\nasm volatile(\"st.x [%0], %1;\" ::\"l\"(a)\n : \"memory\");\nasm(\"cvt.x %0;\");";
         assert!(found(good).is_empty());
-        for bad in [good.replace(" volatile", ""), good.replace("\"memory\"", "")] {
-            assert_eq!(found(&bad), [format!("{KERNELS}iris/port_cuda.h:2")]);
+        for good in [good, &good.replace("st.x", "wgmma.fence"), &good.replace("st.x", "ldmatrix")]
+        {
+            for bad in [good.replace(" volatile", ""), good.replace("\"memory\"", "")] {
+                assert_eq!(found(&bad), [format!("{KERNELS}iris/port_cuda.h:2")]);
+            }
         }
     }
 

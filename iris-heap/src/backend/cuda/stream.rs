@@ -27,8 +27,9 @@ pub(super) struct Shared {
     pub(super) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
-    /// Streams that were let go. They are used again: the driver gives new ones to its hardware
-    /// queues in turns, so that one of many could stand behind a waiting kernel of another rank.
+    /// Streams that were let go. They are used again once they are done: the driver gives new ones
+    /// to its hardware queues in turns, so that one of many could stand behind a waiting kernel of
+    /// another rank.
     spare: Mutex<Vec<Raw>>,
     /// Behind what the caller's streams had to do when they were let go.
     left: Mutex<Vec<CudaEvent>>,
@@ -97,12 +98,29 @@ impl Shared {
 
     /// Whether streams that were let go have nothing to do any more.
     pub(super) fn rest_is_idle(&self) -> bool {
-        let Ok(_bound) = self.device.bind_apart() else {
-            return false;
-        };
+        let Ok(_bound) = self.device.bind_apart() else { return false };
+        lock(&self.spare).iter().all(|&raw| self.is_done(raw))
+            && lock(&self.left).iter().all(EventBackend::is_done)
+    }
+
+    /// A stream that was let go and is done: an op must not stand behind a kernel that waits for it.
+    fn take_spare(&self) -> Option<Raw> {
+        let mut spare = lock(&self.spare);
+        let at = spare.iter().position(|&raw| self.is_done(raw))?;
+        Some(spare.swap_remove(at))
+    }
+
+    /// Whether a spare stream has nothing to do; the context is current.
+    fn is_done(&self, spare: Raw) -> bool {
         // SAFETY: spare streams are destroyed with `self` only.
-        let idle = |raw: &Raw| unsafe { (self.device.driver.cuStreamQuery)(raw.0) == SUCCESS };
-        lock(&self.spare).iter().all(idle) && lock(&self.left).iter().all(EventBackend::is_done)
+        unsafe { (self.device.driver.cuStreamQuery)(spare.0) == SUCCESS }
+    }
+
+    /// Keeps the end of a stream that was let go, and no longer those that are over.
+    fn leave(&self, end: CudaEvent) {
+        let mut left = lock(&self.left);
+        left.retain(|event| !event.is_done());
+        left.push(end);
     }
 
     /// No op waits for an earlier one any more: the heap is going.
@@ -146,11 +164,11 @@ impl Queue {
     pub(super) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
         const NON_BLOCKING: u32 = 1;
         shared.check_open()?;
-        if let Some(raw) = lock(&shared.spare).pop() {
-            return Ok(Queue::of(shared, raw, Owner::Ours));
-        }
         let device = &shared.device;
         let _bound = device.bind_apart()?;
+        if let Some(raw) = shared.take_spare() {
+            return Ok(Queue::of(shared, raw, Owner::Ours));
+        }
         let mut stream = null_mut();
         // SAFETY: `stream` is where the answer goes.
         let code = unsafe { (device.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
@@ -359,10 +377,8 @@ impl Drop for Queue {
             lock(&self.shared.spare).push(self.raw);
         } else if matches!(self.capture(), Ok(None)) && !self.is_idle() {
             let event = CudaEvent::new(&self.shared.device);
-            match event.and_then(|event| event.record(self).map(|()| event)) {
-                Ok(event) => lock(&self.shared.left).push(event),
-                Err(error) => warn(Err(error)),
-            }
+            let recorded = event.and_then(|event| event.record(self).map(|()| event));
+            warn(recorded.map(|event| self.shared.leave(event)));
         }
     }
 }

@@ -2,6 +2,7 @@
 //! GPU. Times are of the device, by events, around replays of a graph of some calls.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -93,6 +94,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     });
     let begun = watch(options.limit);
     let done = Mutex::new((0, sink));
+    let wrong = AtomicUsize::new(0);
     let mut failed = 0;
     loop {
         let first = done.lock().unwrap_or_else(PoisonError::into_inner).0;
@@ -106,6 +108,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
                 done.0 += 1;
                 for mut line in lines {
                     print_line(&line);
+                    wrong.fetch_add(usize::from(is_wrong(&line)), Ordering::Relaxed);
                     merge(&mut line, &about);
                     done.1.add(line)?;
                 }
@@ -123,8 +126,16 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
             }
         }
     }
-    println!("{} shapes, {failed} failed, {:.0?}", shapes.len(), begun.elapsed());
-    Ok(failed == 0)
+    let wrong = wrong.into_inner();
+    println!("{} shapes, {failed} failed, {wrong} wrong, {:.0?}", shapes.len(), begun.elapsed());
+    Ok(failed == 0 && wrong == 0)
+}
+
+/// Whether the result was not that of the libraries: further from it than types of 16 bits round.
+fn is_wrong(line: &Value) -> bool {
+    const MOST: f64 = 0.02;
+    let error = line.get("rel_error");
+    error.is_some_and(|error| error.as_f64().is_none_or(|error| error > MOST))
 }
 
 fn skipped(reason: &str) -> Result<bool> {
@@ -209,7 +220,8 @@ fn print_line(value: &Value) {
         &time("product_us", 1),
     ]);
     let note = value["note"].as_str().map(|note| format!("  {note}")).unwrap_or_default();
-    println!("{printed}{note}");
+    let error = is_wrong(value).then(|| format!("  WRONG: off by {}", value["rel_error"]));
+    println!("{printed}{note}{}", error.unwrap_or_default());
 }
 
 /// Adds the fields of `more`.
@@ -267,6 +279,13 @@ mod tests {
     use super::*;
     use iris_ops::Ranks;
     use iris_testkit::suite;
+
+    #[test]
+    fn a_result_that_is_not_the_libraries_is_wrong() {
+        let wrong = |error: Value| is_wrong(&json!({ "rel_error": error }));
+        assert!(wrong("NaN".into()) && wrong(0.5.into()) && wrong(f64::INFINITY.into()));
+        assert!(!wrong(0.002.into()) && !is_wrong(&json!({ "note": "no baseline" })));
+    }
 
     #[test]
     fn the_cases_are_read_and_planned() {
