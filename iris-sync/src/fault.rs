@@ -134,12 +134,17 @@ impl fmt::Display for Fault {
             FaultKind::PeerLost => write!(f, "rank {rank} is lost: ")?,
             FaultKind::HostAbort => write!(f, "the host of rank {rank} told it to leave: ")?,
             FaultKind::Mismatch => {
-                let field = self.differing().map_or("?".into(), |field| format!("{field:?}"));
-                return write!(
+                let differing = self.differing();
+                let field = differing.map_or("?".into(), |field| format!("{field:?}"));
+                write!(
                     f,
                     "rank {rank} entered with {field} {seen}, this rank has {wanted}: \
                      op {op}, call {call}"
-                );
+                )?;
+                if differing == Some(Field::Sequence) {
+                    f.write_str("; the two ranks have not issued the same ops before it")?;
+                }
+                return Ok(());
             }
         }
         write!(f, "op {op}, call {call}, ")?;
@@ -172,5 +177,7 @@ mod tests {
             fault.to_string(),
             "rank 2 entered with M 100, this rank has 107: op 3, call -7"
         );
+        let order = Fault { field: Field::Sequence as i32, ..fault };
+        assert!(order.to_string().ends_with("not issued the same ops before it"), "{order}");
     }
 }
