@@ -298,6 +298,8 @@ impl Error {
             Error::Unsupported { .. } | Error::Library { .. } => ErrorKind::Unsupported,
             // Of the drivers of CUDA and HIP alike.
             Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
+            // There is a driver, and no device.
+            Error::Device { code: 100, .. } => ErrorKind::Unsupported,
             Error::Device { .. } => ErrorKind::System,
             Error::System { .. } | Error::Wire { .. } | Error::Rendezvous { .. } => {
                 ErrorKind::System

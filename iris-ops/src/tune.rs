@@ -33,7 +33,7 @@ pub(crate) fn all_reduce(
     let cpu = options.backend == BackendKind::Cpu;
     if !cpu && ranks.size > 2 && op == "matmul_all_reduce" {
         // On 4 x H200, 1 to 64 x 8192 x 3584 took 59 to 71 us by two_shot, 75 to 88 by one_shot,
-        // which multiplies no less and pushes every tile to everybody (2026-11-21).
+        // which multiplies no less and pushes every tile to everybody (commit 4d18965, 2026-11-21).
         return Variant::TwoShot;
     }
     let most = if cpu { ONE_SHOT_BYTES } else { ONE_SHOT_BYTES_GPU };
@@ -48,7 +48,7 @@ pub(crate) fn all_gather_matmul(ranks: Ranks, options: &Options) -> all_gather_m
         .unwrap_or(match options.backend {
             BackendKind::Cpu => Variant::Pull,
             // On 4 x H200 pull took 3 to 6 times as long, staged 2 to 3 times: a row of A crosses
-            // the links once a tile of columns, or is multiplied in pieces (2026-11-21).
+            // the links once a tile of columns, or is multiplied in pieces (commit 4d18965, 2026-11-21).
             _ => Variant::Baseline,
         })
 }

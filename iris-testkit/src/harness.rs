@@ -14,7 +14,7 @@
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use iris_heap::{BackendKind, cuda};
+use iris_heap::{BackendKind, Error, ErrorKind, cuda};
 use libtest_mimic::{Arguments, Completion, Trial};
 
 /// Tests by name: a test fails by a panic.
@@ -50,16 +50,31 @@ impl Group {
 }
 
 /// Why there is no GPU to use, if there is none.
+///
+/// # Panics
+/// As [`fewer_gpus_than`].
 pub fn no_gpu() -> Option<String> {
     fewer_gpus_than(1)
 }
 
 /// Why there are not so many GPUs, if there are fewer.
+///
+/// # Panics
+/// If there is a driver that does not work: that is no reason to skip a test.
 pub fn fewer_gpus_than(count: usize) -> Option<String> {
+    missing_gpus(count).unwrap_or_else(|error| panic!("whether there are GPUs: {error}"))
+}
+
+/// Why there are not so many GPUs, if there are fewer.
+///
+/// # Errors
+/// Those of a driver that is there and does not work.
+pub fn missing_gpus(count: usize) -> Result<Option<String>, Error> {
     match cuda::device_count() {
-        Ok(visible) if visible >= count => None,
-        Ok(visible) => Some(format!("{visible} CUDA devices are visible, not {count}")),
-        Err(error) => Some(error.to_string()),
+        Ok(visible) if visible >= count => Ok(None),
+        Ok(visible) => Ok(Some(format!("{visible} CUDA devices are visible, not {count}"))),
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Some(error.to_string())),
+        Err(error) => Err(error),
     }
 }
 

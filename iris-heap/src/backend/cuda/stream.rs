@@ -87,13 +87,14 @@ impl Shared {
     pub(super) fn finish_rest(&self) -> Result<()> {
         let _bound = self.device.bind_apart()?;
         let spare = lock(&self.spare).clone();
+        let mut outcome = Ok(());
         for raw in spare {
             // SAFETY: spare streams are destroyed with `self` only.
             let code = unsafe { (self.device.driver.cuStreamSynchronize)(raw.0) };
-            check("cuStreamSynchronize", code)?;
+            outcome = outcome.and(check("cuStreamSynchronize", code));
         }
         let left = std::mem::take(&mut *lock(&self.left));
-        left.iter().try_for_each(EventBackend::sync)
+        left.iter().fold(outcome, |outcome, event| outcome.and(event.sync()))
     }
 
     /// Whether streams that were let go have nothing to do any more.
@@ -374,7 +375,10 @@ impl Drop for Queue {
             }
         }
         if matches!(self.owner, Owner::Ours) {
-            lock(&self.shared.spare).push(self.raw);
+            // One that is captured is kept for good: to ask for it, or to end it, would end the capture.
+            if matches!(self.capture(), Ok(None)) {
+                lock(&self.shared.spare).push(self.raw);
+            }
         } else if matches!(self.capture(), Ok(None)) && !self.is_idle() {
             let event = CudaEvent::new(&self.shared.device);
             let recorded = event.and_then(|event| event.record(self).map(|()| event));

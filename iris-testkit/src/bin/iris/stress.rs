@@ -3,9 +3,10 @@
 //! builds of their own: NVRTC is needed.
 
 use anyhow::{Context, Result};
-use iris_heap::{DType, World, cuda};
+use iris_heap::{DType, World};
 use iris_ops::Injected;
 use iris_sync::RESTAMP_PERIOD;
+use iris_testkit::harness;
 use iris_testkit::stress::{Outcome, Setting, Subject, WAITS, run};
 
 use crate::errors::usage;
@@ -57,12 +58,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     let types = if options.large { 1 } else { 2 };
     let count = types * subjects.len() + waits.len();
-    let missing = match cuda::devices() {
-        Ok(devices) if !devices.is_empty() => None,
-        Ok(_) => Some("no CUDA device is visible".to_string()),
-        Err(error) => Some(error.to_string()),
-    };
-    if let Some(reason) = missing {
+    if let Some(reason) = harness::missing_gpus(1)? {
         println!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped");
         return Ok(true);
     }

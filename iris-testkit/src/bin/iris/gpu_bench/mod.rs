@@ -10,6 +10,7 @@ use anyhow::Result;
 use cudarc::driver::{CudaContext, CudaStream};
 use iris_heap::{BackendKind, DType, World, cuda};
 use iris_ops::{Options as OpOptions, Shard, TileShape};
+use iris_testkit::harness;
 use iris_testkit::suite::OpName;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -73,11 +74,10 @@ struct Shape {
 /// Measures and prints; whether nothing failed.
 pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let shapes = read(options.cases.as_deref(), options.only.as_deref())?;
-    let devices = match cuda::devices() {
-        Ok(devices) if !devices.is_empty() => devices,
-        Ok(_) => return skipped("no CUDA device is visible"),
-        Err(error) => return skipped(&error.to_string()),
-    };
+    if let Some(reason) = harness::missing_gpus(1)? {
+        return skipped(&reason);
+    }
+    let devices = cuda::devices()?;
     let ranks = options.ranks.unwrap_or(devices.len());
     let vendors = Vendors::load(&options.libraries);
     let (nccl, blas) = vendors.versions();
