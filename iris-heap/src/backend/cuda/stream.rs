@@ -357,9 +357,7 @@ impl Queue {
         if !matches!(self.capture(), Ok(None)) {
             return false;
         }
-        let Ok(_bound) = self.shared.device.bind_apart() else {
-            return false;
-        };
+        let Ok(_bound) = self.shared.device.bind_apart() else { return false };
         // SAFETY: the stream is alive.
         unsafe { (self.shared.device.driver.cuStreamQuery)(self.raw.0) == SUCCESS }
     }
@@ -374,12 +372,11 @@ impl Drop for Queue {
                 std::mem::forget(bytes);
             }
         }
-        if matches!(self.owner, Owner::Ours) {
-            // One that is captured is kept for good: to ask for it, or to end it, would end the capture.
-            if matches!(self.capture(), Ok(None)) {
-                lock(&self.shared.spare).push(self.raw);
-            }
-        } else if matches!(self.capture(), Ok(None)) && !self.is_idle() {
+        if !matches!(self.capture(), Ok(None)) {
+            // Kept for good: to ask for it, or to end it, would end the capture.
+        } else if matches!(self.owner, Owner::Ours) {
+            lock(&self.shared.spare).push(self.raw);
+        } else if !self.is_idle() {
             let event = CudaEvent::new(&self.shared.device);
             let recorded = event.and_then(|event| event.record(self).map(|()| event));
             warn(recorded.map(|event| self.shared.leave(event)));
