@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use iris_heap::backend::Backend;
 use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
 use iris_heap::{BackendKind, Error, Group, Result, Stream, SymmetricHeap};
 
@@ -248,7 +249,9 @@ impl UserKernel {
 /// This rank's part of the workgroups that the device takes at a time.
 fn share(backend: &CudaBackend, function: &Function, threads: u32, shared: u32) -> Result<u32> {
     let all = function.resident(threads, shared)?;
-    match all / backend.sharing() {
+    // Beside kernels of other ranks, which may take whole multiprocessors: one on each of its own.
+    let most = if backend.sharing() > 1 { backend.device().workgroups } else { u32::MAX };
+    match (all / backend.sharing()).min(most) {
         0 => Err(Error::TooManyGroups {
             name: format!("{} for each of {} ranks", function.name(), backend.sharing()),
             groups: backend.sharing(),

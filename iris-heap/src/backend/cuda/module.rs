@@ -121,13 +121,19 @@ impl Module {
             // SAFETY: the function was found just now.
             check("cuFuncLoad", unsafe { load(raw) })?;
         }
-        if shared_bytes > SHARED_LIMIT {
-            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let set = |attribute, value: u32, what: &str| {
             // SAFETY: the function was found just now.
-            let code =
-                unsafe { (device.driver.cuFuncSetAttribute)(raw, attribute, shared_bytes as i32) };
-            let what = || format!("{shared_bytes} bytes of shared memory for {name}");
-            super::api::check_for("cuFuncSetAttribute", what, code)?;
+            let code = unsafe { (device.driver.cuFuncSetAttribute)(raw, attribute, value as i32) };
+            let what = || format!("{value} {what} for {name}");
+            super::api::check_for("cuFuncSetAttribute", what, code)
+        };
+        // The same for all kernels: a multiprocessor changes what it has of each only when it is idle,
+        // so that a kernel could have to wait for one of another rank that waits for it.
+        let carveout = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        set(carveout, 100, "% of the memory that L1 and shared memory divide")?;
+        if shared_bytes > SHARED_LIMIT {
+            let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            set(most, shared_bytes, "bytes of shared memory")?;
         }
         let module = self.inner.clone();
         Ok(Function { module, raw: RawFunction(raw), name: name.into() })
