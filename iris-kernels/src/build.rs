@@ -224,6 +224,20 @@ mod tests {
     }
 
     #[test]
+    fn the_headers_assert_the_shared_memory_that_is_asked_for() {
+        let [large, small, _] = TileBuild::ALL;
+        let asked = large.shared_bytes(2, "sm_90a");
+        let mma = source::HEADERS.iter().find(|text| text.name == "iris/mma.h").expect("embedded");
+        assert!(mma.text.contains(&format!("== {asked}, \"what the host asks for\"")), "{asked}");
+        let others = [
+            large.shared_bytes(0, "sm_90a"),
+            large.shared_bytes(2, "sm_80"),
+            small.shared_bytes(2, "sm_90a"),
+        ];
+        assert_eq!(others, [0; 3]);
+    }
+
+    #[test]
     fn what_has_no_kernel_is_named() {
         let large = OpBuild { tile_m: 256, ..OP }.of(Kernel::OneShot).unwrap_err();
         assert!(large.contains("256 x 96") && large.contains("128 x 128"), "{large}");
