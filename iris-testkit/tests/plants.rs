@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
+use iris_kernels::source::KERNELS;
 use iris_sync::{Access, Order, Scope};
 use iris_testkit::check::device_code::{ARCHS, Outcome, Source, check};
 use iris_testkit::model::headers::COMPILER;
@@ -41,21 +42,8 @@ fn plants() -> Vec<Plant> {
     add("iris/sym.h", "namespace iris {", "namespace iris {".into(), "all_gather.cu", &[]);
     // A store beside the protocols, in every kernel and in what they are made of.
     const BESIDE: &[&str] = &["hook", "isa", "ptx", "tidy"];
-    for file in [
-        "all_gather.cu",
-        "all_gather_matmul.cu",
-        "all_reduce.cu",
-        "all_to_all.cu",
-        "barrier.cu",
-        "broadcast.cu",
-        "copy.cu",
-        "matmul.cu",
-        "matmul_all_gather.cu",
-        "matmul_all_reduce.cu",
-        "matmul_reduce_scatter.cu",
-        "reduce_scatter.cu",
-    ] {
-        add(file, ") {", format!(") {{ {RAW}"), file, BESIDE);
+    for kernel in KERNELS {
+        add(kernel.name, ") {", format!(") {{ {RAW}"), kernel.name, BESIDE);
     }
     let before = |text: &str| format!("{RAW}{text}");
     for (file, text, kernel) in [
