@@ -66,10 +66,10 @@ fn external_matrices(world: &World) -> Result<()> {
             theirs.memcpy_dtod(&c, &mut result)?;
             kept.push(result);
         }
+        stream.sync()?;
         for (call, result) in kept.iter().enumerate() {
             sample.check(&theirs.clone_dtoh(result)?, call).context("memory of cudarc's")?;
         }
-        stream.sync()?;
         op.free()?;
         [room.a, room.b, room.c].into_iter().try_for_each(|slice| heap.free(slice))?;
     }

@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
             harness::no_gpu(),
             named![
                 sums_of_products_are_exact,
+                new_streams_are_used_at_the_same_moment,
                 ops_of_two_streams_are_in_order,
                 an_absent_rank_is_a_fault_and_the_process_lives,
                 a_kernel_beside_an_op_takes_tiles_as_they_come,
@@ -134,6 +136,34 @@ fn sums_of_products_are_exact() {
             World::run_threads(size, |world| matmul_all_reduce(world, variant))
                 .unwrap_or_else(|error| panic!("{variant:?} of {size} ranks: {error}"));
         }
+    }
+}
+
+/// Two ranks make first calls on streams that nothing was enqueued on, the heap's or cudarc's, at the
+/// same moment.
+fn new_streams_are_used_at_the_same_moment() {
+    const ROUNDS: usize = 40;
+    let ready = AtomicUsize::new(0);
+    for round in 0..ROUNDS {
+        let outcome = World::run_threads(2, |world| -> Result<()> {
+            let heap = open(&world)?;
+            let plan = AllReduce::plan((&world).into(), &options(1, 64, 0), Variant::Atomic)?;
+            let mut op = AllReduce::new(&heap, &plan)?;
+            let (x, y) = (heap.ones::<f32>(64)?, heap.zeros::<f32>(64)?);
+            let args = CopyArgs::new(MatRef::sym(x, 1, 64), MatRef::sym(y, 1, 64));
+            let stream = if round % 4 == 3 { callers(&heap)?.1 } else { heap.stream()? };
+            world.barrier()?;
+            ready.fetch_add(1, Ordering::SeqCst);
+            while ready.load(Ordering::SeqCst) < 2 * (round + 1) {
+                std::hint::spin_loop();
+            }
+            op.run(&args, &stream)?;
+            stream.sync()?;
+            ensure!(heap.read(y)? == vec![2.0; 64]);
+            drop(op);
+            Ok(heap.close()?)
+        });
+        outcome.unwrap_or_else(|error| panic!("round {round}: {error}"));
     }
 }
 

@@ -1,6 +1,5 @@
 //! Copies by the host: on a stream of their own, done when they return, in the way of no capture.
 
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -26,14 +25,8 @@ unsafe impl Sync for RawStream {}
 
 impl Apart {
     pub(super) fn new(device: Arc<Device>) -> Result<Apart> {
-        const NON_BLOCKING: u32 = 1;
-        let bound = device.bind_apart()?;
-        let mut stream = null_mut();
-        // SAFETY: `stream` is where the answer goes.
-        let code = unsafe { (device.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
-        check("cuStreamCreate", code)?;
-        drop(bound);
-        Ok(Apart { device, stream: RawStream(stream) })
+        let stream = RawStream(device.new_stream()?);
+        Ok(Apart { device, stream })
     }
 
     /// Waits until what `code` tells of is done, if it was enqueued.

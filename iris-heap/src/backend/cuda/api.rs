@@ -95,6 +95,8 @@ driver! {
     cuMemsetD8Async(CUdeviceptr, c_uchar, usize, sys::CUstream);
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    cuDeviceGetDefaultMemPool(*mut sys::CUmemoryPool, CUdevice);
+    cuMemPoolSetAttribute(sys::CUmemoryPool, sys::CUmemPool_attribute, *mut c_void);
     cuMemFree_v2(CUdeviceptr);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);

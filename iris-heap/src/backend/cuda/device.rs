@@ -26,6 +26,8 @@ pub(crate) struct Device {
     /// Virtual memory management, and its handles as POSIX descriptors.
     pub(super) virtual_memory: bool,
     pub(super) descriptors: bool,
+    /// Four bytes that first uses of streams write to; never given back.
+    scratch: Mutex<Option<u64>>,
 }
 
 /// A context's handle.
@@ -124,6 +126,7 @@ impl Device {
             multiprocessors,
             virtual_memory: virtual_memory != 0,
             descriptors: descriptors != 0,
+            scratch: Mutex::default(),
         })
     }
 
@@ -167,6 +170,65 @@ impl Device {
         check("cuThreadExchangeStreamCaptureMode", code)?;
         bound.mode = Some(mode);
         Ok(bound)
+    }
+
+    /// A new stream that waits for no other, and has been used.
+    pub(super) fn new_stream(&self) -> Result<sys::CUstream> {
+        const NON_BLOCKING: u32 = 1;
+        let _bound = self.bind_apart()?;
+        let mut stream = null_mut();
+        // SAFETY: `stream` is where the answer goes.
+        let code = unsafe { (self.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
+        check("cuStreamCreate", code)?;
+        let used = self.use_first(stream).and_then(|()| {
+            // SAFETY: the stream was made just now.
+            let code = unsafe { (self.driver.cuStreamSynchronize)(stream) };
+            check("cuStreamSynchronize", code)
+        });
+        if used.is_err() {
+            // SAFETY: nobody else has the handle. The first error is the one to tell.
+            warn(check("cuStreamDestroy", unsafe { (self.driver.cuStreamDestroy_v2)(stream) }));
+        }
+        used.map(|()| stream)
+    }
+
+    /// Enqueues a write of four bytes, so that the work that comes next is not the stream's first.
+    ///
+    /// When two threads give two streams their first work at the same moment, the driver at times
+    /// makes one wait for the other (seen with 580 on H200, about every third time): for good, if
+    /// the other is a kernel that waits for it. So first uses come one after the other, and wait for
+    /// nothing. The stream is alive and not captured.
+    pub(super) fn use_first(&self, stream: sys::CUstream) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        let mut scratch = lock(&self.scratch);
+        let to = match *scratch {
+            Some(to) => to,
+            None => {
+                let mut to = 0;
+                // SAFETY: `to` is where the answer goes.
+                check("cuMemAlloc", unsafe { (self.driver.cuMemAlloc_v2)(&mut to, 4) })?;
+                *scratch.insert(to)
+            }
+        };
+        // SAFETY: the four bytes are this device's own; the caller vouches for the stream.
+        check("cuMemsetD8Async", unsafe { (self.driver.cuMemsetD8Async)(to, 0, 4, stream) })
+    }
+
+    /// For ranks that share the device. Memory that one stream gave back to the driver's pool
+    /// (`cuMemFreeAsync`, `CudaSlice`) may else go to another at the price that the second waits for
+    /// the first: for good, if the first is another rank's, with an op that waits for the second.
+    pub(super) fn order_no_streams_by_memory(&self) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        let mut pool = null_mut();
+        // SAFETY: `pool` is where the answer goes.
+        let code = unsafe { (self.driver.cuDeviceGetDefaultMemPool)(&mut pool, self.handle) };
+        check("cuDeviceGetDefaultMemPool", code)?;
+        use sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as ATTRIBUTE;
+        let mut off: c_int = 0;
+        // SAFETY: the pool is the device's; the attribute has the type of `off`.
+        let code =
+            unsafe { (self.driver.cuMemPoolSetAttribute)(pool, ATTRIBUTE, (&raw mut off).cast()) };
+        check("cuMemPoolSetAttribute", code)
     }
 
     /// Bytes of the device's memory that are free, and all.

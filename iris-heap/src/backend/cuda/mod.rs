@@ -356,8 +356,13 @@ impl Backend for CudaBackend {
     fn opened(&self, memory: Memory) {
         // A second call would be the heap's mistake, and harmless: the first memory stays.
         let _ = self.shared.memory.set(memory);
-        let connections = std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS");
-        if self.sharing() > 1 && self.same_process && connections.is_none() {
+        if self.sharing() == 1 || !self.same_process {
+            return;
+        }
+        if let Err(error) = self.shared.device.order_no_streams_by_memory() {
+            tracing::warn!(%error, "streams of ranks that share a device may wait for each other");
+        }
+        if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
             tracing::warn!(
                 ranks = self.sharing(),
                 "ranks share a device, and CUDA_DEVICE_MAX_CONNECTIONS is not set: set it to 32, \

@@ -163,18 +163,13 @@ pub(crate) struct Queue {
 impl Queue {
     /// A new stream that waits for no other.
     pub(super) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
-        const NON_BLOCKING: u32 = 1;
         shared.check_open()?;
-        let device = &shared.device;
-        let _bound = device.bind_apart()?;
-        if let Some(raw) = shared.take_spare() {
-            return Ok(Queue::of(shared, raw, Owner::Ours));
-        }
-        let mut stream = null_mut();
-        // SAFETY: `stream` is where the answer goes.
-        let code = unsafe { (device.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
-        check("cuStreamCreate", code)?;
-        Ok(Queue::of(shared, Raw(stream), Owner::Ours))
+        let _bound = shared.device.bind_apart()?;
+        let raw = match shared.take_spare() {
+            Some(raw) => raw,
+            None => Raw(shared.device.new_stream()?),
+        };
+        Ok(Queue::of(shared, raw, Owner::Ours))
     }
 
     fn of(shared: &Arc<Shared>, raw: Raw, owner: Owner) -> Arc<Queue> {
@@ -216,7 +211,11 @@ impl Queue {
                 format!("one of the primary context of device {}", device.ordinal),
             ));
         }
-        Ok(Queue::of(shared, Raw(raw), owner))
+        let queue = Queue::of(shared, Raw(raw), owner);
+        if queue.capture()?.is_none() {
+            device.use_first(raw)?;
+        }
+        Ok(queue)
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
