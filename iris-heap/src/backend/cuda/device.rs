@@ -26,9 +26,12 @@ pub(crate) struct Device {
     /// Virtual memory management, and its handles as POSIX descriptors.
     pub(super) virtual_memory: bool,
     pub(super) descriptors: bool,
-    /// Four bytes that first uses of streams write to; never given back.
+    /// Where first uses of streams copy to; never given back.
     scratch: Mutex<Option<u64>>,
 }
+
+/// What first uses of streams copy.
+static ZEROS: [u8; 4] = [0; 4];
 
 /// A context's handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -192,12 +195,13 @@ impl Device {
         used.map(|()| stream)
     }
 
-    /// Enqueues a write of four bytes, so that the work that comes next is not the stream's first.
+    /// Enqueues a copy of four bytes, so that the work that comes next is not the stream's first.
     ///
     /// When two threads give two streams their first work at the same moment, the driver at times
-    /// makes one wait for the other (seen with 580 on H200, about every third time): for good, if
-    /// the other is a kernel that waits for it. So first uses come one after the other, and wait for
-    /// nothing. The stream is alive and not captured.
+    /// makes one wait for the other (seen with 580 on H200, up to every other time): for good, if
+    /// the other is a kernel that waits for it. So first uses come one after the other. It is a copy,
+    /// since a kernel, as a fill is, would need room beside those that wait. The stream is alive and
+    /// not captured.
     pub(super) fn use_first(&self, stream: sys::CUstream) -> Result<()> {
         let _bound = self.bind_apart()?;
         let mut scratch = lock(&self.scratch);
@@ -210,8 +214,11 @@ impl Device {
                 *scratch.insert(to)
             }
         };
-        // SAFETY: the four bytes are this device's own; the caller vouches for the stream.
-        check("cuMemsetD8Async", unsafe { (self.driver.cuMemsetD8Async)(to, 0, 4, stream) })
+        let from = (&raw const ZEROS).cast();
+        // SAFETY: the four bytes at both ends stay; the caller vouches for the stream.
+        check("cuMemcpyHtoDAsync", unsafe {
+            (self.driver.cuMemcpyHtoDAsync_v2)(to, from, 4, stream)
+        })
     }
 
     /// For ranks that share the device. Memory that one stream gave back to the driver's pool
