@@ -103,6 +103,8 @@ accesses! {
     AbortStore: Relaxed, System;
     /// A waiting rank looks whether someone gave up.
     AbortLoad: Relaxed, System;
+    /// A workgroup looks at its start whether its rank has given up.
+    AbortCheck: Relaxed, System;
     /// A workgroup reads the number of the call at its start.
     CallLoad: Relaxed, Device;
     /// The last workgroup advances it, when all have read it.

@@ -46,6 +46,10 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
         _ => (FaultKind::HostAbort, channel.rank as i32, host),
     };
     m.record(&awaited.fault(kind, channel, rank as u32, seen));
+    if host != 0 {
+        // For the launches that follow: they look at this word only.
+        m.store(abort_word(channel.rank), channel.rank as i32 + 1, Access::AbortStore);
+    }
     true
 }
 
@@ -55,6 +59,11 @@ pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Faul
     for rank in 0..channel.size {
         m.store(abort_word(rank), channel.rank as i32 + 1, Access::AbortStore);
     }
+}
+
+/// Whether this rank has given up, or was told that a peer did. Once it is so, it stays so.
+pub(crate) fn has_given_up<M: Memory + ?Sized>(m: &M, channel: &Channel) -> bool {
+    m.load(abort_word(channel.rank), Access::AbortCheck) != 0
 }
 
 fn abort_word(rank: u32) -> SymWord {

@@ -1,4 +1,4 @@
-use crate::wait::{Awaited, wait_for};
+use crate::wait::{Awaited, has_given_up, stopped, wait_for};
 use crate::{
     Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, entry, tile_flags,
 };
@@ -34,6 +34,8 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
     entered: u64,
     asked: u64,
     directs: u64,
+    /// Whether the rank had given up when this launch began.
+    given_up: bool,
 }
 
 impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
@@ -62,6 +64,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             entered: 0,
             asked: 0,
             directs: 0,
+            given_up: has_given_up(m, channel),
         }
     }
 
@@ -78,6 +81,18 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// The items of 0..`count` that fall to this workgroup: every so many, in a fixed order.
     pub fn share(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         (self.index..count).step_by(self.count as usize)
+    }
+
+    /// Before a launch that is not the first of its call does anything: fails if the rank has given
+    /// up, as [`Workgroup::credit`] and [`Workgroup::barrier`] do.
+    pub fn go_on(&self) -> Result<(), Stop> {
+        if self.m.vote(!self.given_up) {
+            return Ok(());
+        }
+        if self.m.lane() == 0 {
+            keep_leaving(self.m, self.channel, self.call);
+        }
+        Err(Stop)
     }
 
     /// Tell every peer that this rank is in the call. The first workgroup does it, before anything
@@ -237,7 +252,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// A barrier of all lanes here and of the first workgroups of all members.
     pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
-        self.m.vote(true);
+        self.go_on()?;
         let Self { m, channel, call, .. } = *self;
         let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
         // Lane 0 stands for all in traces.
@@ -266,7 +281,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return result;
         }
         let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
-        if call.restamps() {
+        // Signals of a call that was given up are not all raised: a refresh would raise them.
+        if call.restamps() && !has_given_up(m, channel) {
             stamp(m, channel, call);
         }
         // Nobody else has ended a call since this one read it.
@@ -293,6 +309,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     fn credit_of(&self, peer: u32) -> Result<(), Stop> {
+        if self.given_up {
+            keep_leaving(self.m, self.channel, self.call);
+            return Err(Stop);
+        }
         self.timed(peer, |wg| entry::wait_credit(wg.m, wg.channel, wg.call, peer))
     }
 
@@ -352,7 +372,19 @@ fn settle<M: Memory + ?Sized>(
         let look = || m.load(channel.done(channel.rank, peer), Access::DoneLoad);
         wait_for(m, channel, Access::DoneLoad, awaited, look)?;
     }
+    if has_given_up(m, channel) {
+        // A peer that gave up may have changed its shard before it was read here.
+        keep_leaving(m, channel, call);
+        return Err(Stop);
+    }
     Ok(())
+}
+
+/// Keep a record that the rank, or a peer, gave up, unless there is one.
+fn keep_leaving<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
+    let awaited =
+        Awaited { call, want: call, rank: channel.rank, tile: -1, limit: Limit::Progress };
+    stopped(m, channel, &awaited);
 }
 
 /// Refresh every word this rank writes. All of its workgroups have been counted out, so this store

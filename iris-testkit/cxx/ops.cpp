@@ -147,17 +147,18 @@ template <class Body> int accumulate(const Input& in) {
     return calls(in, [&](const Model& model) {
         Body body{model};
         const Launch launch = model.launch();
-        if (!flow::zero(launch, in.tiles, owner, body)) return false;
+        // A stream goes on after a launch that failed.
+        (void)flow::zero(launch, in.tiles, owner, body);
         iris_model_boundary();
         if ((in.option & NO_FIRST_BARRIER) == 0) {
-            if (!flow::barrier(launch, 0, all, End::Keep)) return false;
+            (void)flow::barrier(launch, 0, all, End::Keep);
             iris_model_boundary();
         }
         const bool locked = (in.option & ATOMIC) == 0;
-        if (!flow::add(launch, in.tiles, owner, locked, body)) return false;
+        (void)flow::add(launch, in.tiles, owner, locked, body);
         iris_model_boundary();
         if ((in.option & NO_SECOND_BARRIER) == 0) {
-            if (!flow::barrier(launch, 1, all, End::Keep)) return false;
+            (void)flow::barrier(launch, 1, all, End::Keep);
             iris_model_boundary();
         }
         return flow::convert(launch, in.tiles, owner, body);
@@ -182,10 +183,11 @@ inline bool staged_once(const Model& model) {
 inline bool gather_once(const Model& model, u32 tiles, bool barrier) {
     Tiles body{model};
     const Launch launch = model.launch();
-    if (!flow::gather(launch, tiles, body)) return false;
+    // A stream goes on after a launch that failed.
+    (void)flow::gather(launch, tiles, body);
     iris_model_boundary();
     if (barrier) {
-        if (!flow::barrier(launch, 0, Members{model.in.members}, End::Keep)) return false;
+        (void)flow::barrier(launch, 0, Members{model.in.members}, End::Keep);
         iris_model_boundary();
     }
     return flow::local(launch, tiles, body);
@@ -216,8 +218,9 @@ int iris_model_two_shot(const Input& in) {
     const auto owner = [&](u32 tile) { return tile % in.channel->size; };
     return calls(in, [&](const Model& model) {
         Tiles body{model};
-        if (!flow::two_shot(model.launch(), in.tiles, owner, body)) return false;
+        const bool done = flow::two_shot(model.launch(), in.tiles, owner, body);
         iris_model_boundary();
+        if (!done) return false;
         body.consume(0, [&](u32 tile, u32 element) { return body.sum(tile, element); });
         return true;
     });
@@ -239,8 +242,9 @@ int iris_model_deliver(const Input& in) {
     return calls(in, [&](const Model& model) {
         Tiles body{model};
         const u32 me = body.me();
-        if (!flow::deliver(model.launch(), Delivery{in.tiles, me, broadcast}, body)) return false;
+        const bool done = flow::deliver(model.launch(), Delivery{in.tiles, me, broadcast}, body);
         iris_model_boundary();
+        if (!done) return false;
         for (u32 source = 0; source < (broadcast ? 1 : body.ranks()); ++source) {
             if (source == me) continue;
             body.consume(source, [&](u32 tile, u32 element) {

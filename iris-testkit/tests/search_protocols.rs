@@ -72,6 +72,31 @@ fn every_interleaving_of_three_and_four_ranks() {
     );
 }
 
+/// Whatever rank 0 gives up, what another rank takes for the result is the result. Ops that pull are
+/// not among them: that a shard is written while a peer reads it is a race to the models.
+#[test]
+fn a_rank_that_gives_up_misleads_nobody() {
+    let level = Level::from_env();
+    let pulls = |s: &Scenario| s.name().starts_with("pull") || s.name().starts_with("staged");
+    let mut sizes = vec![(2, 3), (3, 1)];
+    if level >= Level::Full {
+        sizes.push((3, 2));
+    }
+    for (ranks, calls) in sizes {
+        for scenario in all_ops(ranks, calls).into_iter().filter(|s| !pulls(s)) {
+            // Numbers near 7, and calls of which one refreshes.
+            for first in [7, RESTAMP_PERIOD.wrapping_sub(calls as i32 - 1)] {
+                let scenario = ops::given_up(scenario.clone().calls(calls, first));
+                report(&search::exhaust(&scenario, &Rules::default(), STATES), 20);
+                let groups: Vec<u32> = (0..ranks).map(|rank| 1 + u32::from(rank == 0)).collect();
+                let wide = scenario.lanes(2).groups(&groups);
+                let runs = level.pick(200, 1_000, 5_000);
+                report(&search::random(&wide, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
 #[test]
 fn random_schedules_of_up_to_four_ranks() {
     let runs = Level::from_env().pick(500, 3_000, 10_000);

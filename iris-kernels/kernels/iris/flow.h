@@ -225,6 +225,7 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
 /// Multiply what gather and a barrier brought. The last launch of its call.
 template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.go_on()) return false;
         for (u32 step = 1; step < wg.size(); ++step) {
             if (!wg.wait_entry(wg.peer(step))) return false;
         }
@@ -338,6 +339,7 @@ IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) 
 template <class Owner, class Body>
 IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.go_on()) return false;
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             wg.trace.begin(Span::Gemm, tile);
@@ -359,6 +361,7 @@ IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, 
 template <class Owner, class Body>
 IRIS_DEVICE bool convert(const Launch& launch, u32 tiles, Owner owner, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.go_on()) return false;
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             const u32 at = owner(tile);

@@ -37,6 +37,7 @@ namespace iris {
     X(StampStore, Release, System)                                                                 \
     X(AbortStore, Relaxed, System)                                                                 \
     X(AbortLoad, Relaxed, System)                                                                  \
+    X(AbortCheck, Relaxed, System)                                                                 \
     X(CallLoad, Relaxed, Device)                                                                   \
     X(CallStore, Relaxed, Device)                                                                  \
     X(FinishAdd, AcqRel, Device)                                                                   \
@@ -240,7 +241,17 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
         const i32 me = static_cast<i32>(m.channel.rank);
         m.record(awaited.fault(FaultKind::HostAbort, m.channel, me, host));
     }
+    if (host != 0) {
+        // For the launches that follow: they look at this word only.
+        m.store<Access::AbortStore>(m.abort(m.channel.rank),
+                                    static_cast<i32>(m.channel.rank) + 1);
+    }
     return true;
+}
+
+/// Whether this rank has given up, or was told that a peer did. Once it is so, it stays so.
+IRIS_DEVICE bool has_given_up(const Words& m) {
+    return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }
 
 /// Keep a fault and tell every rank, this one included, that the call cannot be finished.

@@ -27,8 +27,8 @@ class Workgroup {
         : m{launch.heap, launch.channel}, index(launch.index), count(launch.count),
           trace(launch.trace), own(launch.record),
           number(m.dev_load<Access::CallLoad>(m.call_word())),
-          sequence(m.dev_load<Access::CallLoad>(m.sequence_word())), credited(0), entered(0), asked(0),
-          directs(0) {}
+          sequence(m.dev_load<Access::CallLoad>(m.sequence_word())), given_up(has_given_up(m)),
+          credited(0), entered(0), asked(0), directs(0) {}
 
     const Words m;
     const u32 index, count;
@@ -40,6 +40,10 @@ class Workgroup {
     IRIS_DEVICE u32 rank() const { return m.channel.rank; }
     IRIS_DEVICE u32 size() const { return m.channel.size; }
     IRIS_DEVICE u32 peer(u32 step) const { return m.channel.peer(step); }
+
+    /// Before a launch that is not the first of its call does anything: fails if the rank has given
+    /// up, as credit and barrier do.
+    [[nodiscard]] IRIS_DEVICE bool go_on() { return all_go_on(Site::Waited); }
 
     /// Tell every peer that this rank is in the call. The first workgroup does it, before anything
     /// else, even when the rank has nothing to send.
@@ -190,7 +194,7 @@ class Workgroup {
     /// A barrier of all lanes here and of the first workgroups of all members.
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
-        port::barrier(Site::Arrive);
+        if (!all_go_on(Site::Arrive)) return false;
         const auto wait = [&] { return arrive_and_wait(m, number, phase, members, limit); };
         // Lane 0 stands for all in traces.
         return port::vote(port::lane() == 0 ? timed(phase, wait) : wait(), Site::Waited);
@@ -209,7 +213,8 @@ class Workgroup {
         }
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
-        if (number.restamps()) stamp();
+        // Signals of a call that was given up are not all raised: a refresh would raise them.
+        if (number.restamps() && !has_given_up(m)) stamp();
         // Nobody else has ended a call since this one read it.
         m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
@@ -220,6 +225,8 @@ class Workgroup {
     const Record& own;
     const Call number;
     const i32 sequence;
+    /// Whether the rank had given up when this launch began.
+    const bool given_up;
     /// Peers whose credit, or entry, was seen, and whose answer about C is known: one bit each.
     u64 credited, entered, asked, directs;
 
@@ -240,7 +247,22 @@ class Workgroup {
         trace.add(Counter::Flags, 1);
     }
 
+    IRIS_DEVICE bool all_go_on(Site site) {
+        if (port::vote(!given_up, site)) return true;
+        if (port::lane() == 0) leave();
+        return false;
+    }
+
+    /// Keep a record that the rank, or a peer, gave up, unless there is one.
+    IRIS_DEVICE void leave() {
+        stopped(m, Awaited{number, number, rank(), -1, Limit::Progress});
+    }
+
     IRIS_DEVICE bool credit_of(u32 peer) {
+        if (given_up) {
+            leave();
+            return false;
+        }
         return timed(peer, [&] { return entry::wait_credit(m, number, peer); });
     }
     IRIS_DEVICE bool entry_of(u32 peer) {
@@ -289,6 +311,11 @@ class Workgroup {
                     m, awaited, [&] { return m.load<Access::DoneLoad>(word); })) {
                 return false;
             }
+        }
+        if (has_given_up(m)) {
+            // A peer that gave up may have changed its shard before it was read here.
+            leave();
+            return false;
         }
         return true;
     }

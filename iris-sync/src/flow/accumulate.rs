@@ -43,6 +43,7 @@ pub fn add<M: Memory + ?Sized>(
     body: &mut impl AccumulateTiles,
 ) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
+        wg.go_on()?;
         let parity = wg.parity();
         for tile in wg.share(tiles) {
             wg.m.begin(Span::Gemm, tile);
@@ -70,6 +71,7 @@ pub fn convert<M: Memory + ?Sized>(
     body: &mut impl AccumulateTiles,
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
+        wg.go_on()?;
         let parity = wg.parity();
         for tile in wg.share(tiles) {
             let owner = owner(tile);

@@ -65,6 +65,7 @@ pub fn local<M: Memory + ?Sized>(
     body: &mut impl GatherTiles,
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
+        wg.go_on()?;
         for peer in wg.channel.peers() {
             wg.wait_entry(peer)?;
         }

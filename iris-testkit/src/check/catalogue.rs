@@ -103,6 +103,10 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         // Several launches a call take several times as long.
         let runs = if matches!(name, "accumulate" | "gather, barrier") { runs / 4 } else { runs };
         add(name, 3, wide, Engine::Random(runs));
+        // That a shard is written while a peer reads it would be a race to the models.
+        if !matches!(name, "pull" | "staged") {
+            add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
+        }
         if full {
             for (ranks, calls) in [(3, 2), (4, 1), (2, 4)] {
                 add(name, ranks, scenario(ranks, calls), Engine::Search);

@@ -142,6 +142,11 @@ impl<'a> Lane<'a> {
         self.check(place, self.read(place), wanted);
     }
 
+    /// Whether waits of this lane end.
+    pub fn gives_up(&self) -> bool {
+        self.scenario.expires.is_some_and(|expires| expires(self.id, Limit::Entry, u32::MAX))
+    }
+
     /// Fail unless `seen`, which came from `place`, is `wanted`.
     pub fn check(&self, place: Place, seen: i32, wanted: i32) {
         if seen != wanted {
@@ -262,7 +267,14 @@ impl Memory for Lane<'_> {
     }
 
     fn load(&self, word: SymWord, access: Access) -> i32 {
-        if access == Access::AbortLoad && self.scenario.expires.is_none() {
+        let unheard = match access {
+            Access::AbortLoad => self.scenario.expires.is_none(),
+            Access::AbortCheck => {
+                self.scenario.expires.is_none() || self.rules.has(Change::Skip(access))
+            }
+            _ => false,
+        };
+        if unheard {
             return 0;
         }
         let SymWord { rank, index } = self.place_of(word);

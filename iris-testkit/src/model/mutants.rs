@@ -193,6 +193,7 @@ pub fn all() -> Vec<Mutant> {
     all.extend(slot_rule());
     all.extend(life_of_words());
     all.extend(barriers());
+    all.extend(given_up());
     all.extend(kernels_beside());
     all
 }
@@ -407,6 +408,35 @@ fn life_of_words() -> Vec<Mutant> {
     ]
 }
 
+/// A launch of a rank that has given up does nothing that a peer could take for the real thing.
+fn given_up() -> Vec<Mutant> {
+    let unchecked = |name, scenario, expected| {
+        mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
+    };
+    vec![
+        unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
+        // One workgroup of the root gives up, another finds its credit: the call is half there.
+        unchecked(
+            "no-check-next-call",
+            ops::deliver(2, 2, 3, true, false).groups(&[2, 1]),
+            Check::Wrong,
+        )
+        .by(Engine::Search),
+        unchecked(
+            "no-check-refresh",
+            ops::two_shot(2, 1, 1, false).calls(1, RESTAMP_PERIOD),
+            Check::Wrong,
+        ),
+        mutant(
+            "abort-check-device",
+            ops::given_up(ops::accumulate(2, 1, 1, PLAIN)),
+            Change::Scope(Access::AbortCheck, Scope::Device),
+            Check::Scope,
+        )
+        .of(Access::AbortCheck),
+    ]
+}
+
 /// What the launch of a user's kernel beside a call must see to.
 fn kernels_beside() -> Vec<Mutant> {
     let beside = |name, how, expected| {
@@ -459,7 +489,7 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
         vote("no-vote-before-flag", ops::staged(&[2, 1], 1, 1), 0, 0, 2).by(Engine::Random(2_000)),
         after_flag,
-        vote("no-vote-after-lock", locked(), 0, 0, 5).by(Engine::Random(2_000)),
-        vote("no-vote-before-unlock", locked(), 0, 0, 6).by(Engine::Random(2_000)),
+        vote("no-vote-after-lock", locked(), 0, 0, 6).by(Engine::Random(2_000)),
+        vote("no-vote-before-unlock", locked(), 0, 0, 7).by(Engine::Random(2_000)),
     ]
 }

@@ -113,7 +113,7 @@ impl Recorder {
     fn found(&self, access: Access, op: Op) -> i32 {
         self.note(Event::Atomic(access, op));
         match access {
-            Access::AbortLoad => self.script.abort,
+            Access::AbortLoad | Access::AbortCheck => self.script.abort,
             Access::CallLoad => self.script.number,
             Access::FinishAdd => self.script.finished,
             Access::LockTake => self.answer(1, &self.script.locks, 0),
