@@ -17,11 +17,13 @@ use iris_testkit::harness::{self, Group, named};
 mod beside;
 mod external;
 mod graphs;
+mod late;
 mod sample;
 
 use beside::*;
 use external::*;
 use graphs::*;
+use late::*;
 use sample::*;
 
 fn main() -> ExitCode {
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
             None,
             named![
                 samples_are_right_on_the_cpu,
+                whoever_ends_well_is_right_on_the_cpu,
                 a_tile_that_no_kernel_takes_is_refused_by_the_plan,
             ],
         ),
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
                 new_streams_are_used_at_the_same_moment,
                 ops_of_two_streams_are_in_order,
                 an_absent_rank_is_a_fault_and_the_process_lives,
+                whoever_ends_well_is_right,
                 a_kernel_beside_an_op_takes_tiles_as_they_come,
                 a_kernel_beside_an_op_is_replayed,
                 tiles_that_do_not_come_are_faults,

@@ -1,0 +1,74 @@
+//! Ranks that come about when the others give up: whose call ends well has the right result.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use iris_heap::{BackendKind, HeapOptions, Settings, SymmetricHeap, World};
+use iris_ops::Ranks;
+use iris_testkit::suite::OpName;
+
+use crate::sample::Sample;
+
+/// How long rank 1 waits, in times that the others give it to enter.
+const LATE: [f64; 5] = [0.9, 0.99, 1.0, 1.01, 1.1];
+
+/// Rank 0 enqueues two calls; rank 1 makes the first when rank 0 may have given up. Whether each
+/// rank ended in an error.
+///
+/// `both` is a barrier without a deadline.
+fn calls(
+    world: World,
+    sample: usize,
+    late: Duration,
+    (backend, both): (BackendKind, &Barrier),
+) -> Result<bool> {
+    let options = HeapOptions::new().backend(backend).threads(3).data_bytes(1 << 20);
+    let heap = SymmetricHeap::open(&world, options)?;
+    let sample = Sample::all(Ranks::from(&world)).swap_remove(sample).on(backend, 3);
+    let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+    sample.fill(&heap, &room, 0)?;
+    let stream = heap.stream()?;
+    both.wait();
+    let operands = sample.operands(&room);
+    let run = if world.rank() == 0 {
+        op.run(&operands, &stream).and_then(|()| op.run(&operands, &stream))
+    } else {
+        std::thread::sleep(late);
+        op.run(&operands, &stream)
+    };
+    let failed = run.is_err() | stream.sync().is_err();
+    // Both are still there when one of them reads, and when one has found something wrong.
+    let c = heap.read(room.c)?;
+    both.wait();
+    if !failed && sample.case.op != OpName::Barrier {
+        sample.check(&c, 0).context("the call ended well")?;
+    }
+    drop(op);
+    Ok(failed)
+}
+
+fn every_op(backend: BackendKind) {
+    let settings = Settings::default().deadline(0.001);
+    let samples = Sample::all(Ranks::new(0, 2)).len();
+    let (both, mut ends) = (Barrier::new(2), [0; 2]);
+    for sample in 0..samples {
+        let late = settings.entry_deadline().mul_f64(LATE[sample % LATE.len()]);
+        let each = World::run_threads_each(2, &settings, |world| {
+            calls(world, sample, late, (backend, &both))
+        });
+        for failed in each.unwrap() {
+            ends[usize::from(failed.unwrap())] += 1;
+        }
+    }
+    println!("{} calls ended well, {} did not", ends[0], ends[1]);
+    assert!(ends[1] > samples / 2, "hardly a rank gave up: {ends:?}");
+}
+
+pub(crate) fn whoever_ends_well_is_right_on_the_cpu() {
+    every_op(BackendKind::Cpu);
+}
+
+pub(crate) fn whoever_ends_well_is_right() {
+    every_op(BackendKind::Cuda);
+}
