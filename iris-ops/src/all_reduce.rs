@@ -6,7 +6,7 @@ use crate::check::{check_copy, input, same_output, shaped};
 use crate::config::{Options, Ranks};
 use crate::core::{Call, Core};
 pub use crate::matmul_all_reduce::Variant;
-use crate::matmul_all_reduce::{kernels, plan_variant};
+use crate::matmul_all_reduce::{kernels, plan_variant, writes_directly};
 use crate::op::{beside_method, common_methods};
 use crate::{CopyArgs, Plan, Result};
 
@@ -47,6 +47,7 @@ impl AllReduce {
         shaped(NAME, "input", input, (m, n), "M x N of the plan")?;
         shaped(NAME, "output", &args.output, (m, n), "the shape of the input")?;
         check_copy(plan, args)?;
-        Ok(Call { in_place: true, ..Call::message(m, Some(input), args) })
+        let direct = writes_directly(plan);
+        Ok(Call { in_place: true, direct, ..Call::message(m, Some(input), args) })
     }
 }

@@ -57,7 +57,7 @@ impl MatmulAllReduce {
         shaped(NAME, "A", &args.a, (m, k), "M x K of the plan")?;
         shaped(NAME, "C", &args.c, (m, n), "rows of A x N of the plan")?;
         check_product(plan, args)?;
-        Ok(Call::product(m, args))
+        Ok(Call { direct: writes_directly(plan), ..Call::product(m, args) })
     }
 }
 
@@ -79,9 +79,14 @@ pub(crate) fn plan_variant(
     })
 }
 
+/// Whether peers write C. In the other variants nobody need wait for a peer's entry before a push.
+pub(crate) fn writes_directly(plan: &Plan) -> bool {
+    plan.variant == "two_shot"
+}
+
 /// Which words say that a tile of C has come, of a variant whose peers write it directly.
 pub(crate) fn arrival(plan: &Plan) -> Option<u32> {
-    (plan.alone() || plan.variant == "two_shot").then_some(arrival::RESULTS)
+    (plan.alone() || writes_directly(plan)).then_some(arrival::RESULTS)
 }
 
 /// The launches of a call.
