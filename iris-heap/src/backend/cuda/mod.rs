@@ -10,6 +10,11 @@
 //! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made in
 //! collective steps only, so that no rank waits in one for a kernel that waits for that rank.
 //!
+//! Where ranks are threads of one device, the driver must not let a stream of one rank wait for a
+//! kernel of another. It does at the first use of streams, so each is used once when it is made or
+//! given to the heap, one at a time; and where memory of its pool that one stream gave back goes to
+//! another, which is switched off for a device that ranks share.
+//!
 //! Set `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment of programs with several ranks on one
 //! device: by default their streams share 8 queues, and work that is queued behind another rank's
 //! waiting kernel does not begin. The library does not set it, since changing the environment of a
