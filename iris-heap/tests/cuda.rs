@@ -283,7 +283,7 @@ fn a_new_stream_waits_for_no_other() {
         // Else this showed nothing, as above.
         assert!(!done.is_done(), "the copies were done before there was another stream");
         assert_ne!(first, second);
-        heap.finish();
+        heap.finish()?;
         assert_eq!(heap.stream()?.raw_handle(), first);
         drop(stream);
         heap.close()

@@ -209,7 +209,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Waits until all streams have done what was enqueued. Errors stay with their streams.
+    /// Waits until all streams have done what was enqueued, but not for one that is captured: see
+    /// [`Backend::check_no_capture`]. Errors stay with their streams.
     fn finish(&self);
 
     /// Ends streams and threads, which have finished. Later enqueueing is [`Error::Closed`].

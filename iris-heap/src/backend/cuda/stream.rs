@@ -337,10 +337,11 @@ impl Queue {
         })
     }
 
-    /// Waits until everything that was enqueued is done. A stream that is captured has nothing.
+    /// Waits until everything that was enqueued is done. A stream that is captured cannot be waited
+    /// for, though it may have work of before.
     pub(super) fn finish(&self) -> Result<()> {
         if self.capture()?.is_some() {
-            return Ok(());
+            return Err(unsupported("waiting for a stream", "it is being captured"));
         }
         let device = &self.shared.device;
         let _bound = device.bind_apart()?;
@@ -417,9 +418,6 @@ impl CudaStream {
 impl StreamBackend for CudaStream {
     fn sync(&self) -> Result<()> {
         let queue = self.open()?;
-        if queue.capture()?.is_some() {
-            return Err(unsupported("waiting for a stream", "it is being captured"));
-        }
         let done = queue.finish();
         // A fault says more than the driver's error that it may have led to.
         queue.shared.control.check()?;
