@@ -432,8 +432,15 @@ impl Backend for CudaBackend {
         self.closed.store(true, Ordering::Relaxed);
         self.shared.closed.store(true, Ordering::Relaxed);
         self.shared.forget_order();
+        let kept = self.shared.untold();
+        if kept {
+            tracing::warn!("a stream of a heap may still run: its device memory is not freed");
+        }
         for mapping in self.live_mappings() {
-            mapping.release();
+            match kept {
+                true => mapping.leak(),
+                false => mapping.release(),
+            }
         }
     }
 

@@ -1,4 +1,6 @@
-//! Streams of a CUDA device, and the order of ops over several streams.
+//! Streams of a CUDA device.
+
+mod order;
 
 use std::any::Any;
 use std::ptr::null_mut;
@@ -17,6 +19,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::stream::{Event, EventBackend, StreamBackend};
 use crate::world::lock;
+use order::Order;
 
 /// What the streams of a heap share.
 pub(super) struct Shared {
@@ -33,37 +36,13 @@ pub(super) struct Shared {
     spare: Mutex<Vec<Raw>>,
     /// Behind what the caller's streams had to do when they were let go.
     left: Mutex<Vec<CudaEvent>>,
-}
-
-/// Which op was issued last: the next one on another stream waits for it.
-struct Order {
-    /// Ops that run.
-    live: Option<Last>,
-    /// Ops that are captured, and the number of the capture: they run when their graph does, so
-    /// that they are ordered among themselves only.
-    captured: Option<(u64, u64)>,
-    /// Whether ops are issued on more than one stream: from then on each leaves an event.
-    several: bool,
-    live_event: CudaEvent,
-    captured_event: CudaEvent,
-}
-
-enum Last {
-    /// Of this stream, which is alive; nothing is recorded behind the op yet.
-    Unrecorded(Arc<Queue>),
-    /// Of the stream of this number; the event is recorded behind it.
-    Recorded(u64),
+    /// A stream was let go, and nobody knows when it is done: the heap's memory is kept for good.
+    untold: AtomicBool,
 }
 
 impl Shared {
     pub(super) fn new(device: Arc<Device>, control: Arc<Control>) -> Result<Shared> {
-        let order = Order {
-            live: None,
-            captured: None,
-            several: false,
-            live_event: CudaEvent::new(&device)?,
-            captured_event: CudaEvent::new(&device)?,
-        };
+        let order = Order::new(&device)?;
         Ok(Shared {
             device,
             control,
@@ -73,6 +52,7 @@ impl Shared {
             numbers: AtomicU64::new(1),
             spare: Mutex::default(),
             left: Mutex::default(),
+            untold: AtomicBool::new(false),
         })
     }
 
@@ -100,8 +80,14 @@ impl Shared {
     /// Whether streams that were let go have nothing to do any more.
     pub(super) fn rest_is_idle(&self) -> bool {
         let Ok(_bound) = self.device.bind_apart() else { return false };
-        lock(&self.spare).iter().all(|&raw| self.is_done(raw))
+        !self.untold()
+            && lock(&self.spare).iter().all(|&raw| self.is_done(raw))
             && lock(&self.left).iter().all(EventBackend::is_done)
+    }
+
+    /// Whether nobody knows when a stream that was let go is done.
+    pub(super) fn untold(&self) -> bool {
+        self.untold.load(Ordering::Relaxed)
     }
 
     /// A stream that was let go and is done: an op must not stand behind a kernel that waits for it.
@@ -118,15 +104,18 @@ impl Shared {
     }
 
     /// Keeps the end of a stream that was let go, and no longer those that are over.
-    fn leave(&self, end: CudaEvent) {
-        let mut left = lock(&self.left);
-        left.retain(|event| !event.is_done());
-        left.push(end);
-    }
-
-    /// No op waits for an earlier one any more: the heap is going.
-    pub(super) fn forget_order(&self) {
-        lock(&self.order).live = None;
+    fn leave(&self, end: Result<CudaEvent>) {
+        match end {
+            Ok(end) => {
+                let mut left = lock(&self.left);
+                left.retain(|event| !event.is_done());
+                left.push(end);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nobody knows when a stream that was let go is done");
+                self.untold.store(true, Ordering::Relaxed);
+            }
+        }
     }
 }
 
@@ -246,84 +235,6 @@ impl Queue {
         Ok((status != Status::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
     }
 
-    /// Enqueues an op by `f` behind the last op of the heap, on whatever stream that was.
-    ///
-    /// Ops of a capture are ordered among themselves; how their graph is ordered with other work of
-    /// the heap is for the caller to see to, who launches it.
-    pub(super) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.shared.check_open()?;
-        let mut order = lock(&self.shared.order);
-        let capture = self.capture()?;
-        self.behind_last(&mut order, capture)?;
-        f()?;
-        if let Some(id) = capture {
-            // In a capture this enqueues nothing.
-            order.captured_event.record(self)?;
-            order.captured = Some((id, self.number));
-            return Ok(());
-        }
-        let alive = !matches!(self.owner, Owner::Caller);
-        order.live = Some(if alive && !order.several {
-            Last::Unrecorded(self.clone())
-        } else {
-            order.live_event.record(self)?;
-            Last::Recorded(self.number)
-        });
-        Ok(())
-    }
-
-    /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
-    /// next op does not wait for it.
-    pub(super) fn beside(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.shared.check_open()?;
-        let mut order = lock(&self.shared.order);
-        let capture = self.capture()?;
-        let last = match (&order.live, order.captured) {
-            (_, Some((id, number))) if capture == Some(id) => Some(number),
-            _ if capture.is_some() => None,
-            (Some(Last::Unrecorded(last)), _) => Some(last.number),
-            (Some(Last::Recorded(number)), _) => Some(*number),
-            (None, _) => None,
-        };
-        if last == Some(self.number) {
-            let expected = "another: the next op there would wait for the kernel";
-            return Err(Error::invalid("stream of a kernel beside ops", "that of an op", expected));
-        }
-        self.behind_last(&mut order, capture)?;
-        f()
-    }
-
-    /// Lets what is enqueued here next begin after the last op of the heap.
-    fn behind_last(&self, order: &mut Order, capture: Option<u64>) -> Result<()> {
-        if let Some(id) = capture {
-            return match order.captured {
-                Some((capture, last)) if capture == id && last != self.number => {
-                    order.captured_event.before(self)
-                }
-                _ => Ok(()),
-            };
-        }
-        match &order.live {
-            None => {}
-            Some(Last::Unrecorded(last)) if last.number == self.number => {}
-            Some(Last::Recorded(last)) if *last == self.number => {}
-            Some(Last::Recorded(_)) => order.live_event.before(self)?,
-            Some(Last::Unrecorded(last)) => {
-                if last.capture()?.is_some() {
-                    return Err(unsupported(
-                        "an op on a second stream of the heap",
-                        "the stream of the op before is being captured, so that this one cannot \
-                         be ordered behind it: end the capture first",
-                    ));
-                }
-                order.live_event.record(last)?;
-                order.live_event.before(self)?;
-                order.several = true;
-            }
-        }
-        Ok(())
-    }
-
     /// Enqueues a copy inside the heap's memory in the order of its ops.
     pub(super) fn copy_in_order(self: &Arc<Self>, to: u64, from: u64, bytes: u64) -> Result<()> {
         let device = &self.shared.device;
@@ -349,6 +260,12 @@ impl Queue {
         let code = unsafe { (device.driver.cuStreamSynchronize)(self.raw.0) };
         lock(&self.pending).retain(|(event, _)| !event.is_done());
         check("cuStreamSynchronize", code)
+    }
+
+    /// An event behind what is enqueued.
+    fn end(&self) -> Result<CudaEvent> {
+        let event = CudaEvent::new(&self.shared.device)?;
+        event.record(self).map(|()| event)
     }
 
     /// Whether everything that was enqueued is done: not while the stream is captured.
@@ -377,9 +294,7 @@ impl Drop for Queue {
         } else if matches!(self.owner, Owner::Ours) {
             lock(&self.shared.spare).push(self.raw);
         } else if !self.is_idle() {
-            let event = CudaEvent::new(&self.shared.device);
-            let recorded = event.and_then(|event| event.record(self).map(|()| event));
-            warn(recorded.map(|event| self.shared.leave(event)));
+            self.shared.leave(self.end());
         }
     }
 }
@@ -481,10 +396,10 @@ impl StreamBackend for CudaStream {
         // event behind the copy is done.
         let code =
             unsafe { (device.driver.cuMemcpyHtoDAsync_v2)(to, from, data.len(), queue.raw.0) };
-        check("cuMemcpyHtoDAsync", code)?;
+        // An event that was not recorded is never done: then the memory is kept for good.
         let recorded = done.record(queue);
         pending.push((done, data));
-        recorded
+        check("cuMemcpyHtoDAsync", code).and(recorded)
     }
 
     fn raw_handle(&self) -> u64 {
