@@ -29,6 +29,7 @@ fn main() -> ExitCode {
                 faults_and_losses_come_from_sync,
                 a_heap_may_be_dropped,
                 a_heap_may_be_dropped_after_a_busy_stream,
+                nothing_is_enqueued_on_a_heap_that_closes,
                 a_new_stream_waits_for_no_other,
             ],
         ),
@@ -262,6 +263,31 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
         done.sync()
     });
     results.unwrap();
+    World::run_threads(2, |world| exchange(world, false)).unwrap();
+}
+
+/// A heap closes while another thread enqueues copies: they are done, or refused.
+fn nothing_is_enqueued_on_a_heap_that_closes() {
+    for round in 0..50 {
+        let outcome = World::run_threads(1, |world| {
+            let heap = SymmetricHeap::open(&world, options())?;
+            let (stream, data) = (heap.stream()?, heap.memory().data[0].clone());
+            std::thread::scope(|scope| {
+                let copies = scope.spawn(move || {
+                    loop {
+                        let copied = stream.copy((data.clone(), 0), (data.clone(), 4 << 20), 1000);
+                        let Err(error) = copied else { continue };
+                        return error;
+                    }
+                });
+                std::thread::sleep(Duration::from_millis(round % 5));
+                let closed = heap.close();
+                assert_eq!(copies.join().unwrap().kind(), ErrorKind::Closed);
+                closed
+            })
+        });
+        outcome.unwrap();
+    }
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 

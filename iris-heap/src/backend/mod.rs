@@ -209,6 +209,11 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// The heap closes: later enqueueing is [`Error::Closed`], and what another thread is about to
+    /// enqueue is enqueued when this returns. Comes before [`Backend::finish`], where memory goes
+    /// although streams may hold it.
+    fn refuse_work(&self) {}
+
     /// Waits until all streams have done what was enqueued, but not for one that is captured: see
     /// [`Backend::check_no_capture`]. Errors stay with their streams.
     fn finish(&self);

@@ -408,6 +408,7 @@ impl SymmetricHeap {
             check_refusals("close heap", outcomes)?;
         }
         self.state_mut().closed = true;
+        self.backend.refuse_work();
         self.backend.finish();
         // All streams of all ranks have finished when this returns.
         let finished = outcome.and_then(|_| self.world.barrier());

@@ -428,9 +428,12 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn refuse_work(&self) {
+        self.shared.refuse_work();
+    }
+
     fn shutdown(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        self.shared.closed.store(true, Ordering::Relaxed);
         self.shared.forget_order();
         let kept = self.shared.untold();
         if kept {
@@ -459,15 +462,15 @@ impl Drop for CudaBackend {
         if self.closed.load(Ordering::Relaxed) {
             return;
         }
-        self.shared.closed.store(true, Ordering::Relaxed);
+        let alone = self.shared.refuse_work_now();
         let queues = self.live_queues();
-        if queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
+        if alone && queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
             self.shared.forget_order();
             return;
         }
         drop(queues);
-        self.shared.forget_order();
         self.shared.control.set_host_abort(abort::CLOSED);
+        self.shared.forget_order();
         tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");
         std::mem::forget(self.shared.control.clone());
         for mapping in self.live_mappings() {

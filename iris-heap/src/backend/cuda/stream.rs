@@ -5,7 +5,7 @@ mod order;
 use std::any::Any;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use cudarc::driver::sys;
 
@@ -25,7 +25,9 @@ use order::Order;
 pub(super) struct Shared {
     pub(super) device: Arc<Device>,
     pub(super) control: Arc<Control>,
-    pub(super) closed: AtomicBool,
+    closed: AtomicBool,
+    /// Held for reading while something is enqueued: once the heap closes, nothing is.
+    enqueueing: RwLock<()>,
     /// Set once the heap is open: streams keep its memory.
     pub(super) memory: OnceLock<Memory>,
     order: Mutex<Order>,
@@ -47,6 +49,7 @@ impl Shared {
             device,
             control,
             closed: AtomicBool::new(false),
+            enqueueing: RwLock::default(),
             memory: OnceLock::new(),
             order: Mutex::new(order),
             numbers: AtomicU64::new(1),
@@ -56,11 +59,25 @@ impl Shared {
         })
     }
 
-    fn check_open(&self) -> Result<()> {
+    /// That the heap is open, and stays so while something is enqueued under this guard.
+    fn open(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let guard = self.enqueueing.read().unwrap_or_else(PoisonError::into_inner);
         match self.closed.load(Ordering::Relaxed) {
             true => Err(Error::Closed { what: "the stream's heap" }),
-            false => Ok(()),
+            false => Ok(guard),
         }
+    }
+
+    /// From now on enqueueing is an error. Waits for who is about it.
+    pub(super) fn refuse_work(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        drop(self.enqueueing.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// As `refuse_work`, without waiting: whether nobody is about it.
+    pub(super) fn refuse_work_now(&self) -> bool {
+        self.closed.store(true, Ordering::Relaxed);
+        !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
     }
 
     /// Waits for what streams that were let go still do.
@@ -152,7 +169,7 @@ pub(crate) struct Queue {
 impl Queue {
     /// A new stream that waits for no other.
     pub(super) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
-        shared.check_open()?;
+        let _open = shared.open()?;
         let _bound = shared.device.bind_apart()?;
         let raw = match shared.take_spare() {
             Some(raw) => raw,
@@ -185,7 +202,7 @@ impl Queue {
     }
 
     fn adopt(shared: &Arc<Shared>, raw: sys::CUstream, owner: Owner) -> Result<Arc<Queue>> {
-        shared.check_open()?;
+        let _open = shared.open()?;
         let device = &shared.device;
         let _bound = device.bind()?;
         let mut context = null_mut();
@@ -323,16 +340,11 @@ impl Drop for Shared {
 #[derive(Clone)]
 pub(crate) struct CudaStream(pub(super) Arc<Queue>);
 
-impl CudaStream {
-    fn open(&self) -> Result<&Queue> {
-        self.0.shared.check_open()?;
-        Ok(&self.0)
-    }
-}
-
 impl StreamBackend for CudaStream {
     fn sync(&self) -> Result<()> {
-        let queue = self.open()?;
+        let queue = &self.0;
+        // Whoever closes the heap need not wait for this.
+        drop(queue.shared.open()?);
         let done = queue.finish();
         // A fault says more than the driver's error that it may have led to.
         queue.shared.control.check()?;
@@ -340,14 +352,16 @@ impl StreamBackend for CudaStream {
     }
 
     fn record(&self) -> Result<Event> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         let event = CudaEvent::new(&queue.shared.device)?;
         event.record(queue)?;
         Ok(Event::from_backend(Arc::new(event)))
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         match event.backend().as_any().downcast_ref::<CudaEvent>() {
             Some(event) => event.before(queue),
             None => Err(unsupported("waiting for an event", "it is of another kind of device")),
@@ -360,7 +374,8 @@ impl StreamBackend for CudaStream {
         (from, at): (Arc<dyn Mapping>, u64),
         bytes: u64,
     ) -> Result<()> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         let to = own(&*to)?.at(offset, bytes)?;
         let from = own(&*from)?.at(at, bytes)?;
         if bytes == 0 {
@@ -374,7 +389,8 @@ impl StreamBackend for CudaStream {
     }
 
     fn write(&self, (to, offset): (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         let to = own(&*to)?.at(offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());

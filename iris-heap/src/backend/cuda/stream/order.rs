@@ -54,7 +54,7 @@ impl Queue {
     /// Ops of a capture are ordered among themselves; how their graph is ordered with other work of
     /// the heap is for the caller to see to, who launches it.
     pub(crate) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.shared.check_open()?;
+        let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);
         let capture = self.capture()?;
         self.behind_last(&mut order, capture)?;
@@ -80,7 +80,7 @@ impl Queue {
     /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
     /// next op does not wait for it.
     pub(crate) fn beside(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.shared.check_open()?;
+        let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);
         let capture = self.capture()?;
         let last = match (&order.live, order.captured) {
