@@ -189,7 +189,8 @@ impl CudaBackend {
     }
 
     fn live_queues(&self) -> Vec<Arc<Queue>> {
-        lock(&self.queues).iter().filter_map(Weak::upgrade).collect()
+        let live: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
+        live.into_iter().chain(self.shared.kept()).collect()
     }
 
     fn hand_out(&self, region: Arc<Region>) -> Arc<dyn Mapping> {
@@ -407,7 +408,7 @@ impl Backend for CudaBackend {
 
     fn check_no_capture(&self, what: &str) -> Result<()> {
         for queue in self.live_queues() {
-            if queue.capture()?.is_some() {
+            if queue.is_captured()? {
                 return Err(unsupported(
                     what,
                     "a stream of the heap is being captured: do it before the capture begins",
@@ -419,7 +420,7 @@ impl Backend for CudaBackend {
 
     fn finish(&self) {
         for queue in self.live_queues() {
-            if let Err(error) = queue.finish() {
+            if let Err(error) = queue.finish_apart() {
                 tracing::debug!(%error, "a stream finished with an error");
             }
         }

@@ -38,6 +38,9 @@ pub(super) struct Shared {
     spare: Mutex<Vec<Raw>>,
     /// Behind what the caller's streams had to do when they were let go.
     left: Mutex<Vec<CudaEvent>>,
+    /// Streams that were let go while they were captured: to ask whether they are done, or to end
+    /// them, would end the capture. They go with the next wait for all streams.
+    kept: Mutex<Vec<Arc<Queue>>>,
     /// A stream was let go, and nobody knows when it is done: the heap's memory is kept for good.
     untold: AtomicBool,
 }
@@ -55,6 +58,7 @@ impl Shared {
             numbers: AtomicU64::new(1),
             spare: Mutex::default(),
             left: Mutex::default(),
+            kept: Mutex::default(),
             untold: AtomicBool::new(false),
         })
     }
@@ -80,8 +84,15 @@ impl Shared {
         !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
     }
 
+    /// Streams that were let go while they were captured.
+    pub(super) fn kept(&self) -> Vec<Arc<Queue>> {
+        lock(&self.kept).clone()
+    }
+
     /// Waits for what streams that were let go still do.
     pub(super) fn finish_rest(&self) -> Result<()> {
+        // Those that are captured still come back.
+        drop(std::mem::take(&mut *lock(&self.kept)));
         let _bound = self.device.bind_apart()?;
         let spare = lock(&self.spare).clone();
         let mut outcome = Ok(());
@@ -152,8 +163,11 @@ enum Owner {
     Cudarc {
         _stream: Arc<cudarc::driver::CudaStream>,
     },
-    /// The caller's, who keeps it alive as long as a [`crate::Stream`] of it.
-    Caller,
+    /// The caller's, who keeps it alive as long as a [`crate::Stream`] of it; the capture that was
+    /// under way when it came.
+    Caller {
+        capture: Option<u64>,
+    },
 }
 
 /// A stream of the device.
@@ -164,6 +178,9 @@ pub(crate) struct Queue {
     shared: Arc<Shared>,
     /// Memory of the host that enqueued copies may still read, and when they are done.
     pending: Mutex<Vec<(CudaEvent, Vec<u8>)>>,
+    /// Whether the caller's `Stream` is gone, and with it perhaps the stream. Who has no `Stream`
+    /// holds this while it uses the handle.
+    gone: Mutex<bool>,
 }
 
 impl Queue {
@@ -180,8 +197,8 @@ impl Queue {
 
     fn of(shared: &Arc<Shared>, raw: Raw, owner: Owner) -> Arc<Queue> {
         let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
-        let pending = Mutex::default();
-        Arc::new(Queue { raw, number, owner, shared: shared.clone(), pending })
+        let (pending, gone) = (Mutex::default(), Mutex::default());
+        Arc::new(Queue { raw, number, owner, shared: shared.clone(), pending, gone })
     }
 
     /// cudarc's stream.
@@ -196,12 +213,12 @@ impl Queue {
     /// The caller's stream.
     ///
     /// # Safety
-    /// `raw` is a stream, and stays one while the queue lives.
+    /// `raw` is a stream, and stays one until the queue is let go.
     pub(super) unsafe fn caller(shared: &Arc<Shared>, raw: sys::CUstream) -> Result<Arc<Queue>> {
-        Queue::adopt(shared, raw, Owner::Caller)
+        Queue::adopt(shared, raw, Owner::Caller { capture: None })
     }
 
-    fn adopt(shared: &Arc<Shared>, raw: sys::CUstream, owner: Owner) -> Result<Arc<Queue>> {
+    fn adopt(shared: &Arc<Shared>, raw: sys::CUstream, mut owner: Owner) -> Result<Arc<Queue>> {
         let _open = shared.open()?;
         let device = &shared.device;
         let _bound = device.bind()?;
@@ -217,11 +234,14 @@ impl Queue {
                 format!("one of the primary context of device {}", device.ordinal),
             ));
         }
-        let queue = Queue::of(shared, Raw(raw), owner);
-        if queue.capture()?.is_none() {
+        let now = device.capture_of(raw)?;
+        if now.is_none() {
             device.use_first(raw)?;
         }
-        Ok(queue)
+        if let Owner::Caller { capture } = &mut owner {
+            *capture = now;
+        }
+        Ok(Queue::of(shared, Raw(raw), owner))
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
@@ -234,22 +254,7 @@ impl Queue {
 
     /// The number of the capture that is under way on this stream.
     pub(super) fn capture(&self) -> Result<Option<u64>> {
-        use sys::CUstreamCaptureStatus as Status;
-        let _bound = self.shared.device.bind()?;
-        let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-        // SAFETY: the first two are where the answers go; the others may be null.
-        let code = unsafe {
-            (self.shared.device.driver.cuStreamGetCaptureInfo_v2)(
-                self.raw.0,
-                &mut status,
-                &mut id,
-                null_mut(),
-                null_mut(),
-                null_mut(),
-            )
-        };
-        check("cuStreamGetCaptureInfo", code)?;
-        Ok((status != Status::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
+        self.shared.device.capture_of(self.raw.0)
     }
 
     /// Enqueues a copy inside the heap's memory in the order of its ops.
@@ -267,10 +272,8 @@ impl Queue {
 
     /// Waits until everything that was enqueued is done. A stream that is captured cannot be waited
     /// for, though it may have work of before.
-    pub(super) fn finish(&self) -> Result<()> {
-        if self.capture()?.is_some() {
-            return Err(unsupported("waiting for a stream", "it is being captured"));
-        }
+    fn finish(&self) -> Result<()> {
+        self.check_no_capture()?;
         let device = &self.shared.device;
         let _bound = device.bind_apart()?;
         // SAFETY: the stream is alive.
@@ -279,14 +282,63 @@ impl Queue {
         check("cuStreamSynchronize", code)
     }
 
-    /// An event behind what is enqueued.
+    /// For the heap, which has no `Stream`: whether the stream is captured.
+    pub(super) fn is_captured(&self) -> Result<bool> {
+        let gone = lock(&self.gone);
+        Ok(!*gone && self.capture()?.is_some())
+    }
+
+    /// For the heap: waits until everything is done. What a stream that is gone has to do is left to
+    /// [`Shared::finish_rest`].
+    pub(super) fn finish_apart(&self) -> Result<()> {
+        if !matches!(self.owner, Owner::Caller { .. }) {
+            return self.finish();
+        }
+        let gone = lock(&self.gone);
+        if *gone {
+            return Ok(());
+        }
+        let end = self.end()?;
+        // Not while it waits: the caller's `Stream` may go.
+        drop(gone);
+        end.sync()
+    }
+
+    /// For the heap: whether everything is done.
+    pub(super) fn is_idle(&self) -> bool {
+        let gone = lock(&self.gone);
+        *gone || self.idle()
+    }
+
+    /// The caller's `Stream` goes: the handle is not used after this.
+    fn let_go(&self) {
+        let Owner::Caller { capture: first } = self.owner else { return };
+        let mut gone = lock(&self.gone);
+        match self.capture() {
+            // All that was enqueued is in the graph.
+            Ok(Some(id)) if first == Some(id) => {}
+            Ok(None) if self.idle() => {}
+            _ => self.shared.leave(self.end()),
+        }
+        *gone = true;
+    }
+
+    /// An event behind what is enqueued; an error while the stream is captured.
     fn end(&self) -> Result<CudaEvent> {
+        self.check_no_capture()?;
         let event = CudaEvent::new(&self.shared.device)?;
         event.record(self).map(|()| event)
     }
 
+    fn check_no_capture(&self) -> Result<()> {
+        match self.capture()? {
+            Some(_) => Err(unsupported("waiting for a stream", "it is being captured")),
+            None => Ok(()),
+        }
+    }
+
     /// Whether everything that was enqueued is done: not while the stream is captured.
-    pub(super) fn is_idle(&self) -> bool {
+    fn idle(&self) -> bool {
         // The driver would end a capture that is asked this.
         if !matches!(self.capture(), Ok(None)) {
             return false;
@@ -306,12 +358,20 @@ impl Drop for Queue {
                 std::mem::forget(bytes);
             }
         }
-        if !matches!(self.capture(), Ok(None)) {
-            // Kept for good: to ask for it, or to end it, would end the capture.
-        } else if matches!(self.owner, Owner::Ours) {
-            lock(&self.shared.spare).push(self.raw);
-        } else if !self.is_idle() {
-            self.shared.leave(self.end());
+        let shared = &self.shared;
+        let owner = std::mem::replace(&mut self.owner, Owner::Caller { capture: None });
+        if matches!(owner, Owner::Caller { .. }) {
+            // It was let go, and may no longer exist.
+        } else if !matches!(self.capture(), Ok(None)) {
+            // After the heap it is kept for good.
+            if !shared.closed.load(Ordering::Relaxed) {
+                let kept = Queue::of(shared, self.raw, owner);
+                lock(&shared.kept).push(kept);
+            }
+        } else if matches!(owner, Owner::Ours) {
+            lock(&shared.spare).push(self.raw);
+        } else if !self.idle() {
+            shared.leave(self.end());
         }
     }
 }
@@ -337,8 +397,13 @@ impl Drop for Shared {
 }
 
 /// A stream as the rest of the crate sees it.
-#[derive(Clone)]
 pub(crate) struct CudaStream(pub(super) Arc<Queue>);
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
 
 impl StreamBackend for CudaStream {
     fn sync(&self) -> Result<()> {

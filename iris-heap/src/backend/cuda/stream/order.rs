@@ -42,9 +42,11 @@ impl Order {
 }
 
 impl Shared {
-    /// No op waits for an earlier one any more: the heap is going.
+    /// No op waits for an earlier one any more: the heap is going, and keeps no stream.
     pub(crate) fn forget_order(&self) {
-        lock(&self.order).live = None;
+        let last = lock(&self.order).live.take();
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        drop((last, kept));
     }
 }
 
@@ -65,7 +67,7 @@ impl Queue {
             order.captured = Some((id, self.number));
             return Ok(());
         }
-        let alive = !matches!(self.owner, Owner::Caller);
+        let alive = !matches!(self.owner, Owner::Caller { .. });
         if alive {
             order.live = Some(Last::Unrecorded(self.clone()));
         }
