@@ -413,6 +413,13 @@ fn launches_that_do_not_fit_are_refused() {
             let error = launched.unwrap_err().to_string();
             assert!(error.contains("operate_i32"), "{error}");
         }
+        // A stream of another heap, though on the same device.
+        let other = On::Gpu.open(&world)?;
+        // SAFETY: nothing is launched.
+        let launched = unsafe { kernel.launch(&other.stream()?, 1, &[]) };
+        let error = launched.unwrap_err().to_string();
+        assert!(error.contains("another heap"), "{error}");
+        other.close()?;
         heap.close()
     });
 }

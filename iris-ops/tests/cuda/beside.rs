@@ -374,6 +374,22 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         let taker = Taker::new(&heap, room.c)?;
         let error = taker.launch(&heap, &stream, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("that of an op"), "{error}");
+
+        // A stream of another heap on the same device: for the op, for the kernel and for both.
+        let other = open(&world)?;
+        let theirs = other.stream()?;
+        let error = op.run(&operands, &theirs).expect_err("another heap's stream").to_string();
+        ensure!(error.contains("another heap"), "{error}");
+        refused(beside(&mut op, &operands, &theirs), "one of the heap")?;
+        let error = taker.launch(&heap, &theirs, &view, 0).unwrap_err().to_string();
+        ensure!(error.contains("stream for take is one of another heap"), "{error}");
+        let stranger = TileView { heap: other.view(), ..view };
+        let error = taker.launch(&heap, &heap.stream()?, &stranger, 0).unwrap_err().to_string();
+        ensure!(error.contains("view for take is one of another heap"), "{error}");
+        // Nothing was launched, so that there is nothing to wait for.
+        heap.check()?;
+        other.close()?;
+
         view.groups = heap.workgroups() - GROUPS + 1;
         let error = taker.launch(&heap, &heap.stream()?, &view, 0).unwrap_err();
         let kind = error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind);

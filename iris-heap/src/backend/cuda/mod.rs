@@ -145,12 +145,13 @@ impl CudaBackend {
     }
 
     /// Loads compiled kernels: a cubin of this device's architecture, or PTX that ends with a zero
-    /// byte. It may wait for the device, so it belongs into a collective step.
+    /// byte. It may wait for the device, so it belongs into a collective step. Its kernels are launched
+    /// on streams of this heap only.
     ///
     /// # Errors
     /// [`Error::Device`]; [`Error::Invalid`] for another image.
     pub fn load(&self, image: &[u8]) -> Result<Module> {
-        Module::load(&self.shared.device, image)
+        Module::load(&self.shared, image)
     }
 
     /// The stream of the caller's, which waits for work and is waited for like one of the heap's.
