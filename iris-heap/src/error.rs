@@ -180,7 +180,7 @@ pub enum Error {
         message: String,
     },
     /// A kernel left a fault record.
-    #[error("{op}: {fault}")]
+    #[error("{op}: {fault}{}", about_hashes(.fault))]
     Fault {
         /// The name of the op.
         op: &'static str,
@@ -323,6 +323,18 @@ impl Error {
         expected: impl Into<String>,
     ) -> Error {
         Error::Invalid { what: what.into(), value: value.to_string(), expected: expected.into() }
+    }
+}
+
+/// What the two numbers of a mismatch are where they are hashes. Of all that is hashed only the place
+/// of a matrix can still differ in a call: the rest was compared by name when the op was made.
+fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
+    match fault.differing() {
+        Some(iris_sync::Field::Config) => {
+            "; these are hashes: A lies at another offset of the heap, or has another leading \
+             dimension, on one of the two ranks than on the other, which reads it there"
+        }
+        _ => "",
     }
 }
 

@@ -95,6 +95,8 @@ impl World {
     ///
     /// A process may make several worlds, one after the other: all ranks in the same order.
     ///
+    /// Ranks that have not come after a hundredth of the deadline, 6 s, are named in a warning.
+    ///
     /// # Errors
     /// [`Error::Env`] for a value that means nothing; [`Error::Unsupported`] for ranks on several
     /// hosts; [`Error::Absent`] with the ranks that have not come by the deadline;

@@ -3,8 +3,10 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cudarc::driver::{CudaContext, sys};
 use iris_heap::{
     BackendKind, Error, ErrorKind, HeapOptions, Segment, Settings, SymmetricHeap, World, abi, cuda,
 };
@@ -29,6 +31,9 @@ fn main() -> ExitCode {
                 faults_and_losses_come_from_sync,
                 a_heap_may_be_dropped,
                 a_heap_may_be_dropped_after_a_busy_stream,
+                nothing_is_enqueued_on_a_heap_that_closes,
+                a_stream_of_the_callers_may_go_at_any_time,
+                a_heap_stays_open_while_a_stream_that_was_let_go_is_captured,
                 a_new_stream_waits_for_no_other,
             ],
         ),
@@ -265,6 +270,86 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 
+/// A heap closes while another thread enqueues copies: they are done, or refused.
+fn nothing_is_enqueued_on_a_heap_that_closes() {
+    for round in 0..50 {
+        let begun = Instant::now();
+        let outcome = World::run_threads(1, |world| {
+            let heap = SymmetricHeap::open(&world, options())?;
+            let (stream, data) = (heap.stream()?, heap.memory().data[0].clone());
+            std::thread::scope(|scope| {
+                let copies = scope.spawn(move || {
+                    loop {
+                        let copied = stream.copy((data.clone(), 0), (data.clone(), 4 << 20), 1000);
+                        let Err(error) = copied else {
+                            assert!(begun.elapsed() < Duration::from_secs(20), "it stays open");
+                            continue;
+                        };
+                        return error;
+                    }
+                });
+                std::thread::sleep(Duration::from_millis(round % 5));
+                let closed = heap.close();
+                assert_eq!(copies.join().unwrap().kind(), ErrorKind::Closed);
+                closed
+            })
+        });
+        outcome.unwrap();
+    }
+    World::run_threads(2, |world| exchange(world, false)).unwrap();
+}
+
+/// The caller ends its stream as soon as the last `Stream` of it is dropped, while another thread
+/// waits for all streams of the heap.
+fn a_stream_of_the_callers_may_go_at_any_time() {
+    let outcome = World::run_threads(1, |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        let x = heap.zeros::<u8>(1 << 20)?;
+        let y = heap.zeros::<u8>(1 << 20)?;
+        let over = AtomicBool::new(false);
+        let context = CudaContext::new(heap.backend().device().index).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    heap.finish()?;
+                }
+                Ok::<_, Error>(())
+            });
+            let used = (0..2000).try_for_each(|_| {
+                let theirs = context.new_stream().unwrap();
+                // SAFETY: `stream` is dropped before `theirs`.
+                let stream = unsafe { heap.stream_from_raw(theirs.cu_stream() as u64) }?;
+                heap.copy_on(&stream, (y, 0), (x, 0))
+            });
+            over.store(true, Ordering::Relaxed);
+            waits.join().unwrap().and(used)
+        })?;
+        heap.close()
+    });
+    outcome.unwrap();
+}
+
+/// Nobody can wait for it before its capture is over.
+fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
+    let outcome = World::run_threads(1, |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        let x = heap.zeros::<u8>(1 << 20)?;
+        let context = CudaContext::new(heap.backend().device().index).unwrap();
+        let theirs = context.new_stream().unwrap();
+        let stream = cuda::CudaBackend::of(&heap)?.stream_of(&theirs)?;
+        heap.copy_on(&stream, (x, 0), (x, 0))?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        theirs.begin_capture(mode).unwrap();
+        drop(stream);
+        assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(heap.finish().unwrap_err().kind(), ErrorKind::Unsupported);
+        theirs.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap();
+        heap.finish()?;
+        heap.close()
+    });
+    outcome.unwrap();
+}
+
 /// Streams that are let go are used again, but not before they are done.
 fn a_new_stream_waits_for_no_other() {
     let outcome = World::run_threads(1, |world| {
@@ -283,7 +368,7 @@ fn a_new_stream_waits_for_no_other() {
         // Else this showed nothing, as above.
         assert!(!done.is_done(), "the copies were done before there was another stream");
         assert_ne!(first, second);
-        heap.finish();
+        heap.finish()?;
         assert_eq!(heap.stream()?.raw_handle(), first);
         drop(stream);
         heap.close()

@@ -386,6 +386,30 @@ fn all_or_nothing_in_one_step() {
 }
 
 #[test]
+fn a_refused_step_waits_for_nothing() {
+    World::run_threads(1, |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        let x = heap.alloc::<u8>(10)?;
+        heap.free(x)?;
+        let stream = heap.stream()?;
+        let (go, gone) = std::sync::mpsc::channel();
+        stream.call_cpu("wait", move || {
+            // For ever, if the step waits for this.
+            let _ = gone.recv_timeout(Duration::from_secs(10));
+            Ok(())
+        })?;
+        let done = stream.record()?;
+        assert!(matches!(heap.free(x), Err(Error::NotAllocated { .. })));
+        assert!(!done.is_done(), "it waited for the stream");
+        go.send(()).unwrap();
+        heap.finish()?;
+        assert!(done.is_done());
+        heap.close()
+    })
+    .unwrap();
+}
+
+#[test]
 fn imported_memory_is_a_slice() {
     World::run_threads(2, |w| {
         let heap = SymmetricHeap::open(&w, options())?;

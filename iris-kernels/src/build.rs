@@ -106,7 +106,7 @@ impl OpBuild {
             _ => self.op,
         };
         let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
-        if !is_product(source) {
+        if !multiplies(source.name) {
             return Ok(Build::message(source).with(self.injected));
         }
         let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
@@ -119,16 +119,16 @@ impl OpBuild {
     }
 }
 
-/// Whether type and tile are compiled into the kernels of a source.
-fn is_product(source: Text) -> bool {
-    source.name.contains("matmul")
+/// Whether type and tile are compiled into the kernels of the source of this name.
+pub fn multiplies(source: &str) -> bool {
+    source.contains("matmul")
 }
 
 /// Every build that an op may ask for.
 pub fn all() -> Vec<Build> {
     let mut builds = Vec::new();
     for &source in source::KERNELS {
-        if !is_product(source) {
+        if !multiplies(source.name) {
             builds.push(Build::message(source));
             continue;
         }

@@ -85,8 +85,9 @@ impl Launcher {
     /// Enqueue `kernel` of `op` on `stream`, with `groups` workgroups.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a
-    /// kernel that was not prepared. What goes wrong in the kernel comes from [`Stream::sync`].
+    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; on a GPU [`Error::Invalid`] for
+    /// a stream of another heap; [`Error::Unsupported`] for a kernel that was not prepared. What goes
+    /// wrong in the kernel comes from [`Stream::sync`].
     ///
     /// # Safety
     /// As for [`cpu::run`]: every address in `args` must be live until the stream has finished the
@@ -147,12 +148,14 @@ pub struct UserKernel {
     shared_bytes: u32,
     /// This rank's part of the device's multiprocessors.
     multiprocessors: u32,
+    /// The address of the heap's control block, by which a view of it is known.
+    control: u64,
 }
 
 impl UserKernel {
     /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
     /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
-    /// do. `threads` a workgroup are [`rtc::LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is
+    /// do. It is launched on streams of this heap only. `threads` a workgroup are [`rtc::LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is
     /// its dynamic shared memory.
     ///
     /// # Errors
@@ -169,8 +172,8 @@ impl UserKernel {
         let image = rtc::compile(Vendor::Nvidia, source, options, &arch).map_err(Error::other)?;
         let function = backend.load(&image)?.function(name, shared_bytes)?;
         let resident = share(backend, &function, threads, shared_bytes)?;
-        let multiprocessors = heap.workgroups();
-        Ok(Self { function, resident, threads, shared_bytes, multiprocessors })
+        let (multiprocessors, control) = (heap.workgroups(), heap.view().control);
+        Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
     }
 
     /// Workgroups that run at the same time beside those of the ranks that share the device.
@@ -182,8 +185,8 @@ impl UserKernel {
     /// of the parameters, in order: of a heap's view, `bytemuck::bytes_of(&heap.view())`.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]. What goes wrong in the kernel
-    /// comes from [`Stream::sync`].
+    /// [`Error::TooManyGroups`]; [`Error::Invalid`] for a stream of another heap; [`Error::Closed`],
+    /// [`Error::Device`]. What goes wrong in the kernel comes from [`Stream::sync`].
     ///
     /// # Safety
     /// As for [`Function::launch`]: the parameters are the kernel's, and what it accesses through
@@ -206,8 +209,8 @@ impl UserKernel {
     /// multiprocessor, as long as nothing else waits on the device.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`] if they are more; [`Error::Invalid`] for the stream of the last op;
-    /// [`Error::Closed`], [`Error::Device`]. What goes wrong in the kernel comes from
+    /// [`Error::TooManyGroups`] if they are more; [`Error::Invalid`] for the stream of the last op, and
+    /// for a stream or a view of another heap; [`Error::Closed`], [`Error::Device`]. What goes wrong in the kernel comes from
     /// [`Stream::sync`].
     ///
     /// # Safety
@@ -232,6 +235,13 @@ impl UserKernel {
                 ),
                 groups: groups + beside,
                 threads: self.multiprocessors,
+            });
+        }
+        if view.heap.control != self.control {
+            return Err(Error::Invalid {
+                what: format!("view for {}", self.function.name()),
+                value: "one of another heap".into(),
+                expected: "one of the heap that the kernel was made for".into(),
             });
         }
         let args = [&[bytemuck::bytes_of(view)], args].concat();

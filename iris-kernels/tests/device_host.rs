@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use iris_kernels::args::{Matrix, OpArgs, TileView, epilogue};
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, owner, split};
@@ -38,19 +38,9 @@ fn library(sources: &[&str], options: &[&str]) -> (Library, TempDir) {
 }
 
 fn compile(sources: &[&str], options: &[&str], form: &[&str], to: &Path) {
-    let output = Command::new("g++")
-        .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
-        .args(form)
-        .arg(format!("-I{ROOT}/kernels"))
-        .args(options)
-        .args(["-x", "c++"])
-        .args(sources.iter().map(|source| format!("{ROOT}/{source}")))
-        .arg("-o")
-        .arg(to)
-        .output()
-        .expect("g++ starts");
-    let log = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{sources:?}: {log}");
+    let sources = sources.iter().map(|source| format!("{ROOT}/{source}"));
+    let options = form.iter().chain(options).map(ToString::to_string);
+    harness::compile_for_host(options.chain(sources), to);
 }
 
 fn symbol<T: Copy>(library: &Library, name: &str) -> T {

@@ -3,7 +3,7 @@
 //! missing, its tests are ignored. The source is compiled for GPUs wherever NVRTC is.
 
 use std::ffi::{CString, c_char};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -72,18 +72,11 @@ type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> 
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
-        let root = env!("CARGO_MANIFEST_DIR");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/host/user.cpp");
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("user.so");
-        let compiled = Command::new("g++")
-            .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
-            .args(["-shared", "-std=c++20", &format!("-DIRIS_LANES={HOST_LANES}")])
-            .args([format!("-I{root}/kernels"), format!("{root}/tests/host/user.cpp")])
-            .arg("-o")
-            .arg(&file)
-            .output()
-            .unwrap();
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        let lanes = format!("-DIRIS_LANES={HOST_LANES}");
+        harness::compile_for_host(["-shared", "-std=c++20", &lanes, source], &file);
         // SAFETY: built just now from our own source, without any initialiser.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
         // SAFETY: user.cpp gives this type to this name.
@@ -413,6 +406,13 @@ fn launches_that_do_not_fit_are_refused() {
             let error = launched.unwrap_err().to_string();
             assert!(error.contains("operate_i32"), "{error}");
         }
+        // A stream of another heap, though on the same device.
+        let other = On::Gpu.open(&world)?;
+        // SAFETY: nothing is launched.
+        let launched = unsafe { kernel.launch(&other.stream()?, 1, &[]) };
+        let error = launched.unwrap_err().to_string();
+        assert!(error.contains("another heap"), "{error}");
+        other.close()?;
         heap.close()
     });
 }

@@ -11,6 +11,8 @@
 //! }
 //! ```
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -91,6 +93,25 @@ pub fn no_backend(backend: BackendKind) -> Option<String> {
 pub fn no_program(name: &str) -> Option<String> {
     let started = Command::new(name).arg("--version").output();
     started.err().map(|error| format!("{name} does not start: {error}"))
+}
+
+/// Compiles sources of the device's language as host code, by g++ and without a warning. `arguments`
+/// are the sources and further options; headers are those of iris-kernels and of its tests.
+///
+/// # Panics
+/// With what the compiler said, if it does not compile.
+pub fn compile_for_host<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>, to: &Path) {
+    let kernels = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels");
+    let output = Command::new("g++")
+        .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
+        .args([format!("-I{kernels}/kernels"), format!("-I{kernels}/tests/host")])
+        .args(["-x", "c++"])
+        .args(arguments)
+        .arg("-o")
+        .arg(to)
+        .output();
+    let output = output.unwrap_or_else(|error| panic!("g++ does not start: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs what the command line asks for, one test at a time: tests of devices share them, and ranks

@@ -174,7 +174,7 @@ fn run_as<T: Element>(
     let options = HeapOptions::new().backend(BackendKind::Cuda).signal_bytes(signal);
     let matrices = 4 * room as u64 * T::DTYPE.size() as u64;
     let heap = SymmetricHeap::open(world, options.data_bytes(data + matrices + (1 << 20)))?;
-    let mut bench = Bench::<T>::new(&heap, subject, setting)?;
+    let mut bench = Bench::<T>::new(&heap, subject, setting, room)?;
     let begun = Instant::now();
     let mut outcome = Outcome::default();
     while outcome.calls < setting.calls {
@@ -231,7 +231,13 @@ struct Bench<T> {
 }
 
 impl<T: Element> Bench<T> {
-    fn new(heap: &Arc<SymmetricHeap>, subject: Subject, setting: &Setting) -> anyhow::Result<Self> {
+    /// With matrices of `room` elements.
+    fn new(
+        heap: &Arc<SymmetricHeap>,
+        subject: Subject,
+        setting: &Setting,
+        room: usize,
+    ) -> anyhow::Result<Self> {
         let ranks = Ranks::from(heap.world());
         let report = heap.zeros::<i32>(8)?;
         let lines = ranks.size.max(2) * LINE_WORDS as usize;
@@ -247,7 +253,6 @@ impl<T: Element> Bench<T> {
             ..Given::zeroed()
         };
         // Two places for C: where it lies apart, every other rank takes the second.
-        let room = room::<T>(subject, setting, ranks.size);
         let (a, b) = (heap.alloc::<T>(room)?, heap.alloc::<T>(room)?);
         let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
         let (mut c, mut own, mut op) = (places[0], false, None);

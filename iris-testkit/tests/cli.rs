@@ -1,5 +1,6 @@
 //! The program `iris` as a user meets it: what it prints, what it refuses, how it exits.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -265,4 +266,32 @@ fn a_benchmark_of_gpus_measures_or_says_why_not() {
     assert!(error.contains("--only is nothing"), "{error}");
     let error = refused(&["bench", "--backend", "hip"]);
     assert!(error.contains("cpu or cuda"), "{error}");
+}
+
+/// A rank whose peers do not come says early whom it waits for, and in the end that it gave up.
+#[test]
+fn a_rank_that_waits_alone_names_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let device = r#"{"backend": 0, "threads": 1, "devices": null}"#;
+    let job = format!(
+        r#"{{"weights": null, "prefix": "", "device": {device}, "iterations": 1, "trace": false}}"#
+    );
+    for (rank, others) in [("0", "[1, 2]"), ("1", "0")] {
+        let output = Command::new(env!("CARGO_BIN_EXE_iris"))
+            .args(["rank", "layer", &job])
+            .env("IRIS_RENDEZVOUS", folder.path())
+            .env("IRIS_DEADLINE", "0.001")
+            .env("IRIS_LOG", "warn")
+            .env("WORLD_SIZE", "3")
+            .env("RANK", rank)
+            .env("LOCAL_RANK", rank)
+            .output()
+            .unwrap();
+        let error = text(&output.stderr);
+        assert!(!output.status.success(), "{error}");
+        let said = format!("missing={others} size=3");
+        let warned = error.lines().find(|line| line.contains(&said));
+        assert!(warned.is_some_and(|line| line.contains("WARN")), "rank {rank}: {error}");
+    }
 }

@@ -246,6 +246,36 @@ fn ranks_with_different_m_are_named() {
     );
 }
 
+/// Ranks whose peers read A at another place: the fault can only show hashes, and says of what.
+#[test]
+fn another_place_of_a_is_named() {
+    let cases = all_cases().into_iter();
+    let case = cases.filter(|case| case.op == OpName::AllGatherMatmul && case.variant == "pull");
+    everywhere(
+        &settings(),
+        case.collect(),
+        |world, case| {
+            let mut ready = Ready::new(&world, case)?;
+            let slices = [ready.heap.rand::<f32>(4096, 3)?, ready.heap.rand(4096, 4)?, ready.c];
+            let [a, b, c] = slices;
+            let a = a.slice(if world.rank() == 0 { 64.. } else { 0.. })?;
+            ready.operands = operands(case, Ranks::from(&world), [a, b, c], 8);
+            ready.call()?;
+            Ok(ready.sync())
+        },
+        |case, results| {
+            let errors = results.into_iter().map(|result| result.unwrap().unwrap_err());
+            let told = errors.map(|error| error.to_string()).collect::<Vec<_>>();
+            let named = told.iter().filter(|text| text.contains("entered with Config"));
+            let named = named.map(|text| text.contains("hashes") && text.contains("reads it"));
+            assert!(
+                named.clone().count() > 0 && named.clone().all(|said| said),
+                "{case:?}: {told:?}"
+            );
+        },
+    );
+}
+
 /// Two ops in another order on one rank: the heap's sequence tells.
 #[test]
 fn ops_in_another_order_are_named() {

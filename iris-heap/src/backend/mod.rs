@@ -209,7 +209,13 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Waits until all streams have done what was enqueued. Errors stay with their streams.
+    /// The heap closes: later enqueueing is [`Error::Closed`], and what another thread is about to
+    /// enqueue is enqueued when this returns. Comes before [`Backend::finish`], where memory goes
+    /// although streams may hold it.
+    fn refuse_work(&self) {}
+
+    /// Waits until all streams have done what was enqueued, but not for one that is captured: see
+    /// [`Backend::check_no_capture`]. Errors stay with their streams.
     fn finish(&self);
 
     /// Ends streams and threads, which have finished. Later enqueueing is [`Error::Closed`].

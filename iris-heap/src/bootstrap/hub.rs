@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::frames::{Frame, Inbox, Outbox, Packet, Part};
-use super::rendezvous::{Place, check_user};
+use super::rendezvous::{Patience, Place, check_user};
 use crate::error::{Error, Result};
 
 /// How long the last messages may take after the world was closed: only a process that has been
@@ -153,16 +153,21 @@ impl Hub {
 
     fn gather(&mut self, listener: &UnixListener, deadline: Instant) -> Result<()> {
         let started = Instant::now();
+        let mut patience = Patience::new(started, deadline);
         while self.peers.iter().any(Option::is_none) {
             let now = Instant::now();
             if now >= deadline {
                 return Err(Error::Absent {
-                    ranks: (0..self.size).filter(|&r| self.peers[r].is_none()).collect(),
+                    ranks: self.missing(),
                     what: format!("rank 0 at {}", self.place),
                     waited: now - started,
                 });
             }
-            self.wait(Some(listener), Some(deadline - now));
+            if let Some(waited) = patience.is_over() {
+                let (missing, size, place) = (self.missing(), self.size, &self.place);
+                tracing::warn!(?missing, size, ?waited, %place, "waiting for ranks");
+            }
+            self.wait(Some(listener), Some(deadline.min(patience.until) - now));
             while let Ok((socket, _)) = listener.accept() {
                 match check_user(&socket) {
                     Ok(()) => {}
@@ -203,6 +208,11 @@ impl Hub {
             }
         }
         Ok(())
+    }
+
+    /// The ranks that have not said hello.
+    fn missing(&self) -> Vec<usize> {
+        (0..self.size).filter(|&r| self.peers[r].is_none()).collect()
     }
 
     /// Whether a process that says this belongs here, and as which rank.

@@ -23,6 +23,29 @@ use crate::wire::hash;
 /// The longest path of a Unix socket, without its end.
 const LONGEST: usize = 107;
 
+/// When to say that one still waits: after a hundredth of the time there is, 6 s if nothing else is
+/// set, and again whenever the wait has doubled.
+pub(crate) struct Patience {
+    started: Instant,
+    pub(crate) until: Instant,
+}
+
+impl Patience {
+    pub(crate) fn new(started: Instant, deadline: Instant) -> Patience {
+        Patience { started, until: started + (deadline - started) / 100 }
+    }
+
+    /// How long it has been, if it is time to say so.
+    pub(crate) fn is_over(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let waited = now - self.started;
+        (now >= self.until).then(|| {
+            self.until = now + waited;
+            waited
+        })
+    }
+}
+
 /// A place to meet.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
@@ -85,6 +108,7 @@ impl Place {
     /// Connects: all ranks but 0. Tries until `deadline`.
     pub(crate) fn connect(&self, size: usize, deadline: Instant) -> Result<UnixStream> {
         let started = Instant::now();
+        let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
         loop {
             match self.try_connect() {
@@ -99,6 +123,9 @@ impl Place {
                     what: format!("a rank of a world of {size} at {self}"),
                     waited: started.elapsed(),
                 });
+            }
+            if let Some(waited) = patience.is_over() {
+                tracing::warn!(missing = 0, size, ?waited, place = %self, "waiting for rank 0");
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(50));

@@ -52,13 +52,14 @@ impl SymmetricHeap {
             ));
         }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        let made = if pointer.is_aligned() {
+        self.take_in::<T>("import", len, bytes, || match pointer.is_aligned() {
             // SAFETY: the caller vouches for the memory in this function's words.
-            unsafe { self.backend.register(pointer as u64, bytes) }
-        } else {
-            Err(Error::invalid("imported pointer", format!("{pointer:p}"), "one that is aligned"))
-        };
-        self.take_in::<T>("import", len, bytes, made)
+            true => unsafe { self.backend.register(pointer as u64, bytes) },
+            false => {
+                let value = format!("{pointer:p}");
+                Err(Error::invalid("imported pointer", value, "one that is aligned"))
+            }
+        })
     }
 
     /// Makes memory of a descriptor, on each rank its own, a symmetric slice of `len` elements:
@@ -78,8 +79,7 @@ impl SymmetricHeap {
         let _step = lock(&self.step);
         drop(self.open_state()?);
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        let made = self.backend.adopt(descriptor, bytes);
-        self.take_in::<T>("import_descriptor", len, bytes, made)
+        self.take_in::<T>("import_descriptor", len, bytes, || self.backend.adopt(descriptor, bytes))
     }
 
     #[track_caller]
@@ -88,10 +88,10 @@ impl SymmetricHeap {
         what: &str,
         len: usize,
         bytes: u64,
-        made: Result<Arc<dyn Mapping>>,
+        make: impl FnOnce() -> Result<Arc<dyn Mapping>>,
     ) -> Result<SymSlice<T>> {
         self.world.agree(what, &[("elements", format!("{} x {len}", T::DTYPE))])?;
-        let made = self.backend.check_no_capture(what).and(made);
+        let made = self.backend.check_no_capture(what).and_then(|()| make());
         let mapping = self.world.all_ok(what, made)?;
         let shared = self.backend.share(&self.world, mapping);
         let mappings = self.world.all_ok(what, shared)?;

@@ -304,12 +304,14 @@ impl SymmetricHeap {
     }
 
     /// Gives a block back: collective. Waits until this rank's streams and those of its peers have
-    /// finished; their errors stay with them.
+    /// finished; their errors stay with them. A rank that refuses has waited for nothing, and
+    /// nothing is changed on any.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks give back different blocks; [`Error::NotAllocated`] if
     /// it was given back already or is only part of a block; [`Error::ForeignSlice`];
-    /// [`Error::PeerFailed`]; those of [`World::barrier`].
+    /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; those of
+    /// [`World::barrier`].
     #[track_caller]
     pub fn free<T>(&self, slice: SymSlice<T>) -> Result<()> {
         let bytes = slice.bytes();
@@ -325,7 +327,6 @@ impl SymmetricHeap {
     pub fn free_many(&self, slices: &[RawSlice]) -> Result<()> {
         let _step = lock(&self.step);
         drop(self.open_state()?);
-        self.backend.finish();
         let mut items = Vec::with_capacity(slices.len());
         for s in slices {
             let (segment, offset, serial) = (s.segment(), s.offset(), s.serial());
@@ -333,19 +334,14 @@ impl SymmetricHeap {
         }
         let capture = self.backend.check_no_capture("giving memory back");
         let planned = capture.and_then(|()| self.plan_free(slices));
-        let message = match &planned {
-            Ok(_) => Vec::new(),
-            Err(e) => e.to_string().into_bytes(),
-        };
-        // All streams of all ranks have finished when this returns.
-        let outcomes = self.world.agree_with("free", &items, &message);
-        let (data, signal) = planned?;
-        if let Some((rank, message)) =
-            outcomes?.iter().enumerate().find(|(_, message)| !message.is_empty())
-        {
-            let message = String::from_utf8_lossy(message).into_owned();
-            return Err(Error::PeerFailed { rank, what: "free".into(), message });
+        // Who refuses waits for nothing.
+        if planned.is_ok() {
+            self.backend.finish();
         }
+        // If none refuses, all streams of all ranks have finished when this returns.
+        let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
+        let (data, signal) = planned?;
+        check_refusals("free", &outcomes?)?;
         let mut state = self.state_mut();
         state.data = data;
         state.signal = signal;
@@ -393,17 +389,31 @@ impl SymmetricHeap {
     /// a GPU is unmapped here, and addresses in it mean nothing afterwards.
     ///
     /// # Errors
-    /// [`Error::Closed`] if it was closed; those of [`World::barrier`], and what is local is closed
-    /// all the same.
+    /// [`Error::Closed`] if it was closed; [`Error::Unsupported`] while a stream is captured, which
+    /// cannot be waited for, and [`Error::PeerFailed`] on the other ranks: the heap stays open on
+    /// all; those of [`World::barrier`], and what is local is closed all the same.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         let _step = lock(&self.step);
         drop(self.open_state()?);
-        self.backend.finish();
-        let outcome = self.world.agree("close heap", &[("heap", format!("{:#x}", self.id))]);
+        let capture = match self.backend.check_no_capture("closing the heap") {
+            // A device that fails is no reason to stay open.
+            Err(error) if !matches!(error, Error::Unsupported { .. }) => Ok(()),
+            checked => checked,
+        };
+        let items = [("heap", format!("{:#x}", self.id))];
+        let outcome = self.world.agree_with("close heap", &items, &refusal(&capture));
+        capture?;
+        if let Ok(outcomes) = &outcome {
+            check_refusals("close heap", outcomes)?;
+        }
         self.state_mut().closed = true;
+        self.backend.refuse_work();
+        self.backend.finish();
+        // All streams of all ranks have finished when this returns.
+        let finished = outcome.and_then(|_| self.world.barrier());
         self.backend.shutdown();
-        let settled = outcome.and_then(|()| self.settle(true));
+        let settled = finished.and_then(|()| self.settle(true));
         lock(&self.registration).take();
         settled
     }
@@ -418,8 +428,13 @@ impl SymmetricHeap {
 
     /// Waits until all streams of this rank have done what was enqueued. Their errors stay with
     /// them.
-    pub fn finish(&self) {
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], before anything is waited for, while a stream is captured.
+    pub fn finish(&self) -> Result<()> {
+        self.backend.check_no_capture("waiting for all streams")?;
         self.backend.finish();
+        Ok(())
     }
 
     /// What kernels need to reach the memory of all ranks.
@@ -568,6 +583,22 @@ fn share_both(
     let data = backend.share(world, data);
     let signal = backend.share(world, signal);
     Ok((data?, signal?))
+}
+
+/// What the peers are told of a step that this rank can or cannot do: nothing, or why not.
+fn refusal<T>(mine: &Result<T>) -> Vec<u8> {
+    mine.as_ref().err().map_or(Vec::new(), |error| error.to_string().into_bytes())
+}
+
+/// Whether no rank refused.
+fn check_refusals(what: &str, told: &[Vec<u8>]) -> Result<()> {
+    match told.iter().enumerate().find(|(_, message)| !message.is_empty()) {
+        None => Ok(()),
+        Some((rank, message)) => {
+            let message = String::from_utf8_lossy(message).into_owned();
+            Err(Error::PeerFailed { rank, what: what.into(), message })
+        }
+    }
 }
 
 fn not_allocated(slice: &RawSlice) -> Error {

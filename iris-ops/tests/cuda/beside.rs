@@ -1,6 +1,6 @@
 //! A user's kernel beside an op: it takes each tile of C when it has come.
 
-use std::process::Command;
+use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use iris_kernels::UserKernel;
 use iris_kernels::args::TileView;
 use iris_kernels::rtc::{Compiler, LANES, Options};
 use iris_ops::{CopyArgs, MatRef, MatmulArgs, Ranks};
+use iris_testkit::harness;
 use iris_testkit::suite::{AnyOp, OpName, Operands};
 use libloading::os::unix::{Library, RTLD_NOW};
 
@@ -61,19 +62,12 @@ type HostLaunch = unsafe extern "C" fn(*const *const u8, u32);
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
-        let kernels = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels");
         let folder = tempfile::tempdir().unwrap();
         let [source, file] = ["take.cpp", "take.so"].map(|name| folder.path().join(name));
         let entry = "extern \"C\" void take_launch(void** args, u32 n) { launch(take, args, n); }";
         std::fs::write(&source, format!("#include \"launch.h\"\n{SOURCE}\n{entry}\n")).unwrap();
-        let compiled = Command::new("g++")
-            .args(["-O1", "-fPIC", "-fexceptions", "-Wall", "-Wextra", "-Werror", "-pthread"])
-            .args(["-shared", "-std=c++20", "-DIRIS_LANES=2"])
-            .args([format!("-I{kernels}/kernels"), format!("-I{kernels}/tests/host")])
-            .args([source.as_os_str(), "-o".as_ref(), file.as_os_str()])
-            .output()
-            .unwrap();
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        let options = ["-shared", "-std=c++20", "-DIRIS_LANES=2"].map(OsStr::new);
+        harness::compile_for_host(options.into_iter().chain([source.as_os_str()]), &file);
         // SAFETY: built just now from our own source, without any initialiser.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
         // SAFETY: the source above gives this type to this name.
@@ -374,6 +368,22 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         let taker = Taker::new(&heap, room.c)?;
         let error = taker.launch(&heap, &stream, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("that of an op"), "{error}");
+
+        // A stream of another heap on the same device: for the op, for the kernel and for both.
+        let other = open(&world)?;
+        let theirs = other.stream()?;
+        let error = op.run(&operands, &theirs).expect_err("another heap's stream").to_string();
+        ensure!(error.contains("another heap"), "{error}");
+        refused(beside(&mut op, &operands, &theirs), "one of the heap")?;
+        let error = taker.launch(&heap, &theirs, &view, 0).unwrap_err().to_string();
+        ensure!(error.contains("stream for take is one of another heap"), "{error}");
+        let stranger = TileView { heap: other.view(), ..view };
+        let error = taker.launch(&heap, &heap.stream()?, &stranger, 0).unwrap_err().to_string();
+        ensure!(error.contains("view for take is one of another heap"), "{error}");
+        // Nothing was launched, so that there is nothing to wait for.
+        heap.check()?;
+        other.close()?;
+
         view.groups = heap.workgroups() - GROUPS + 1;
         let error = taker.launch(&heap, &heap.stream()?, &view, 0).unwrap_err();
         let kind = error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind);

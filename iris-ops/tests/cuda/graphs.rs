@@ -106,8 +106,8 @@ pub(crate) fn a_graph_is_replayed_a_thousand_times() {
     }
 }
 
-/// What allocates is refused during a capture, on all ranks, by an error that says why; the capture
-/// goes on, and what was refused works after it.
+/// What allocates or closes is refused during a capture, on all ranks, by an error that says why; the
+/// capture goes on, and what was refused works after it.
 pub(crate) fn allocation_in_a_capture_is_refused() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -125,11 +125,15 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
             refuse("alloc", heap.alloc::<f32>(16).map(drop).map_err(Into::into))?;
             refuse("alloc_signal", heap.alloc_signal(16).map(drop).map_err(Into::into))?;
             refuse("new", sample.make(&heap).map(drop))?;
-            refuse("free", heap.free(room.b).map_err(Into::into))
+            refuse("free", heap.free(room.b).map_err(Into::into))?;
+            // The stream may have work of before, which cannot be waited for.
+            refuse("close", heap.close().map_err(Into::into))
         };
         let graph = if world.rank() == 0 {
             captured(&theirs, || {
                 op.run(&sample.operands(&room), &stream)?;
+                let finished = heap.finish().expect_err("a captured stream").to_string();
+                ensure!(finished.contains("captured"), "{finished}");
                 attempts()
             })?
         } else {

@@ -158,6 +158,9 @@ pub(super) const SUCCESS: u32 = 0;
 /// `CUDA_ERROR_NOT_READY`: the work has not ended.
 pub(super) const NOT_READY: u32 = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
 
+/// `CUDA_ERROR_CAPTURED_EVENT`: the event is of a capture.
+pub(super) const CAPTURED: u32 = sys::CUresult::CUDA_ERROR_CAPTURED_EVENT as u32;
+
 /// Where the driver's library may lie that the loader's path does not name.
 const FOLDERS: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",

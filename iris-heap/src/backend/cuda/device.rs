@@ -221,6 +221,27 @@ impl Device {
         })
     }
 
+    /// The number of the capture that is under way on a stream, which is alive.
+    pub(super) fn capture_of(&self, stream: sys::CUstream) -> Result<Option<u64>> {
+        use sys::CUstreamCaptureStatus as Status;
+        let _bound = self.bind()?;
+        let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        // SAFETY: the caller vouches for the stream; status and id are where the answers go; the
+        // others may be null.
+        let code = unsafe {
+            (self.driver.cuStreamGetCaptureInfo_v2)(
+                stream,
+                &mut status,
+                &mut id,
+                null_mut(),
+                null_mut(),
+                null_mut(),
+            )
+        };
+        check("cuStreamGetCaptureInfo", code)?;
+        Ok((status != Status::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
+    }
+
     /// For ranks that share the device. Memory that one stream gave back to the driver's pool
     /// (`cuMemFreeAsync`, `CudaSlice`) may else go to another at the price that the second waits for
     /// the first: for good, if the first is another rank's, with an op that waits for the second.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::sys;
 
-use super::api::{NOT_READY, check};
+use super::api::{CAPTURED, NOT_READY, check};
 use super::device::{Device, warn};
 use super::stream::Queue;
 use crate::error::Result;
@@ -17,6 +17,7 @@ use crate::stream::EventBackend;
 pub(super) struct CudaEvent {
     device: Arc<Device>,
     raw: RawEvent,
+    /// Whether the last attempt to record it worked: if not, nobody knows what is done.
     recorded: AtomicBool,
 }
 
@@ -44,6 +45,7 @@ impl CudaEvent {
 
     /// Puts the event behind what is enqueued.
     pub(super) fn record(&self, queue: &Queue) -> Result<()> {
+        self.recorded.store(false, Ordering::Relaxed);
         let _bound = self.device.bind()?;
         // SAFETY: event and stream are alive and of one context.
         let code = unsafe { (self.device.driver.cuEventRecord)(self.raw.0, queue.raw()) };
@@ -68,8 +70,8 @@ impl EventBackend for CudaEvent {
         };
         // SAFETY: the event is alive.
         let code = unsafe { (self.device.driver.cuEventQuery)(self.raw.0) };
-        // An error of the device ends everything on it.
-        !self.recorded.load(Ordering::Relaxed) || code != NOT_READY
+        // An error of the device ends everything on it. What is captured has not begun.
+        self.recorded.load(Ordering::Relaxed) && ![NOT_READY, CAPTURED].contains(&code)
     }
 
     fn sync(&self) -> Result<()> {

@@ -150,12 +150,13 @@ impl CudaBackend {
     }
 
     /// Loads compiled kernels: a cubin of this device's architecture, or PTX that ends with a zero
-    /// byte. It may wait for the device, so it belongs into a collective step.
+    /// byte. It may wait for the device, so it belongs into a collective step. Its kernels are launched
+    /// on streams of this heap only.
     ///
     /// # Errors
     /// [`Error::Device`]; [`Error::Invalid`] for another image.
     pub fn load(&self, image: &[u8]) -> Result<Module> {
-        Module::load(&self.shared.device, image)
+        Module::load(&self.shared, image)
     }
 
     /// The stream of the caller's, which waits for work and is waited for like one of the heap's.
@@ -194,7 +195,8 @@ impl CudaBackend {
     }
 
     fn live_queues(&self) -> Vec<Arc<Queue>> {
-        lock(&self.queues).iter().filter_map(Weak::upgrade).collect()
+        let live: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
+        live.into_iter().chain(self.shared.kept()).collect()
     }
 
     fn hand_out(&self, region: Arc<Region>) -> Arc<dyn Mapping> {
@@ -412,7 +414,7 @@ impl Backend for CudaBackend {
 
     fn check_no_capture(&self, what: &str) -> Result<()> {
         for queue in self.live_queues() {
-            if queue.capture()?.is_some() {
+            if queue.is_captured()? {
                 return Err(unsupported(
                     what,
                     "a stream of the heap is being captured: do it before the capture begins",
@@ -424,7 +426,7 @@ impl Backend for CudaBackend {
 
     fn finish(&self) {
         for queue in self.live_queues() {
-            if let Err(error) = queue.finish() {
+            if let Err(error) = queue.finish_apart() {
                 tracing::debug!(%error, "a stream finished with an error");
             }
         }
@@ -433,12 +435,22 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn refuse_work(&self) {
+        self.shared.refuse_work();
+    }
+
     fn shutdown(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        self.shared.closed.store(true, Ordering::Relaxed);
         self.shared.forget_order();
+        let kept = self.shared.untold();
+        if kept {
+            tracing::warn!("a stream of a heap may still run: its device memory is not freed");
+        }
         for mapping in self.live_mappings() {
-            mapping.release();
+            match kept {
+                true => mapping.leak(),
+                false => mapping.release(),
+            }
         }
     }
 
@@ -457,15 +469,15 @@ impl Drop for CudaBackend {
         if self.closed.load(Ordering::Relaxed) {
             return;
         }
-        self.shared.closed.store(true, Ordering::Relaxed);
+        let alone = self.shared.refuse_work_now();
         let queues = self.live_queues();
-        if queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
+        if alone && queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
             self.shared.forget_order();
             return;
         }
         drop(queues);
-        self.shared.forget_order();
         self.shared.control.set_host_abort(abort::CLOSED);
+        self.shared.forget_order();
         tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");
         std::mem::forget(self.shared.control.clone());
         for mapping in self.live_mappings() {

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::fmt;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 
 use super::api::check;
 use super::device::Device;
-use super::stream::{CudaStream, Queue};
+use super::stream::{CudaStream, Queue, Shared};
 use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -21,10 +21,12 @@ use crate::world::lock;
 const SHARED_LIMIT: u32 = 48 << 10;
 
 /// A loaded image of kernels, kept until the process ends: giving it back would wait for the whole
-/// device, and the next op of the same kind needs it again.
+/// device, and the next op of the same kind needs it again. Its kernels run on streams of the heap
+/// that asked for it.
 #[derive(Clone)]
 pub struct Module {
     inner: Arc<Loaded>,
+    heap: Weak<Shared>,
 }
 
 struct Loaded {
@@ -41,6 +43,7 @@ unsafe impl Sync for Loaded {}
 #[derive(Clone)]
 pub struct Function {
     module: Arc<Loaded>,
+    heap: Weak<Shared>,
     raw: RawFunction,
     name: Arc<str>,
 }
@@ -76,11 +79,11 @@ impl fmt::Debug for Function {
     }
 }
 
-impl Module {
-    /// Loads an image (cubin, or PTX that ends with a zero byte), once a process and device.
-    pub(super) fn load(device: &Arc<Device>, image: &[u8]) -> Result<Module> {
+impl Loaded {
+    /// Loads an image, once a process and device.
+    fn get(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Loaded>> {
         type Key = (i32, u128);
-        static LOADED: OnceLock<Mutex<HashMap<Key, Module>>> = OnceLock::new();
+        static LOADED: OnceLock<Mutex<HashMap<Key, Arc<Loaded>>>> = OnceLock::new();
         let elf = image.starts_with(b"\x7fELF");
         if !elf && image.last() != Some(&0) {
             let expected = "a cubin, or PTX that ends with a zero byte";
@@ -97,9 +100,17 @@ impl Module {
         let code =
             unsafe { (device.driver.cuModuleLoadData)(&mut raw, image.as_ptr().cast::<c_void>()) };
         check("cuModuleLoadData", code)?;
-        let module = Module { inner: Arc::new(Loaded { device: device.clone(), raw }) };
+        let module = Arc::new(Loaded { device: device.clone(), raw });
         loaded.insert(key, module.clone());
         Ok(module)
+    }
+}
+
+impl Module {
+    /// Loads an image (cubin, or PTX that ends with a zero byte) for a heap.
+    pub(super) fn load(heap: &Arc<Shared>, image: &[u8]) -> Result<Module> {
+        let inner = Loaded::get(&heap.device, image)?;
+        Ok(Module { inner, heap: Arc::downgrade(heap) })
     }
 
     /// The kernel of this name, loaded now and not at its first launch, with `shared_bytes` of
@@ -135,8 +146,8 @@ impl Module {
             let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             set(most, shared_bytes, "bytes of shared memory")?;
         }
-        let module = self.inner.clone();
-        Ok(Function { module, raw: RawFunction(raw), name: name.into() })
+        let (module, heap) = (self.inner.clone(), self.heap.clone());
+        Ok(Function { module, heap, raw: RawFunction(raw), name: name.into() })
     }
 }
 
@@ -185,11 +196,12 @@ impl Function {
     }
 
     /// Enqueues a launch behind the heap's last op, on whatever stream that was; the next op waits
-    /// for it.
+    /// for it. The stream is of the heap that the module was loaded for: another heap would neither
+    /// order the launch with these ops nor wait for it.
     ///
     /// # Errors
     /// [`Error::Closed`]; [`Error::Unsupported`] for a stream of another kind of device;
-    /// [`Error::Invalid`] for one of another device; [`Error::Device`].
+    /// [`Error::Invalid`] for one of another heap; [`Error::Device`].
     ///
     /// # Safety
     /// `args` are the bytes of the kernel's parameters, in order and each as long as the kernel has
@@ -224,7 +236,7 @@ impl Function {
         queue.beside(|| unsafe { self.enqueue(queue, shape, &mut params) })
     }
 
-    /// The queue of a stream, which must be of this device, and the parameters as the driver has
+    /// The queue of a stream, which must be of the kernel's heap, and the parameters as the driver has
     /// them.
     fn prepare<'a>(
         &self,
@@ -235,12 +247,14 @@ impl Function {
         let Some(CudaStream(queue)) = queue else {
             return Err(unsupported("a CUDA kernel", "this is the stream of another device"));
         };
-        let device = &self.module.device;
-        if queue.shared().device.ordinal != device.ordinal {
+        if !std::ptr::eq(Arc::as_ptr(queue.shared()), self.heap.as_ptr()) {
             return Err(Error::invalid(
                 format!("stream for {}", self.name),
-                format!("one of device {}", queue.shared().device.ordinal),
-                format!("one of device {}, where the kernel was loaded", device.ordinal),
+                format!("one of another heap, on device {}", queue.shared().device.ordinal),
+                format!(
+                    "one of the heap on device {} that the kernel was loaded for",
+                    self.module.device.ordinal
+                ),
             ));
         }
         let params = args.iter().map(|bytes| bytes.as_ptr().cast_mut().cast::<c_void>());

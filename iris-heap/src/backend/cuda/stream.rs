@@ -1,9 +1,11 @@
-//! Streams of a CUDA device, and the order of ops over several streams.
+//! Streams of a CUDA device.
+
+mod order;
 
 use std::any::Any;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use cudarc::driver::sys;
 
@@ -17,12 +19,15 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::stream::{Event, EventBackend, StreamBackend};
 use crate::world::lock;
+use order::Order;
 
 /// What the streams of a heap share.
 pub(super) struct Shared {
     pub(super) device: Arc<Device>,
     pub(super) control: Arc<Control>,
-    pub(super) closed: AtomicBool,
+    closed: AtomicBool,
+    /// Held for reading while something is enqueued: once the heap closes, nothing is.
+    enqueueing: RwLock<()>,
     /// Set once the heap is open: streams keep its memory.
     pub(super) memory: OnceLock<Memory>,
     order: Mutex<Order>,
@@ -33,58 +38,61 @@ pub(super) struct Shared {
     spare: Mutex<Vec<Raw>>,
     /// Behind what the caller's streams had to do when they were let go.
     left: Mutex<Vec<CudaEvent>>,
-}
-
-/// Which op was issued last: the next one on another stream waits for it.
-struct Order {
-    /// Ops that run.
-    live: Option<Last>,
-    /// Ops that are captured, and the number of the capture: they run when their graph does, so
-    /// that they are ordered among themselves only.
-    captured: Option<(u64, u64)>,
-    /// Whether ops are issued on more than one stream: from then on each leaves an event.
-    several: bool,
-    live_event: CudaEvent,
-    captured_event: CudaEvent,
-}
-
-enum Last {
-    /// Of this stream, which is alive; nothing is recorded behind the op yet.
-    Unrecorded(Arc<Queue>),
-    /// Of the stream of this number; the event is recorded behind it.
-    Recorded(u64),
+    /// Streams that were let go while they were captured: to ask whether they are done, or to end
+    /// them, would end the capture. They go with the next wait for all streams.
+    kept: Mutex<Vec<Arc<Queue>>>,
+    /// A stream was let go, and nobody knows when it is done: the heap's memory is kept for good.
+    untold: AtomicBool,
 }
 
 impl Shared {
     pub(super) fn new(device: Arc<Device>, control: Arc<Control>) -> Result<Shared> {
-        let order = Order {
-            live: None,
-            captured: None,
-            several: false,
-            live_event: CudaEvent::new(&device)?,
-            captured_event: CudaEvent::new(&device)?,
-        };
+        let order = Order::new(&device)?;
         Ok(Shared {
             device,
             control,
             closed: AtomicBool::new(false),
+            enqueueing: RwLock::default(),
             memory: OnceLock::new(),
             order: Mutex::new(order),
             numbers: AtomicU64::new(1),
             spare: Mutex::default(),
             left: Mutex::default(),
+            kept: Mutex::default(),
+            untold: AtomicBool::new(false),
         })
     }
 
-    fn check_open(&self) -> Result<()> {
+    /// That the heap is open, and stays so while something is enqueued under this guard.
+    fn open(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let guard = self.enqueueing.read().unwrap_or_else(PoisonError::into_inner);
         match self.closed.load(Ordering::Relaxed) {
             true => Err(Error::Closed { what: "the stream's heap" }),
-            false => Ok(()),
+            false => Ok(guard),
         }
+    }
+
+    /// From now on enqueueing is an error. Waits for who is about it.
+    pub(super) fn refuse_work(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        drop(self.enqueueing.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// As `refuse_work`, without waiting: whether nobody is about it.
+    pub(super) fn refuse_work_now(&self) -> bool {
+        self.closed.store(true, Ordering::Relaxed);
+        !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Streams that were let go while they were captured.
+    pub(super) fn kept(&self) -> Vec<Arc<Queue>> {
+        lock(&self.kept).clone()
     }
 
     /// Waits for what streams that were let go still do.
     pub(super) fn finish_rest(&self) -> Result<()> {
+        // Those that are captured still come back.
+        drop(std::mem::take(&mut *lock(&self.kept)));
         let _bound = self.device.bind_apart()?;
         let spare = lock(&self.spare).clone();
         let mut outcome = Ok(());
@@ -100,8 +108,14 @@ impl Shared {
     /// Whether streams that were let go have nothing to do any more.
     pub(super) fn rest_is_idle(&self) -> bool {
         let Ok(_bound) = self.device.bind_apart() else { return false };
-        lock(&self.spare).iter().all(|&raw| self.is_done(raw))
+        !self.untold()
+            && lock(&self.spare).iter().all(|&raw| self.is_done(raw))
             && lock(&self.left).iter().all(EventBackend::is_done)
+    }
+
+    /// Whether nobody knows when a stream that was let go is done.
+    pub(super) fn untold(&self) -> bool {
+        self.untold.load(Ordering::Relaxed)
     }
 
     /// A stream that was let go and is done: an op must not stand behind a kernel that waits for it.
@@ -118,15 +132,18 @@ impl Shared {
     }
 
     /// Keeps the end of a stream that was let go, and no longer those that are over.
-    fn leave(&self, end: CudaEvent) {
-        let mut left = lock(&self.left);
-        left.retain(|event| !event.is_done());
-        left.push(end);
-    }
-
-    /// No op waits for an earlier one any more: the heap is going.
-    pub(super) fn forget_order(&self) {
-        lock(&self.order).live = None;
+    fn leave(&self, end: Result<CudaEvent>) {
+        match end {
+            Ok(end) => {
+                let mut left = lock(&self.left);
+                left.retain(|event| !event.is_done());
+                left.push(end);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nobody knows when a stream that was let go is done");
+                self.untold.store(true, Ordering::Relaxed);
+            }
+        }
     }
 }
 
@@ -146,8 +163,11 @@ enum Owner {
     Cudarc {
         _stream: Arc<cudarc::driver::CudaStream>,
     },
-    /// The caller's, who keeps it alive as long as a [`crate::Stream`] of it.
-    Caller,
+    /// The caller's, who keeps it alive as long as a [`crate::Stream`] of it; the capture that was
+    /// under way when it came.
+    Caller {
+        capture: Option<u64>,
+    },
 }
 
 /// A stream of the device.
@@ -158,12 +178,15 @@ pub(crate) struct Queue {
     shared: Arc<Shared>,
     /// Memory of the host that enqueued copies may still read, and when they are done.
     pending: Mutex<Vec<(CudaEvent, Vec<u8>)>>,
+    /// Whether the caller's `Stream` is gone, and with it perhaps the stream. Who has no `Stream`
+    /// holds this while it uses the handle.
+    gone: Mutex<bool>,
 }
 
 impl Queue {
     /// A new stream that waits for no other.
     pub(super) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
-        shared.check_open()?;
+        let _open = shared.open()?;
         let _bound = shared.device.bind_apart()?;
         let raw = match shared.take_spare() {
             Some(raw) => raw,
@@ -174,8 +197,8 @@ impl Queue {
 
     fn of(shared: &Arc<Shared>, raw: Raw, owner: Owner) -> Arc<Queue> {
         let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
-        let pending = Mutex::default();
-        Arc::new(Queue { raw, number, owner, shared: shared.clone(), pending })
+        let (pending, gone) = (Mutex::default(), Mutex::default());
+        Arc::new(Queue { raw, number, owner, shared: shared.clone(), pending, gone })
     }
 
     /// cudarc's stream.
@@ -190,13 +213,13 @@ impl Queue {
     /// The caller's stream.
     ///
     /// # Safety
-    /// `raw` is a stream, and stays one while the queue lives.
+    /// `raw` is a stream, and stays one until the queue is let go.
     pub(super) unsafe fn caller(shared: &Arc<Shared>, raw: sys::CUstream) -> Result<Arc<Queue>> {
-        Queue::adopt(shared, raw, Owner::Caller)
+        Queue::adopt(shared, raw, Owner::Caller { capture: None })
     }
 
-    fn adopt(shared: &Arc<Shared>, raw: sys::CUstream, owner: Owner) -> Result<Arc<Queue>> {
-        shared.check_open()?;
+    fn adopt(shared: &Arc<Shared>, raw: sys::CUstream, mut owner: Owner) -> Result<Arc<Queue>> {
+        let _open = shared.open()?;
         let device = &shared.device;
         let _bound = device.bind()?;
         let mut context = null_mut();
@@ -211,11 +234,14 @@ impl Queue {
                 format!("one of the primary context of device {}", device.ordinal),
             ));
         }
-        let queue = Queue::of(shared, Raw(raw), owner);
-        if queue.capture()?.is_none() {
+        let now = device.capture_of(raw)?;
+        if now.is_none() {
             device.use_first(raw)?;
         }
-        Ok(queue)
+        if let Owner::Caller { capture } = &mut owner {
+            *capture = now;
+        }
+        Ok(Queue::of(shared, Raw(raw), owner))
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {
@@ -228,100 +254,7 @@ impl Queue {
 
     /// The number of the capture that is under way on this stream.
     pub(super) fn capture(&self) -> Result<Option<u64>> {
-        use sys::CUstreamCaptureStatus as Status;
-        let _bound = self.shared.device.bind()?;
-        let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-        // SAFETY: the first two are where the answers go; the others may be null.
-        let code = unsafe {
-            (self.shared.device.driver.cuStreamGetCaptureInfo_v2)(
-                self.raw.0,
-                &mut status,
-                &mut id,
-                null_mut(),
-                null_mut(),
-                null_mut(),
-            )
-        };
-        check("cuStreamGetCaptureInfo", code)?;
-        Ok((status != Status::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
-    }
-
-    /// Enqueues an op by `f` behind the last op of the heap, on whatever stream that was.
-    ///
-    /// Ops of a capture are ordered among themselves; how their graph is ordered with other work of
-    /// the heap is for the caller to see to, who launches it.
-    pub(super) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.shared.check_open()?;
-        let mut order = lock(&self.shared.order);
-        let capture = self.capture()?;
-        self.behind_last(&mut order, capture)?;
-        f()?;
-        if let Some(id) = capture {
-            // In a capture this enqueues nothing.
-            order.captured_event.record(self)?;
-            order.captured = Some((id, self.number));
-            return Ok(());
-        }
-        let alive = !matches!(self.owner, Owner::Caller);
-        order.live = Some(if alive && !order.several {
-            Last::Unrecorded(self.clone())
-        } else {
-            order.live_event.record(self)?;
-            Last::Recorded(self.number)
-        });
-        Ok(())
-    }
-
-    /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
-    /// next op does not wait for it.
-    pub(super) fn beside(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.shared.check_open()?;
-        let mut order = lock(&self.shared.order);
-        let capture = self.capture()?;
-        let last = match (&order.live, order.captured) {
-            (_, Some((id, number))) if capture == Some(id) => Some(number),
-            _ if capture.is_some() => None,
-            (Some(Last::Unrecorded(last)), _) => Some(last.number),
-            (Some(Last::Recorded(number)), _) => Some(*number),
-            (None, _) => None,
-        };
-        if last == Some(self.number) {
-            let expected = "another: the next op there would wait for the kernel";
-            return Err(Error::invalid("stream of a kernel beside ops", "that of an op", expected));
-        }
-        self.behind_last(&mut order, capture)?;
-        f()
-    }
-
-    /// Lets what is enqueued here next begin after the last op of the heap.
-    fn behind_last(&self, order: &mut Order, capture: Option<u64>) -> Result<()> {
-        if let Some(id) = capture {
-            return match order.captured {
-                Some((capture, last)) if capture == id && last != self.number => {
-                    order.captured_event.before(self)
-                }
-                _ => Ok(()),
-            };
-        }
-        match &order.live {
-            None => {}
-            Some(Last::Unrecorded(last)) if last.number == self.number => {}
-            Some(Last::Recorded(last)) if *last == self.number => {}
-            Some(Last::Recorded(_)) => order.live_event.before(self)?,
-            Some(Last::Unrecorded(last)) => {
-                if last.capture()?.is_some() {
-                    return Err(unsupported(
-                        "an op on a second stream of the heap",
-                        "the stream of the op before is being captured, so that this one cannot \
-                         be ordered behind it: end the capture first",
-                    ));
-                }
-                order.live_event.record(last)?;
-                order.live_event.before(self)?;
-                order.several = true;
-            }
-        }
-        Ok(())
+        self.shared.device.capture_of(self.raw.0)
     }
 
     /// Enqueues a copy inside the heap's memory in the order of its ops.
@@ -337,11 +270,10 @@ impl Queue {
         })
     }
 
-    /// Waits until everything that was enqueued is done. A stream that is captured has nothing.
-    pub(super) fn finish(&self) -> Result<()> {
-        if self.capture()?.is_some() {
-            return Ok(());
-        }
+    /// Waits until everything that was enqueued is done. A stream that is captured cannot be waited
+    /// for, though it may have work of before.
+    fn finish(&self) -> Result<()> {
+        self.check_no_capture()?;
         let device = &self.shared.device;
         let _bound = device.bind_apart()?;
         // SAFETY: the stream is alive.
@@ -350,8 +282,63 @@ impl Queue {
         check("cuStreamSynchronize", code)
     }
 
-    /// Whether everything that was enqueued is done: not while the stream is captured.
+    /// For the heap, which has no `Stream`: whether the stream is captured.
+    pub(super) fn is_captured(&self) -> Result<bool> {
+        let gone = lock(&self.gone);
+        Ok(!*gone && self.capture()?.is_some())
+    }
+
+    /// For the heap: waits until everything is done. What a stream that is gone has to do is left to
+    /// [`Shared::finish_rest`].
+    pub(super) fn finish_apart(&self) -> Result<()> {
+        if !matches!(self.owner, Owner::Caller { .. }) {
+            return self.finish();
+        }
+        let gone = lock(&self.gone);
+        if *gone {
+            return Ok(());
+        }
+        let end = self.end()?;
+        // Not while it waits: the caller's `Stream` may go.
+        drop(gone);
+        end.sync()
+    }
+
+    /// For the heap: whether everything is done.
     pub(super) fn is_idle(&self) -> bool {
+        let gone = lock(&self.gone);
+        *gone || self.idle()
+    }
+
+    /// The caller's `Stream` goes: the handle is not used after this.
+    fn let_go(&self) {
+        let Owner::Caller { capture: first } = self.owner else { return };
+        let mut gone = lock(&self.gone);
+        match self.capture() {
+            // All that was enqueued is in the graph.
+            Ok(Some(id)) if first == Some(id) => {}
+            Ok(None) if self.idle() => {}
+            _ => self.shared.leave(self.end()),
+        }
+        *gone = true;
+    }
+
+    /// An event behind what is enqueued; an error while the stream is captured.
+    fn end(&self) -> Result<CudaEvent> {
+        self.check_no_capture()?;
+        let event = CudaEvent::new(&self.shared.device)?;
+        event.record(self).map(|()| event)
+    }
+
+    fn check_no_capture(&self) -> Result<()> {
+        match self.capture()? {
+            Some(_) => Err(unsupported("waiting for a stream", "it is being captured")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether everything that was enqueued is done: not while the stream is captured.
+    fn idle(&self) -> bool {
         // The driver would end a capture that is asked this.
         if !matches!(self.capture(), Ok(None)) {
             return false;
@@ -371,14 +358,20 @@ impl Drop for Queue {
                 std::mem::forget(bytes);
             }
         }
-        if !matches!(self.capture(), Ok(None)) {
-            // Kept for good: to ask for it, or to end it, would end the capture.
-        } else if matches!(self.owner, Owner::Ours) {
-            lock(&self.shared.spare).push(self.raw);
-        } else if !self.is_idle() {
-            let event = CudaEvent::new(&self.shared.device);
-            let recorded = event.and_then(|event| event.record(self).map(|()| event));
-            warn(recorded.map(|event| self.shared.leave(event)));
+        let shared = &self.shared;
+        let owner = std::mem::replace(&mut self.owner, Owner::Caller { capture: None });
+        if matches!(owner, Owner::Caller { .. }) {
+            // It was let go, and may no longer exist.
+        } else if !matches!(self.capture(), Ok(None)) {
+            // After the heap it is kept for good.
+            if !shared.closed.load(Ordering::Relaxed) {
+                let kept = Queue::of(shared, self.raw, owner);
+                lock(&shared.kept).push(kept);
+            }
+        } else if matches!(owner, Owner::Ours) {
+            lock(&shared.spare).push(self.raw);
+        } else if !self.idle() {
+            shared.leave(self.end());
         }
     }
 }
@@ -404,22 +397,19 @@ impl Drop for Shared {
 }
 
 /// A stream as the rest of the crate sees it.
-#[derive(Clone)]
 pub(crate) struct CudaStream(pub(super) Arc<Queue>);
 
-impl CudaStream {
-    fn open(&self) -> Result<&Queue> {
-        self.0.shared.check_open()?;
-        Ok(&self.0)
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        self.0.let_go();
     }
 }
 
 impl StreamBackend for CudaStream {
     fn sync(&self) -> Result<()> {
-        let queue = self.open()?;
-        if queue.capture()?.is_some() {
-            return Err(unsupported("waiting for a stream", "it is being captured"));
-        }
+        let queue = &self.0;
+        // Whoever closes the heap need not wait for this.
+        drop(queue.shared.open()?);
         let done = queue.finish();
         // A fault says more than the driver's error that it may have led to.
         queue.shared.control.check()?;
@@ -427,14 +417,16 @@ impl StreamBackend for CudaStream {
     }
 
     fn record(&self) -> Result<Event> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         let event = CudaEvent::new(&queue.shared.device)?;
         event.record(queue)?;
         Ok(Event::from_backend(Arc::new(event)))
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         match event.backend().as_any().downcast_ref::<CudaEvent>() {
             Some(event) => event.before(queue),
             None => Err(unsupported("waiting for an event", "it is of another kind of device")),
@@ -447,7 +439,8 @@ impl StreamBackend for CudaStream {
         (from, at): (Arc<dyn Mapping>, u64),
         bytes: u64,
     ) -> Result<()> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         let to = own(&*to)?.at(offset, bytes)?;
         let from = own(&*from)?.at(at, bytes)?;
         if bytes == 0 {
@@ -461,7 +454,8 @@ impl StreamBackend for CudaStream {
     }
 
     fn write(&self, (to, offset): (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()> {
-        let queue = self.open()?;
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
         let to = own(&*to)?.at(offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
@@ -483,10 +477,10 @@ impl StreamBackend for CudaStream {
         // event behind the copy is done.
         let code =
             unsafe { (device.driver.cuMemcpyHtoDAsync_v2)(to, from, data.len(), queue.raw.0) };
-        check("cuMemcpyHtoDAsync", code)?;
+        // An event that was not recorded is never done: then the memory is kept for good.
         let recorded = done.record(queue);
         pending.push((done, data));
-        recorded
+        check("cuMemcpyHtoDAsync", code).and(recorded)
     }
 
     fn raw_handle(&self) -> u64 {

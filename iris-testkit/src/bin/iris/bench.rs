@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
-use iris_heap::BackendKind;
+use iris_heap::{BackendKind, cuda};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -29,7 +29,8 @@ pub(crate) struct Options {
     /// Writes the results as JSON, one object a line.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Appends them to a record that is kept [default file: bench/record/BACKEND.jsonl].
+    /// Appends them to a record that is kept [default file: bench/record/DEVICE.jsonl, where DEVICE is
+    /// cpu or the name of the GPU, as in h200.jsonl].
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     record: Option<Option<PathBuf>>,
     /// What to measure instead, in the form of bench/cpu.toml or bench/cuda.toml.
@@ -93,9 +94,9 @@ impl Sink {
         if let Some(path) = &options.json {
             open(path.clone(), OpenOptions::new().write(true).create(true).truncate(true))?;
         }
-        if let Some(path) = &options.record {
-            let usual = || format!("bench/record/{}.jsonl", options.backend).into();
-            let path = path.clone().unwrap_or_else(usual);
+        if let Some(path) = &options.record
+            && let Some(path) = path.clone().or_else(|| usual_record(options.backend))
+        {
             open(path, OpenOptions::new().create(true).append(true))?;
         }
         Ok(Sink(files))
@@ -109,6 +110,21 @@ impl Sink {
         }
         Ok(())
     }
+}
+
+/// The record of this kind of device; none where there is no GPU, and nothing to record.
+fn usual_record(backend: BackendKind) -> Option<PathBuf> {
+    let name = match backend {
+        BackendKind::Cuda => file_name(&cuda::devices().ok()?.first()?.name),
+        other => other.to_string(),
+    };
+    Some(format!("bench/record/{name}.jsonl").into())
+}
+
+/// `NVIDIA H200 sm_90` as `h200`.
+fn file_name(gpu: &str) -> String {
+    let name = gpu.split(" sm_").next().unwrap_or_default();
+    name.trim_start_matches("NVIDIA ").to_lowercase().replace([' ', '/'], "-")
 }
 
 /// Measures and prints; whether all ratios are as asked.
@@ -244,6 +260,17 @@ mod tests {
         assert_eq!(at(951_782_400), "2000-02-29");
         assert_eq!(at(4_107_542_399), "2100-02-28");
         assert_eq!(at(4_107_542_400), "2100-03-01");
+    }
+
+    #[test]
+    fn a_record_is_named_by_its_device() {
+        assert_eq!(file_name("NVIDIA H200 sm_90"), "h200");
+        assert_eq!(file_name("NVIDIA A100-SXM4-80GB sm_80"), "a100-sxm4-80gb");
+        let cpu = usual_record(BackendKind::Cpu).unwrap();
+        assert_eq!(cpu, Path::new("bench/record/cpu.jsonl"));
+        // Those that are kept.
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/record");
+        assert!(kept.join("h200.jsonl").exists() && kept.join("cpu.jsonl").exists());
     }
 
     #[test]
