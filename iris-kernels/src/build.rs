@@ -53,6 +53,8 @@ pub struct OpBuild {
     pub tile_n: u32,
     /// What a test asks for.
     pub injected: Injected,
+    /// Whether the kernels write traces and count what they move.
+    pub observed: bool,
 }
 
 /// A source and what it is compiled with.
@@ -80,8 +82,11 @@ impl Build {
         Self { source, options: Options::op(dtype, tile), lanes: LANES, tile: Some(tile) }
     }
 
-    fn with(self, injected: Injected) -> Self {
-        Self { options: injected.options(self.options), ..self }
+    /// With what an op asks for beside its kernels: none of it is built ahead.
+    fn with(self, op: &OpBuild) -> Self {
+        let options = op.injected.options(self.options);
+        let options = if op.observed { options.define("IRIS_OBSERVED", 1) } else { options };
+        Self { options, ..self }
     }
 }
 
@@ -107,7 +112,7 @@ impl OpBuild {
         };
         let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
         if !multiplies(source.name) {
-            return Ok(Build::message(source).with(self.injected));
+            return Ok(Build::message(source).with(self));
         }
         let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
@@ -115,7 +120,7 @@ impl OpBuild {
             let TileBuild { m, n, .. } = TileBuild::ALL[0];
             format!("a tile of {tile_m} x {tile_n} (the largest is {m} x {n})")
         })?;
-        Ok(Build::product(source, code, build).with(self.injected))
+        Ok(Build::product(source, code, build).with(self))
     }
 }
 
@@ -196,6 +201,7 @@ mod tests {
         tile_m: 64,
         tile_n: 96,
         injected: Injected { delay_ns: 0, without: None },
+        observed: false,
     };
 
     #[test]
@@ -213,14 +219,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_injected_is_another_build() {
+    fn what_is_injected_or_observed_is_another_build() {
         let injected = Injected { delay_ns: 500, without: Some(Access::SignalLoad) };
-        let build = OpBuild { injected, ..OP }.of(Kernel::OneShot).expect("a build");
+        let build =
+            OpBuild { injected, observed: true, ..OP }.of(Kernel::OneShot).expect("a build");
         let plain = OP.of(Kernel::OneShot).expect("a build");
         let more = &build.options.defines[plain.options.defines.len()..];
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
         // SignalLoad is the fifth of the table.
-        assert_eq!(more, [pair("IRIS_TEST_DELAY_NS", "500"), pair("IRIS_TEST_NO_WAIT", "4")]);
+        let expected = [
+            pair("IRIS_TEST_DELAY_NS", "500"),
+            pair("IRIS_TEST_NO_WAIT", "4"),
+            pair("IRIS_OBSERVED", "1"),
+        ];
+        assert_eq!(more, expected);
     }
 
     #[test]

@@ -119,6 +119,9 @@ pub struct Options {
     pub members: Option<Vec<usize>>,
     /// Spans that each workgroup has room for in a trace; 0 for no trace.
     pub trace_spans: u32,
+    /// Whether kernels on GPUs count what they move. On the CPU they always do, and on GPUs where they
+    /// leave a trace.
+    pub counted: bool,
     /// Number of the first call.
     pub first_call: i32,
     /// What a test has the kernels do worse than they should.
@@ -137,6 +140,11 @@ macro_rules! setters {
 }
 
 impl Options {
+    /// Whether kernels on GPUs are those that trace and count.
+    pub fn is_observed(&self) -> bool {
+        self.counted || self.trace_spans > 0
+    }
+
     /// For at most `m` rows, `n` columns and depth `k`, in f32.
     pub fn new(m: usize, n: usize, k: usize) -> Self {
         Self {
@@ -158,6 +166,7 @@ impl Options {
             root: 0,
             members: None,
             trace_spans: 0,
+            counted: false,
             first_call: 1,
             injected: Injected::default(),
         }
@@ -194,6 +203,8 @@ impl Options {
         members: Vec<usize> => Some(members);
         /// Spans that each workgroup has room for in a trace.
         trace_spans: u32 => trace_spans;
+        /// Whether kernels on GPUs count what they move, which takes time.
+        counted: bool => counted;
         /// Number of the first call: for tests near the ends of the range.
         first_call: i32 => first_call;
         /// What a stress test has device kernels do worse than they should: late, or wrong.

@@ -75,6 +75,7 @@ impl Own {
             tile_m: plan.tile.m as u32,
             tile_n: plan.tile.n as u32,
             injected: plan.options.injected,
+            observed: plan.options.is_observed(),
         };
         let launcher = Launcher::new(heap, &build, &plan.kernels()).in_op(op)?;
         let resident = launcher.resident();

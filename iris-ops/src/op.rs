@@ -72,7 +72,9 @@ macro_rules! common_methods {
                 self.core.check()
             }
 
-            /// Bytes and words of its calls on this rank so far. Synchronise the stream first.
+            /// Bytes and words of its calls on this rank so far. Synchronise the stream first. On a GPU
+            /// an op planned without [`counted`](crate::Options::counted) or a trace has none, which is
+            /// an error.
             pub fn counters(&self) -> $crate::Result<$crate::Counters> {
                 self.core.counters()
             }

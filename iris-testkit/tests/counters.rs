@@ -68,19 +68,19 @@ fn variants_move_what_their_names_say() {
     let peers = (SIZE - 1) as f64;
     for (variant, factor) in [("one_shot", peers), ("two_shot", 2.0 * peers / SIZE as f64)] {
         let reports = report(OpName::MatmulAllReduce, variant);
-        let pushed = mean(&reports, |report| report.counters.pushed);
+        let pushed = mean(&reports, |report| report.counters.unwrap().pushed);
         assert_eq!(pushed, message * factor, "{variant}");
-        assert!(reports.iter().all(|report| report.counters.pulled == 0), "{reports:?}");
+        assert!(reports.iter().all(|report| report.counters.unwrap().pulled == 0), "{reports:?}");
     }
     let reports = report(OpName::MatmulReduceScatter, "push");
-    assert_eq!(mean(&reports, |r| r.counters.pushed), message * peers / SIZE as f64);
+    assert_eq!(mean(&reports, |r| r.counters.unwrap().pushed), message * peers / SIZE as f64);
     let a = (32 * 16 * 4) as f64;
     for variant in ["baseline", "pull", "staged"] {
         let reports = report(OpName::AllGatherMatmul, variant);
         let [pushed, pulled, flags] = [
-            mean(&reports, |r| r.counters.pushed),
-            mean(&reports, |r| r.counters.pulled),
-            mean(&reports, |r| r.counters.flags),
+            mean(&reports, |r| r.counters.unwrap().pushed),
+            mean(&reports, |r| r.counters.unwrap().pulled),
+            mean(&reports, |r| r.counters.unwrap().flags),
         ];
         let remote = a * peers / SIZE as f64;
         match variant {

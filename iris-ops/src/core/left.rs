@@ -1,11 +1,11 @@
 //! What the calls of an op leave behind: counters and a trace.
 
-use iris_heap::RawSlice;
+use iris_heap::{BackendKind, RawSlice};
 use iris_kernels::args::counter;
 use iris_kernels::trace::{self, TraceSpan};
 
 use super::Core;
-use crate::error::{InOp, Result};
+use crate::error::{Error, InOp, Result};
 
 /// Bytes moved and words used by the calls of one op on this rank, since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,7 +23,15 @@ pub struct Counters {
 
 impl Core {
     pub(crate) fn counters(&self) -> Result<Counters> {
-        let op = self.plan.op;
+        let (op, options) = (self.plan.op, &self.plan.options);
+        if options.backend != BackendKind::Cpu && !options.is_observed() {
+            return Err(Error::Invalid {
+                op,
+                what: "counters of an op on a GPU".into(),
+                value: "not counted".into(),
+                expected: "a plan with Options::counted(true), or with a trace".into(),
+            });
+        }
         let words = self.heap.read_device_words(self.words).in_op(op)?;
         let words = &words[self.channel_words..];
         let value = |which: usize| {

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, DType, HeapOptions, Settings, SymmetricHeap, World};
 use iris_kernels::rtc::{self, Compiler};
 use iris_ops::matmul_all_reduce::Variant;
-use iris_ops::{AllReduce, CopyArgs, MatRef, MatmulAllReduce, MatmulArgs, Options};
+use iris_ops::{AllReduce, CopyArgs, MatRef, MatmulAllReduce, MatmulArgs, Options, TileShape};
 use iris_testkit::harness::{self, Group, named};
 
 mod beside;
@@ -58,6 +58,7 @@ fn main() -> ExitCode {
                 sums_of_products_are_exact,
                 new_streams_are_used_at_the_same_moment,
                 ops_of_two_streams_are_in_order,
+                only_ops_that_are_observed_count_and_trace,
                 an_absent_rank_is_a_fault_and_the_process_lives,
                 whoever_ends_well_is_right,
                 a_kernel_beside_an_op_takes_tiles_as_they_come,
@@ -194,6 +195,35 @@ fn ops_of_two_streams_are_in_order() {
     outcome.unwrap();
 }
 
+/// What others leave is nothing, and asking for it an error.
+fn only_ops_that_are_observed_count_and_trace() {
+    let outcome = World::run_threads(2, |world| -> Result<()> {
+        let heap = open(&world)?;
+        let stream = heap.stream()?;
+        let (x, y) = (heap.ones::<f32>(640)?, heap.zeros::<f32>(640)?);
+        let args = CopyArgs::new(MatRef::sym(x, 10, 64), MatRef::sym(y, 10, 64));
+        let plain = options(10, 64, 0).tile(TileShape { m: 2, n: 64 });
+        let each = [plain.clone(), plain.clone().counted(true), plain.trace_spans(32)];
+        for (at, options) in each.iter().enumerate() {
+            let plan = AllReduce::plan((&world).into(), options, Variant::OneShot)?;
+            let mut op = AllReduce::new(&heap, &plan)?;
+            op.run(&args, &stream)?;
+            stream.sync()?;
+            ensure!(heap.read(y)? == vec![2.0; 640]);
+            match op.counters() {
+                Ok(counters) => ensure!(at > 0 && counters.pushed == 640 * 4, "{counters:?}"),
+                Err(error) => ensure!(at == 0 && error.to_string().contains("counted(true)")),
+            }
+            let spans: usize = op.trace()?.iter().map(Vec::len).sum();
+            // Five tiles, each with a product, a signal and a sum.
+            ensure!(if at == 2 { spans >= 15 } else { spans == 0 }, "{spans} spans");
+            op.free()?;
+        }
+        Ok(heap.close()?)
+    });
+    outcome.unwrap();
+}
+
 fn an_absent_rank_is_a_fault_and_the_process_lives() {
     let settings = Settings::default().deadline(0.01);
     let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
@@ -229,7 +259,7 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
 
 fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
     let world = World::threads(1).unwrap().remove(0);
-    let tile = iris_ops::TileShape { m: 256, n: 64 };
+    let tile = TileShape { m: 256, n: 64 };
     let large = options(512, 512, 64).dtype(DType::BF16).tile(tile);
     let error = MatmulAllReduce::plan((&world).into(), &large, Variant::Auto).unwrap_err();
     assert!(error.to_string().contains("256 x 64"), "{error}");
