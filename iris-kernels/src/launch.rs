@@ -155,8 +155,8 @@ pub struct UserKernel {
 impl UserKernel {
     /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
     /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
-    /// do. It is launched on streams of this heap only. `threads` a workgroup are [`rtc::LANES`] for a kernel of `IRIS_KERNEL`; `shared_bytes` is
-    /// its dynamic shared memory.
+    /// do. It is launched on streams of this heap only. `threads` a workgroup are [`rtc::LANES`] for a
+    /// kernel of `IRIS_KERNEL`; `shared_bytes` is its dynamic shared memory.
     ///
     /// # Errors
     /// As [`Launcher::new`].
@@ -210,8 +210,8 @@ impl UserKernel {
     ///
     /// # Errors
     /// [`Error::TooManyGroups`] if they are more; [`Error::Invalid`] for the stream of the last op, and
-    /// for a stream or a view of another heap; [`Error::Closed`], [`Error::Device`]. What goes wrong in the kernel comes from
-    /// [`Stream::sync`].
+    /// for a stream or a view of another heap; [`Error::Closed`], [`Error::Device`]. What goes wrong in
+    /// the kernel comes from [`Stream::sync`].
     ///
     /// # Safety
     /// As for [`UserKernel::launch`]. No other kernel that waits, of this program's own, runs beside
