@@ -72,7 +72,7 @@ fn plants() -> Vec<Plant> {
     // These may name a scope. Nobody gives up in what the hooks see.
     let text = "m.record(fault);";
     add("iris/sync.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
-    let text = "if (counters == 0) return;";
+    let text = "if (!OBSERVED || counters == 0) return;";
     add("iris/trace.h", text, format!("{text} {RAW}"), "all_gather.cu", &["hook", "isa", "ptx"]);
     let text = "port::add_f32<Scope::System>";
     let new = text.replace("System", "Device");
@@ -259,7 +259,7 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
         })
         .collect();
     let output = compiler(folder)
-        .args(["-O0", "-DIRIS_DTYPE=0"])
+        .args(["-O0", "-DIRIS_DTYPE=0", "-DIRIS_OBSERVED=1"])
         .arg(format!("-DIRIS_PLANT_FILE=\"{kernel}\""))
         .arg(format!("-DIRIS_PLANT_ENTRIES={entries}"))
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plants/hooks.cpp"))

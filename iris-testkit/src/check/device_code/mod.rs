@@ -148,10 +148,11 @@ const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
 /// released and acquired at the scope of the device by other accesses than `FinishAdd`.
 const STAGED: &str = "iris_staged";
 
-/// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all.
+/// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all; and
+/// observed, since others have less of the same.
 fn options() -> Options {
     let smallest = TileBuild::ALL[TileBuild::ALL.len() - 1];
-    Options::op(1, smallest)
+    Options::op(1, smallest).define("IRIS_OBSERVED", 1)
 }
 
 /// The first word of a line.
