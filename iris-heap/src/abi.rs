@@ -29,6 +29,8 @@ pub mod abort {
     pub const USER: i32 = 3;
     /// The process that carries this world's messages has gone.
     pub const HUB_LOST: i32 = 4;
+    /// A call was enqueued in part: a launch of it failed behind another one.
+    pub const INCOMPLETE: i32 = 5;
     /// A peer died or left without closing: this plus its rank.
     pub const PEER_LOST: i32 = 1000;
 }

@@ -165,6 +165,7 @@ pub(crate) fn aborted(code: i32) -> Error {
         abort::PANICKED => "a workgroup panicked",
         abort::USER => "the caller asked for it",
         abort::HUB_LOST => "the process that carries messages has gone",
+        abort::INCOMPLETE => "a call was enqueued in part, since one of its launches failed",
         abort::PEER_LOST.. => "a peer was lost",
         _ => "a reason of the layer above",
     };

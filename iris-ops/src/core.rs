@@ -2,15 +2,17 @@
 
 mod beside;
 mod left;
+mod new;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
-use iris_heap::{BackendKind, DevWords, RawSlice, Request, Segment, Stream, SymmetricHeap};
+use iris_heap::abi::abort;
+use iris_heap::{BackendKind, DevWords, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, counter, dtype_code, epilogue, producer};
-use iris_kernels::build::OpBuild;
-use iris_kernels::trace;
 use iris_kernels::{Kernel, Launcher};
-use iris_sync::{Channel, Field, LINE_WORDS, RESERVED_WORDS, Record};
+use iris_sync::{Channel, Field, Record};
 
 use crate::args::{CopyArgs, MatmulArgs};
 use crate::config::{Epilogue, Options, Shard, StagingLayout};
@@ -35,62 +37,6 @@ pub(crate) struct Core {
     channel_words: usize,
     launcher: Launcher,
     groups: u32,
-}
-
-/// What a rank has for an op by itself.
-struct Own {
-    launcher: Launcher,
-    groups: u32,
-    sequence: DevWords,
-    device: DevWords,
-    channel_words: usize,
-}
-
-impl Own {
-    fn prepare(op: &'static str, heap: &SymmetricHeap, plan: &Plan) -> Result<Self> {
-        let invalid = |what: &str, value: String, expected: String| {
-            Err(Error::Invalid { op, what: what.into(), value, expected })
-        };
-        if plan.op != op {
-            return invalid("plan", format!("one of {}", plan.op), format!("one of {op}"));
-        }
-        if (plan.ranks.rank, plan.ranks.size) != (heap.rank(), heap.size()) {
-            return Err(Error::OtherWorld {
-                op,
-                planned_rank: plan.ranks.rank,
-                planned_size: plan.ranks.size,
-                rank: heap.rank(),
-                size: heap.size(),
-            });
-        }
-        let (planned, backend) = (plan.options.backend, heap.options().backend);
-        if planned != backend {
-            let expected = format!("{backend}, the device of the heap");
-            return invalid("backend of the plan", planned.to_string(), expected);
-        }
-        let build = OpBuild {
-            op,
-            product: plan.product,
-            dtype: plan.options.dtype,
-            tile_m: plan.tile.m as u32,
-            tile_n: plan.tile.n as u32,
-            injected: plan.options.injected,
-            observed: plan.options.is_observed(),
-        };
-        let launcher = Launcher::new(heap, &build, &plan.kernels()).in_op(op)?;
-        let resident = launcher.resident();
-        let groups = plan.options.workgroups.unwrap_or(resident as usize);
-        if groups > resident as usize {
-            let expected = format!("at most {resident}, which can be resident");
-            return invalid("workgroups", groups.to_string(), expected);
-        }
-        let sequence = heap.sequence_word().in_op(op)?;
-        let (_, words) = Channel::lay_out(plan.channel_shape(0, 0), 0, 0, 0);
-        let channel_words = words.device as usize;
-        let device =
-            heap.alloc_device_words(channel_words + COUNTER_WORDS + BESIDE_WORDS).in_op(op)?;
-        Ok(Self { launcher, groups: groups as u32, sequence, device, channel_words })
-    }
 }
 
 /// One call, checked and ready to launch.
@@ -130,90 +76,6 @@ const COUNTER_WORDS: usize = counter::COUNT * 2;
 const BESIDE_WORDS: usize = 2;
 
 impl Core {
-    /// The one collective step: agree on the plan, take the workspace, prepare the words.
-    #[track_caller]
-    pub(crate) fn new(op: &'static str, heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
-        let world = heap.world();
-        world.agree(op, &plan.fingerprint()).in_op(op)?;
-        // What can fail on one rank alone is done before memory is taken together, and the others
-        // learn of it.
-        let own = Own::prepare(op, heap, plan);
-        let outcome = own.as_ref().map(drop).map_err(|e| iris_heap::Error::other(e.clone()));
-        let all = world.all_ok(op, outcome).in_op(op);
-        let Own { launcher, groups, sequence, device, channel_words } = own?;
-        let id = heap.control().name_op(op);
-        let shape = plan.channel_shape(id, 0);
-        let (_, words) = Channel::lay_out(shape, 0, 0, 0);
-        let mut requests =
-            vec![Request::new(Segment::Signal, u64::from(words.signal) * 4, "signals")];
-        for (name, bytes) in plan.requests() {
-            requests.push(Request::new(Segment::Data, bytes, name));
-        }
-        let slices = all.and_then(|()| heap.alloc_many(op, &requests).in_op(op));
-        if slices.is_err() {
-            heap.free_device_words(device).in_op(op)?;
-        }
-        let mut slices = slices?.into_iter();
-        let signal = slices.next();
-        let first = signal.map_or(0, |slice| (slice.offset() / 4) as u32);
-        debug_assert!(first >= RESERVED_WORDS && first % LINE_WORDS == 0);
-        let names = plan.requests().into_iter().map(|(name, _)| name);
-        let data: Vec<_> = names.zip(slices).collect();
-
-        // A barrier of some ranks is no call that all ranks count.
-        let index = |words: &DevWords| (words.offset() / 4) as u32;
-        let counted = if plan.options.members.is_some() {
-            index(&device) + iris_sync::PRIVATE_SEQUENCE
-        } else {
-            index(&sequence)
-        };
-        let shape = plan.channel_shape(id, counted);
-        let rank = world.rank() as u32;
-        let (channel, _) = Channel::lay_out(shape, rank, first, index(&device));
-        let mut core = Self {
-            heap: Arc::clone(heap),
-            plan: plan.clone(),
-            args: bytemuck::Zeroable::zeroed(),
-            signal,
-            data,
-            words: device,
-            channel_words,
-            launcher,
-            groups,
-        };
-        core.prepare_words(channel)?;
-        core.args = core.template(channel);
-        world.barrier().in_op(op)?;
-        Ok(core)
-    }
-
-    /// Every word says "the call before the first"; locks are free. Nobody has a call under way,
-    /// and the barrier that follows lets nobody begin before all are done.
-    fn prepare_words(&self, channel: Channel) -> Result<()> {
-        let (op, heap) = (self.plan.op, &self.heap);
-        let first_call = iris_sync::Call::new(self.plan.options.first_call);
-        let before = first_call.previous().number();
-        if let Some(slice) = self.signal {
-            let mut words = vec![before; (slice.bytes() / 4) as usize];
-            let start = (slice.offset() / 4) as u32;
-            if self.plan.needs.locks {
-                words[(channel.locks - start) as usize..][..channel.tiles as usize]
-                    .fill(iris_sync::lock::FREE);
-            }
-            heap.write(slice.cast::<i32>().in_op(op)?, &words).in_op(op)?;
-        }
-        if let Some(trace) = self.trace_slice() {
-            let counts = trace.slice(..trace::MAX_GROUPS * 4).in_op(op)?;
-            heap.write(counts, &[0; trace::MAX_GROUPS * 4]).in_op(op)?;
-        }
-        let first = (self.words.offset() / 4) as u32;
-        let mut words = vec![before; self.words.len()];
-        words[(channel.call - first) as usize] = first_call.number();
-        words[(channel.finished - first) as usize] = 0;
-        words[self.channel_words..].fill(0);
-        heap.write_device_words(self.words, &words).in_op(op)
-    }
-
     fn template(&self, channel: Channel) -> OpArgs {
         let Plan { options, needs, tile, .. } = &self.plan;
         let place = |name| {
@@ -298,17 +160,37 @@ impl Core {
         call: &Call<'_>,
     ) -> Result<()> {
         let op = self.plan.op;
-        let args = self.checked(call)?;
         let all = self.groups_for(call.m);
-        // All launches of a call follow each other, whoever else issues ops of this heap.
-        let _issuing = self.heap.issue();
-        for &(kernel, groups) in kernels {
+        self.issue(kernels, call, |kernel, groups, args| {
             let groups = groups.unwrap_or(all);
             // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
             // the workspace is this op's own.
             #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
-            unsafe { self.launcher.launch(&self.heap, stream, (op, kernel), args, groups) }
-                .in_op(op)?;
+            unsafe {
+                self.launcher.launch(&self.heap, stream, (op, kernel), args, groups)
+            }
+        })
+    }
+
+    /// Check a call, then `launch` its kernels: all launches of a call follow each other, whoever
+    /// else issues ops of this heap.
+    ///
+    /// A call whose first launch is enqueued and a later one is not can never end, and its number is
+    /// taken: the heap takes no further calls, on this rank at once; its peers wait for it in vain.
+    fn issue(
+        &self,
+        kernels: &[(Kernel, Option<u32>)],
+        call: &Call<'_>,
+        launch: impl Fn(Kernel, Option<u32>, OpArgs) -> iris_heap::Result<()>,
+    ) -> Result<()> {
+        let _issuing = self.heap.issue();
+        let args = self.checked(call)?;
+        for (enqueued, &(kernel, groups)) in kernels.iter().enumerate() {
+            let launched = launch(kernel, groups, args);
+            if launched.is_err() && enqueued > 0 {
+                self.heap.control().set_host_abort(abort::INCOMPLETE);
+            }
+            launched.in_op(self.plan.op)?;
         }
         Ok(())
     }
@@ -445,18 +327,4 @@ fn spread(groups: u32, size: u32) -> u32 {
 fn hash(bytes: impl Iterator<Item = u8>) -> i32 {
     bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
         as i32
-}
-
-#[cfg(test)]
-mod tests {
-    use super::spread;
-
-    #[test]
-    fn tiles_of_an_owner_are_spread_over_the_workgroups() {
-        assert_eq!(
-            [spread(264, 4), spread(132, 3), spread(12, 1), spread(1, 8)],
-            [263, 131, 12, 1]
-        );
-        assert_eq!((spread(36, 6), spread(2, 2)), (35, 1));
-    }
 }

@@ -1,6 +1,6 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
-use iris_heap::DType;
+use iris_heap::{DType, Request, Segment};
 use iris_kernels::Kernel;
 use iris_kernels::schedule::{Grid, SplitGrid};
 use iris_sync::barrier::Members;
@@ -150,6 +150,16 @@ impl Plan {
             ("trace", trace),
         ];
         parts.into_iter().filter(|&(_, bytes)| bytes > 0).collect()
+    }
+
+    /// All of its memory that peers reach: the signals, then [`requests`](Self::requests).
+    pub(crate) fn all_requests(&self) -> Vec<Request> {
+        let (_, words) = Channel::lay_out(self.channel_shape(0, 0), 0, 0, 0);
+        let signals = Request::new(Segment::Signal, u64::from(words.signal) * 4, "signals");
+        let data = self.requests().into_iter();
+        std::iter::once(signals)
+            .chain(data.map(|(name, bytes)| Request::new(Segment::Data, bytes, name)))
+            .collect()
     }
 
     pub(crate) fn channel_shape(&self, op: u32, sequence: u32) -> Shape {

@@ -1,0 +1,94 @@
+//! What becomes of ops that one rank cannot make, and of calls that one rank issues in part.
+
+use iris_heap::{ErrorKind, HeapOptions, Segment, World};
+
+use super::*;
+use crate::all_reduce::Variant;
+use crate::config::Ranks;
+use crate::{AllReduce, MatRef, Options};
+
+const OP: &str = "all_reduce";
+
+fn plan(world: &World, variant: Variant) -> Plan {
+    AllReduce::plan(Ranks::from(world), &Options::new(8, 6, 0), variant).expect("a plan")
+}
+
+/// An all-reduce of ones, and whether every element is the number of ranks.
+fn sums_are_right(heap: &Arc<SymmetricHeap>) -> bool {
+    let plan = plan(heap.world(), Variant::TwoShot);
+    let mut op = AllReduce::new(heap, &plan).expect("an op");
+    let (a, c) = (heap.ones::<f32>(48).expect("A"), heap.zeros::<f32>(48).expect("C"));
+    let stream = heap.stream().expect("a stream");
+    let args = CopyArgs::new(MatRef::sym(a, 8, 6), MatRef::sym(c, 8, 6));
+    op.run(&args, &stream).expect("a call");
+    stream.sync().expect("sums");
+    let right = heap.read(c).expect("C").iter().all(|&sum| sum == heap.size() as f32);
+    op.free().expect("freed");
+    heap.free_many(&[a.raw(), c.raw()]).expect("freed");
+    right
+}
+
+#[test]
+fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
+    World::run_threads(3, |world| {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().device_words(128).threads(1))?;
+        let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
+        let before = free();
+        let plan = plan(&world, Variant::OneShot);
+        // More often than there are device words for, if one were lost.
+        for _ in 0..5 {
+            let made = Core::make(OP, &heap, &plan, |core, channel| {
+                core.prepare_words(channel)?;
+                let (op, what, value) = (OP, "a word".into(), "worn out".into());
+                let worn = Error::Invalid { op, what, value, expected: "a new one".into() };
+                if heap.rank() == 1 { Err(worn) } else { Ok(()) }
+            });
+            let error = made.err().expect("an error").to_string();
+            let cause = "all_reduce: a word is worn out, expected a new one";
+            let named = format!("all_reduce: rank 1 failed in all_reduce: {cause}");
+            assert_eq!(error, if heap.rank() == 1 { cause.into() } else { named });
+            assert_eq!(free(), before);
+            assert!(sums_are_right(&heap));
+        }
+        heap.close()
+    })
+    .expect("every rank");
+}
+
+#[test]
+fn a_call_that_is_enqueued_in_part_is_the_last() {
+    World::run_threads(2, |world| {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let mut other = AllReduce::new(&heap, &plan(&world, Variant::TwoShot)).expect("an op");
+        let op = Core::new(OP, &heap, &plan(&world, Variant::Atomic)).expect("an op");
+        let (a, c) = (heap.ones::<f32>(48)?, heap.zeros::<f32>(48)?);
+        let (a, c) = (MatRef::sym(a, 8, 6), MatRef::sym(c, 8, 6));
+        let (stream, args) = (heap.stream()?, CopyArgs::new(a, c));
+        let call = Call::message(8, Some(&a), &args);
+        let kernels = crate::matmul_all_reduce::kernels(op.plan());
+        let closed = || iris_heap::Error::Closed { what: "the queue" };
+        if world.rank() == 0 {
+            // What fails before anything is enqueued changes nothing.
+            let none = op.issue(&kernels, &call, |_, _, _| Err(closed())).unwrap_err();
+            assert_eq!(none.kind(), ErrorKind::Closed, "{none}");
+            heap.check()?;
+            let part = op.issue(&kernels, &call, |kernel, _, _| match kernel {
+                Kernel::Zero => Ok(()),
+                _ => Err(closed()),
+            });
+            assert_eq!(part.unwrap_err().kind(), ErrorKind::Closed);
+            assert!(heap.check().is_err());
+            let next = other.run(&args, &stream).unwrap_err();
+            assert!(matches!(&next, Error::Poisoned { .. }), "{next}");
+            assert!(next.to_string().contains("enqueued in part"), "{next}");
+        }
+        heap.close()
+    })
+    .expect("every rank");
+}
+
+#[test]
+fn tiles_of_an_owner_are_spread_over_the_workgroups() {
+    assert_eq!([spread(264, 4), spread(132, 3), spread(12, 1), spread(1, 8)], [263, 131, 12, 1]);
+    assert_eq!((spread(36, 6), spread(2, 2)), (35, 1));
+}
