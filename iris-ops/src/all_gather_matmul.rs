@@ -40,6 +40,7 @@ common_methods!(AllGatherMatmul);
 impl AllGatherMatmul {
     /// Plan for calls of up to `options.m` rows.
     pub fn plan(ranks: Ranks, options: &Options, variant: Variant) -> Result<Plan> {
+        options.check(NAME, ranks)?;
         let variant = match variant {
             Variant::Auto => crate::tune::all_gather_matmul(ranks, options),
             chosen => chosen,

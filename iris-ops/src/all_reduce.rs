@@ -24,6 +24,7 @@ beside_method!(AllReduce, CopyArgs, crate::matmul_all_reduce::arrival);
 impl AllReduce {
     /// Plan for calls of up to `options.m` rows; `options.k` is not used.
     pub fn plan(ranks: Ranks, options: &Options, variant: Variant) -> Result<Plan> {
+        options.check(NAME, ranks)?;
         let variant = match variant {
             Variant::Auto => crate::tune::all_reduce(NAME, ranks, options),
             chosen => chosen,

@@ -24,17 +24,6 @@ common_methods!(Barrier);
 impl Barrier {
     /// Plan a barrier; of the options only `members`, `first_call` and `trace_spans` are used.
     pub fn plan(ranks: Ranks, options: &Options) -> Result<Plan> {
-        let invalid = |value: String| Error::Invalid {
-            op: NAME,
-            what: "members".into(),
-            value,
-            expected: format!("ranks below {}, at least one", ranks.size),
-        };
-        if let Some(members) = &options.members
-            && (members.is_empty() || members.iter().any(|&rank| rank >= ranks.size))
-        {
-            return Err(invalid(format!("{members:?}")));
-        }
         Plan::begin(NAME, "flat", ranks, options, ((false, false), false))
     }
 

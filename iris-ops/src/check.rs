@@ -66,7 +66,9 @@ pub(crate) fn check_copy(plan: &Plan, args: &CopyArgs) -> Result<()> {
 
 /// Rows of the part of `m` that falls to the plan's rank.
 pub(crate) fn part(plan: &Plan, m: usize) -> usize {
-    let range = split(m as u32, plan.ranks.size as u32, plan.ranks.rank as u32);
+    // More rows than a plan can have are refused behind this, whatever their part is.
+    let m = u32::try_from(m).unwrap_or(u32::MAX);
+    let range = split(m, plan.size(), plan.ranks.rank as u32);
     (range.end - range.start) as usize
 }
 

@@ -228,7 +228,7 @@ impl Options {
         self.wire.unwrap_or(self.output_dtype())
     }
 
-    /// Check what does not depend on the op.
+    /// Check every number by itself, before anything is computed from it.
     pub(crate) fn check(&self, op: &'static str, ranks: Ranks) -> Result<()> {
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
             Err(Error::Invalid {
@@ -276,8 +276,13 @@ impl Options {
             [("k_per_flag", self.k_per_flag.unwrap_or(1)), ("k_block", self.k_block)]
         {
             if value == 0 || value > limit {
-                return invalid(name, &value, "at least 1");
+                return invalid(name, &value, &format!("from 1 to {limit}"));
             }
+        }
+        if let Some(fetchers) = self.fetchers
+            && fetchers > limit
+        {
+            return invalid("fetchers", &fetchers, &most);
         }
         if self.injected != Injected::default() && self.backend == BackendKind::Cpu {
             return invalid("injected", &format!("{:?}", self.injected), "nothing on the CPU");
@@ -287,6 +292,15 @@ impl Options {
         }
         if self.root >= ranks.size {
             return invalid("root", &self.root, &format!("below {}", ranks.size));
+        }
+        if let Some(members) = &self.members {
+            if op != "barrier" {
+                return invalid("members", &format!("{members:?}"), "none: all ranks take part");
+            }
+            if members.is_empty() || members.iter().any(|&rank| rank >= ranks.size) {
+                let expected = format!("ranks below {}, at least one", ranks.size);
+                return invalid("members", &format!("{members:?}"), &expected);
+            }
         }
         Ok(())
     }

@@ -37,6 +37,7 @@ beside_method!(MatmulAllReduce, MatmulArgs, arrival);
 impl MatmulAllReduce {
     /// Plan for calls of up to `options.m` rows.
     pub fn plan(ranks: Ranks, options: &Options, variant: Variant) -> Result<Plan> {
+        options.check(NAME, ranks)?;
         let variant = match variant {
             Variant::Auto => crate::tune::all_reduce(NAME, ranks, options),
             chosen => chosen,

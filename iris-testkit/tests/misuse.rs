@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::ready::{Ready, all_cases};
 use half::f16;
-use iris_heap::{DType, ErrorKind, HeapOptions, Segment, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, ErrorKind, HeapOptions, Segment, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, Broadcast, CopyArgs, Epilogue, Error, MatRef, MatmulAllReduce,
     MatmulArgs, Options, Ranks, Shard, TileShape, all_gather_matmul, all_reduce, broadcast,
@@ -186,6 +186,90 @@ fn plans_that_make_no_sense_are_refused() {
     }
     let error = plan(OpName::AllReduce, "ring", ranks, &base()).unwrap_err().to_string();
     assert!(error.contains("ring") && error.contains("two_shot"), "{error}");
+}
+
+/// Numbers are checked before anything is computed from them: whatever they are, there is a plan or
+/// an error, and no sum overflows.
+#[test]
+fn no_number_is_too_large_to_be_refused() {
+    let sizes =
+        [0, 1, (1 << 29) + 1, 1 << 30, 1 << 31, 1 << 32, (1 << 32) + 8, 1 << 63, usize::MAX];
+    let refused = |op: OpName, variant: &str, backend, options: &Options| {
+        let options = options.clone().backend(backend);
+        let planned = plan(op, variant, Ranks::new(1, 3), &options);
+        planned.map(|plan| (plan.data_bytes(), plan.signal_bytes())).is_err()
+    };
+    for op in OpName::ALL {
+        for variant in ["auto"].into_iter().chain(op.variants()) {
+            if variant == "auto" && ["local", "flat"].contains(&op.variants()[0]) {
+                continue;
+            }
+            for backend in [BackendKind::Cpu, BackendKind::Cuda] {
+                let refused = |options: &Options| refused(op, variant, backend, options);
+                for (m, n, k) in sizes
+                    .iter()
+                    .flat_map(|&m| sizes.iter().flat_map(move |&n| sizes.map(|k| (m, n, k))))
+                {
+                    let options = Options::new(m, n, k);
+                    let large = [m, n, k].iter().any(|&size| size >= 1 << 30);
+                    assert!(refused(&options) || !large, "{op} {variant}: {m} x {n} x {k}");
+                    refused(&options.tile(TileShape { m: 65536, n: 65536 }));
+                }
+                let options = || Options::new(8, 6, 4);
+                assert!(!refused(&options()), "{op} {variant}");
+                for size in sizes.into_iter().filter(|&size| size >= 1 << 31) {
+                    assert!(refused(&options().k_per_flag(size)), "{op}: k_per_flag {size}");
+                    assert!(refused(&options().k_block(size)), "{op}: k_block {size}");
+                    assert!(refused(&options().fetchers(size)), "{op}: fetchers {size}");
+                    assert!(refused(&options().root(size)), "{op}: root {size}");
+                    assert!(refused(&options().members(vec![0, size])), "{op}: member {size}");
+                    refused(&options().workgroups(size));
+                }
+                refused(&options().trace_spans(u32::MAX));
+                refused(&options().k_per_flag(1 << 29).k_block(1 << 29));
+                // Members are of a barrier.
+                assert!(refused(&options().members(vec![70])), "{op} {variant}");
+                let some = refused(&options().members(vec![0, 1]));
+                assert_eq!(some, op != OpName::Barrier, "{op} {variant}");
+            }
+        }
+    }
+}
+
+/// One rank that cannot make an op is named on all, nothing is lost, and the next op is right.
+#[test]
+fn an_op_that_one_rank_cannot_make_is_made_by_none() {
+    World::run_threads(3, |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().device_words(4096).threads(1))?;
+        let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
+        let mut before = free();
+        let case = Case::new(OpName::AllReduce, "two_shot", Options::new(8, 6, 0));
+        // The first time the call counter is missing, then there is one and words are.
+        for words in [4096, 4096 - 32] {
+            let plan = plan(case.op, &case.variant, (&world).into(), &case.options)?;
+            let taken = (world.rank() == 1).then(|| heap.alloc_device_words(words)).transpose()?;
+            let error = AnyOp::new(case.op, &heap, &plan).err().unwrap().to_string();
+            let named = if world.rank() == 1 { "rank 1" } else { "rank 1 failed in all_reduce" };
+            assert!(error.contains(named) && error.contains("device-local"), "{error}");
+            assert_eq!(free(), before, "nothing was taken");
+            taken.map(|words| heap.free_device_words(words)).transpose()?;
+            let mut ready = Ready::on(heap.clone(), &case)?;
+            for _ in 0..3 {
+                ready.call()?;
+            }
+            ready.sync()?;
+            let Ready { op, c, .. } = ready;
+            assert!(heap.read(c)?[..48].iter().all(|value| value.is_finite()));
+            op.free()?;
+            before = free();
+            // All but the line of the call counter.
+            let words = heap.alloc_device_words(4096 - 32)?;
+            heap.free_device_words(words)?;
+        }
+        heap.close()?;
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]
