@@ -41,7 +41,8 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
-        (0, _) => (FaultKind::PeerGaveUp, peer - 1, peer),
+        // Whatever stands there: the record shows it.
+        (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
         _ => (FaultKind::HostAbort, channel.rank as i32, host),
     };
@@ -141,4 +142,68 @@ pub(crate) fn no_progress<M: Memory + ?Sized>(
     seen: i32,
 ) {
     give_up(m, channel, &awaited.fault(FaultKind::NoProgress, channel, awaited.rank, seen));
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::cell::Cell;
+
+    use super::*;
+    use crate::{DevWord, Shape};
+
+    /// A rank whose words all hold one value, and whose host says another.
+    struct Broken {
+        word: i32,
+        host: i32,
+        kept: Cell<Option<Fault>>,
+    }
+
+    impl Memory for Broken {
+        fn load(&self, _: SymWord, _: Access) -> i32 {
+            self.word
+        }
+        fn store(&self, _: SymWord, _: i32, _: Access) {}
+        fn compare_exchange(&self, _: SymWord, _: i32, _: i32, _: Access) -> i32 {
+            self.word
+        }
+        fn get(&self, _: SymWord) -> i32 {
+            self.word
+        }
+        fn put(&self, _: SymWord, _: i32) {}
+        fn dev_load(&self, _: DevWord, _: Access) -> i32 {
+            self.word
+        }
+        fn dev_store(&self, _: DevWord, _: i32, _: Access) {}
+        fn dev_add(&self, _: DevWord, _: i32, _: Access) -> i32 {
+            self.word
+        }
+        fn pause(&self, _: u32) {}
+        fn expired(&self, _: Limit, _: u32) -> bool {
+            false
+        }
+        fn host_abort(&self) -> i32 {
+            self.host
+        }
+        fn record(&self, fault: &Fault) {
+            self.kept.set(Some(*fault));
+        }
+    }
+
+    /// A word that holds no rank ends the wait as any other, and the record shows it.
+    #[test]
+    fn whatever_an_abort_word_holds_is_recorded() {
+        let shape = Shape { op: 0, size: 2, tiles: 1, flags: 0, locks: false, sequence: 0 };
+        let (channel, _) = Channel::lay_out(shape, 0, 1024, 0);
+        let call = Call::new(1);
+        let awaited = Awaited { call, want: call, rank: 1, tile: -1, limit: Limit::Entry };
+        for value in [i32::MIN, -1, 1, 2, 3, PEER_LOST, i32::MAX] {
+            for (word, host) in [(value, 0), (0, value), (value, value)] {
+                let m = Broken { word, host, kept: Cell::new(None) };
+                assert!(stopped(&m, &channel, &awaited));
+                assert_eq!(m.kept.get().map(|fault| fault.seen), Some(value));
+            }
+        }
+    }
 }

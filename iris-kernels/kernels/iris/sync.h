@@ -234,7 +234,9 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
     if (host == 0 && peer == 0) return false;
     if (host == 0) {
-        m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, peer - 1, peer));
+        // Whatever stands there: the record shows it.
+        const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
+        m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
     } else if (host >= PEER_LOST) {
         m.record(awaited.fault(FaultKind::PeerLost, m.channel, host - PEER_LOST, host));
     } else {
