@@ -1,9 +1,9 @@
 //! The host's side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::abi::{FAULT_WORDS, abort};
+use crate::abi::{FAULT_WORDS, MAX_RANKS, abort};
 use crate::error::{Error, Result};
 
 const WORDS: usize = 2 + FAULT_WORDS;
@@ -17,6 +17,8 @@ pub struct Control {
     words: Words,
     /// Names of the ops of the heap, by id: kernels know numbers only.
     ops: Mutex<Vec<&'static str>>,
+    /// Whether the fault was returned to the program, which closing the heap else does.
+    told: AtomicBool,
 }
 
 /// The words of a `ControlBlock`, on a cache line of their own: every waiting workgroup reads them.
@@ -61,15 +63,18 @@ impl Drop for PinnedLine {
 
 impl Default for Control {
     fn default() -> Self {
-        let words = Words::Own(Box::new(Line([const { AtomicI32::new(0) }; WORDS])));
-        Control { words, ops: Mutex::default() }
+        Control::over(Words::Own(Box::new(Line([const { AtomicI32::new(0) }; WORDS]))))
     }
 }
 
 impl Control {
     /// A block in pinned memory.
     pub(crate) fn pinned(line: PinnedLine) -> Control {
-        Control { words: Words::Pinned(line), ops: Mutex::default() }
+        Control::over(Words::Pinned(line))
+    }
+
+    fn over(words: Words) -> Control {
+        Control { words, ops: Mutex::default(), told: AtomicBool::new(false) }
     }
 
     /// Where kernels find the block.
@@ -132,24 +137,52 @@ impl Control {
         usize::try_from(id).ok().and_then(|id| ops.get(id).copied()).unwrap_or("an op")
     }
 
-    /// Nothing, or the fault, or the abort, as an error.
+    /// Nothing, or the fault, or the abort, as an error. For whoever hands the error to the program:
+    /// closing the heap does not return it once more.
     ///
     /// # Errors
     /// [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`], [`Error::Fault`] or
     /// [`Error::Aborted`].
     pub fn check(&self) -> Result<()> {
+        let outcome = self.outcome();
+        if outcome.is_err() {
+            self.tell();
+        }
+        outcome
+    }
+
+    /// The program has got the fault.
+    pub(crate) fn tell(&self) {
+        self.told.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has.
+    pub(crate) fn is_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    /// The record as an error.
+    pub(crate) fn fault_error(&self) -> Option<Error> {
+        let words = self.fault()?.first_chunk::<8>().copied()?;
+        let fault = iris_sync::Fault::from_words(words)?;
+        Some(Error::Fault { op: self.op_name(fault.op), fault })
+    }
+
+    /// As [`Control::check`], for enqueued work, whose error the program has not seen yet.
+    ///
+    /// # Errors
+    /// As [`Control::check`].
+    pub fn outcome(&self) -> Result<()> {
         // A lost peer explains the fault that waiting for it leaves, not the other way round.
         let code = self.host_abort();
-        match code {
-            abort::PEER_LOST.. => {
-                return Err(Error::PeerLost { rank: (code - abort::PEER_LOST) as usize });
-            }
-            abort::HUB_LOST => return Err(Error::HubLost),
-            _ => {}
+        if let Some(rank) = lost_rank(code) {
+            return Err(Error::PeerLost { rank });
         }
-        let words = self.fault().and_then(|words| words.first_chunk::<8>().copied());
-        if let Some(fault) = words.and_then(iris_sync::Fault::from_words) {
-            return Err(Error::Fault { op: self.op_name(fault.op), fault });
+        if code == abort::HUB_LOST {
+            return Err(Error::HubLost);
+        }
+        if let Some(fault) = self.fault_error() {
+            return Err(fault);
         }
         match code {
             0 => Ok(()),
@@ -159,17 +192,23 @@ impl Control {
     }
 }
 
-pub(crate) fn aborted(code: i32) -> Error {
+fn aborted(code: i32) -> Error {
     let reason = match code {
         abort::CLOSED => "the heap was closed",
         abort::PANICKED => "a workgroup panicked",
         abort::USER => "the caller asked for it",
         abort::HUB_LOST => "the process that carries messages has gone",
         abort::INCOMPLETE => "a call was enqueued in part, since one of its launches failed",
-        abort::PEER_LOST.. => "a peer was lost",
+        _ if lost_rank(code).is_some() => "a peer was lost",
         _ => "a reason of the layer above",
     };
     Error::Aborted { code, reason: reason.into() }
+}
+
+/// The rank that an abort word of the host says is lost.
+fn lost_rank(code: i32) -> Option<usize> {
+    let rank = usize::try_from(code.checked_sub(abort::PEER_LOST)?).ok()?;
+    (rank < MAX_RANKS).then_some(rank)
 }
 
 /// The abort code for an error of the world.
@@ -205,5 +244,31 @@ mod tests {
         c.set_host_abort(abort::PEER_LOST + 2);
         c.set_host_abort(abort::USER);
         assert!(matches!(c.check(), Err(Error::PeerLost { rank: 2 })));
+    }
+
+    #[test]
+    fn every_abort_word_is_an_error_that_shows_it() {
+        for code in [i32::MIN, -1, 999, abort::PEER_LOST + MAX_RANKS as i32, i32::MAX] {
+            let c = Control::default();
+            c.set_host_abort(code);
+            let error = c.check().unwrap_err();
+            assert!(
+                matches!(error, Error::Aborted { code: shown, .. } if shown == code),
+                "{error}"
+            );
+        }
+        let c = Control::default();
+        c.set_host_abort(abort::PEER_LOST + MAX_RANKS as i32 - 1);
+        assert!(matches!(c.check(), Err(Error::PeerLost { rank: 63 })));
+    }
+
+    #[test]
+    fn a_fault_is_told_once_it_was_returned() {
+        let c = Control::default();
+        let mut words = [0; FAULT_WORDS];
+        words[0] = iris_sync::FaultKind::NoProgress as i32;
+        assert!(c.record_fault(&words) && c.outcome().is_err() && !c.is_told());
+        assert!(matches!(c.fault_error(), Some(Error::Fault { .. })));
+        assert!(c.check().is_err() && c.is_told());
     }
 }

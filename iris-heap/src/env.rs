@@ -21,7 +21,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "IRIS_DEADLINE",
         doc: "factor on every deadline: 600 s for a peer to enter, 30 s for progress after that, \
-              600 s for host collectives; default 1",
+              720 s for host collectives; default 1, at most 1e6",
         agreed: true,
     },
     Variable {
@@ -81,7 +81,8 @@ pub const VARIABLES: &[Variable] = &[
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Factor on every deadline (`IRIS_DEADLINE`).
+    /// Factor on every deadline (`IRIS_DEADLINE`), above 0 and at most 1e6: a world is not made with
+    /// another.
     pub deadline: f64,
     /// Threads of a rank for workgroups (`IRIS_THREADS`); `None`: by the number of cores.
     pub threads: Option<usize>,
@@ -103,8 +104,8 @@ impl Settings {
         let mut settings = Settings::default();
         if let Some(text) = read("IRIS_DEADLINE")? {
             settings.deadline = match text.parse::<f64>() {
-                Ok(v) if v > 0.0 && v <= 1e6 => v,
-                _ => return Err(wrong("IRIS_DEADLINE", &text, "a factor above 0, at most 1e6")),
+                Ok(v) if is_factor(v) => v,
+                _ => return Err(wrong("IRIS_DEADLINE", &text, FACTOR)),
             };
         }
         if let Some(text) = read("IRIS_THREADS")? {
@@ -114,6 +115,17 @@ impl Settings {
             };
         }
         Ok(settings)
+    }
+
+    /// Whether a world can be made with these.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a factor that is not above 0 and at most 1e6.
+    pub fn check(&self) -> Result<()> {
+        if is_factor(self.deadline) {
+            return Ok(());
+        }
+        Err(Error::invalid("factor on deadlines", self.deadline, FACTOR))
     }
 
     /// Sets the factor on every deadline.
@@ -138,15 +150,26 @@ impl Settings {
         self.scaled(30.0)
     }
 
-    /// How long a host collective waits for the other ranks.
+    /// How long a host collective waits for the other ranks: longer than a kernel does, for entry
+    /// and then for progress. So a rank whose kernel waits for a call that this one skipped has given
+    /// up, and says which rank it waited for, before this one would take it for absent.
     pub fn host_deadline(&self) -> Duration {
-        self.scaled(600.0)
+        self.scaled(720.0)
     }
 
+    /// At most some 23 years: a factor that [`Settings::check`] refuses counts as the nearest that it
+    /// takes, and one that is no number as none.
     fn scaled(&self, seconds: f64) -> Duration {
-        // At most some 19 years; a product that is no duration (a NaN set by hand) counts as zero.
-        Duration::try_from_secs_f64(seconds * self.deadline).unwrap_or_default()
+        Duration::try_from_secs_f64(seconds * self.deadline.clamp(0.0, MOST)).unwrap_or_default()
     }
+}
+
+/// The largest factor on deadlines.
+const MOST: f64 = 1e6;
+const FACTOR: &str = "a factor above 0, at most 1e6";
+
+fn is_factor(value: f64) -> bool {
+    value > 0.0 && value <= MOST
 }
 
 /// The agreed variables with their values, for comparison between ranks.
@@ -194,6 +217,33 @@ mod tests {
         let s = Settings::default().deadline(0.01);
         assert_eq!(s.entry_deadline(), Duration::from_secs(6));
         assert_eq!(s.progress_deadline(), Duration::from_millis(300));
-        assert_eq!(Settings::default().deadline(f64::NAN).host_deadline(), Duration::ZERO);
+        let longest = Settings::default().deadline(MOST).host_deadline();
+        for (factor, wait) in [
+            (f64::NAN, Duration::ZERO),
+            (-1.0, Duration::ZERO),
+            (f64::NEG_INFINITY, Duration::ZERO),
+            (3e16, longest),
+            (f64::INFINITY, longest),
+        ] {
+            let settings = Settings::default().deadline(factor);
+            assert_eq!(settings.host_deadline(), wait, "{factor}");
+            let error = settings.check().unwrap_err().to_string();
+            assert!(
+                error.contains(&factor.to_string()) && error.contains("at most 1e6"),
+                "{error}"
+            );
+        }
+        Settings::default().deadline(MOST).check().unwrap();
+        assert!(std::time::Instant::now().checked_add(longest).is_some());
+    }
+
+    /// Also where one waits for entry, and then for progress, before it comes to the host's step.
+    #[test]
+    fn the_host_waits_longer_than_kernels() {
+        for factor in [0.001, 1.0, MOST] {
+            let s = Settings::default().deadline(factor);
+            let kernels = s.entry_deadline() + s.progress_deadline();
+            assert!(s.host_deadline() > kernels.mul_f64(1.1), "{factor}");
+        }
     }
 }

@@ -135,6 +135,23 @@ pub enum Error {
         /// The heap it was used with.
         heap: u64,
     },
+    /// A slice was to be given back that is only a part of what was allocated.
+    #[error(
+        "{segment} bytes {offset}..{end} are only a part of the block {start}..{whole_end}: give \
+         back the slice that the allocation returned"
+    )]
+    PartOfBlock {
+        /// The segment.
+        segment: String,
+        /// First byte of the slice.
+        offset: u64,
+        /// Its end.
+        end: u64,
+        /// First byte of the block.
+        start: u64,
+        /// Its end, as it was asked for.
+        whole_end: u64,
+    },
     /// A slice's block was given back, or never was one.
     #[error("{segment} bytes {offset}..{end} are not allocated (any more) to this slice")]
     NotAllocated {
@@ -169,13 +186,22 @@ pub enum Error {
         /// Threads there are.
         threads: u32,
     },
+    /// Enqueued work asked for what waits for enqueued work: for itself, perhaps.
+    #[error(
+        "{what} from work that is enqueued on a stream: it may wait for that very work; do it on a \
+         thread of the program's, or order streams by events"
+    )]
+    WaitFromWork {
+        /// The call.
+        what: String,
+    },
     /// Enqueued work panicked.
-    #[error("{name}, workgroup {group}: panicked: {message}")]
+    #[error("{name}{}: panicked: {message}", of_group(.group))]
     Panicked {
-        /// The kernel.
+        /// The kernel, function or thread.
         name: String,
-        /// The workgroup.
-        group: u32,
+        /// The workgroup, of a kernel.
+        group: Option<u32>,
         /// The panic's message.
         message: String,
     },
@@ -192,6 +218,14 @@ pub enum Error {
     GaveUp {
         /// The rank.
         rank: usize,
+    },
+    /// A step of the host failed after a kernel of this rank had.
+    #[error("{then}; before that a kernel of this rank failed: {fault}")]
+    AfterFault {
+        /// What the kernel left.
+        fault: Box<Error>,
+        /// What the host met later, which may be no more than the consequence.
+        then: Box<Error>,
     },
     /// Waiting kernels were told to leave.
     #[error("the work was aborted: {reason} (code {code})")]
@@ -218,12 +252,12 @@ pub enum Error {
         problem: String,
     },
     /// A system call failed.
-    #[error("{call}: {source}")]
+    #[error("{call}: {error}")]
     System {
         /// The call, with its object.
         call: String,
-        /// The system's error.
-        source: Arc<std::io::Error>,
+        /// The system's error. It is part of the message, and so no source, which is printed again.
+        error: Arc<std::io::Error>,
     },
     /// A library that is loaded at run time is missing or cannot be used.
     #[error("{library} could not be loaded: {problem}; looked for it in {looked}")]
@@ -284,6 +318,8 @@ impl Error {
             | Error::Invalid { .. }
             | Error::ForeignSlice { .. }
             | Error::OutOfBounds { .. }
+            | Error::PartOfBlock { .. }
+            | Error::WaitFromWork { .. }
             | Error::TooManyGroups { .. }
             | Error::StillOpen { .. } => ErrorKind::Usage,
             Error::Disagreement { .. } | Error::Mismatch { .. } => ErrorKind::Disagreement,
@@ -295,6 +331,7 @@ impl Error {
             | Error::Fault { .. }
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
+            Error::AfterFault { then, .. } => then.kind(),
             Error::Unsupported { .. } | Error::Library { .. } => ErrorKind::Unsupported,
             // Of the drivers of CUDA and HIP alike.
             Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
@@ -314,7 +351,7 @@ impl Error {
     }
 
     pub(crate) fn system(call: impl Into<String>, source: impl Into<std::io::Error>) -> Error {
-        Error::System { call: call.into(), source: Arc::new(source.into()) }
+        Error::System { call: call.into(), error: Arc::new(source.into()) }
     }
 
     pub(crate) fn invalid(
@@ -324,6 +361,11 @@ impl Error {
     ) -> Error {
         Error::Invalid { what: what.into(), value: value.to_string(), expected: expected.into() }
     }
+}
+
+/// `, workgroup 3`, of a kernel.
+fn of_group(group: &Option<u32>) -> String {
+    group.map_or(String::new(), |group| format!(", workgroup {group}"))
 }
 
 /// What the two numbers of a mismatch are where they are hashes. Of all that is hashed only the place

@@ -24,6 +24,8 @@ pub struct Block {
     pub offset: u64,
     /// Bytes, rounded up to the alignment.
     pub bytes: u64,
+    /// Bytes that were asked for.
+    pub asked: u64,
     /// Number of the allocation, never used twice.
     pub serial: u64,
 }
@@ -74,17 +76,17 @@ impl Layout {
     /// # Errors
     /// [`Full`], and nothing has changed.
     pub fn alloc(&mut self, bytes: u64) -> Result<Block, Full> {
-        let asked = rounded(bytes, self.alignment);
-        let found = self.free.iter().find(|&(_, &len)| len >= asked);
+        let whole = rounded(bytes, self.alignment);
+        let found = self.free.iter().find(|&(_, &len)| len >= whole);
         let Some((&offset, &len)) = found else {
-            return Err(Full { asked, free: self.free_bytes(), largest: self.largest() });
+            return Err(Full { asked: whole, free: self.free_bytes(), largest: self.largest() });
         };
         self.free.remove(&offset);
-        if len > asked {
-            self.free.insert(offset + asked, len - asked);
+        if len > whole {
+            self.free.insert(offset + whole, len - whole);
         }
         self.serial += 1;
-        let block = Block { offset, bytes: asked, serial: self.serial };
+        let block = Block { offset, bytes: whole, asked: bytes, serial: self.serial };
         self.live.insert(offset, block);
         Ok(block)
     }

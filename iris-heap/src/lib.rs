@@ -59,8 +59,9 @@
 //! - [`Error::Mismatch`]: the ranks are in different calls; the message has each one's call site.
 //!   `if rank == 0 { barrier() } else { barrier() }` is such a difference, too.
 //! - [`Error::Disagreement`]: the same call with different arguments; the first that differs.
-//! - [`Error::Absent`]: a rank did not come in time. Deadlines are 600 s to enter and 30 s to make
-//!   progress; `IRIS_DEADLINE=0.01` makes a hang in a test short, a larger factor suits debuggers.
+//! - [`Error::Absent`]: a rank did not come in time. Deadlines are 600 s to enter, 30 s to make
+//!   progress, and 720 s for a step of the host; `IRIS_DEADLINE=0.01` makes a hang in a test short, a
+//!   larger factor suits debuggers.
 //! - [`Error::PeerLost`]: a process or thread ended; its own error is the one to look for. The
 //!   kernels of the others that wait for it are told to leave ([`Control::host_abort`]).
 //! - Spans and warnings go to `tracing`.

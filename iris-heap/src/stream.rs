@@ -1,13 +1,34 @@
 //! [`Stream`] and [`Event`]: work in order, the same interface on every device.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::Mapping;
 use crate::backend::cpu::{CpuEvent, CpuStream};
 use crate::bootstrap::unsupported;
+use crate::control::Control;
 use crate::error::{Error, Result};
+
+thread_local! {
+    /// Whether this thread does what was enqueued on streams, and nothing else.
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From here on this thread does enqueued work.
+pub(crate) fn works_from_now_on() {
+    WORKS.set(true);
+}
+
+/// That this is no enqueued work. What waits for streams, or holds what others hold while they wait
+/// for streams, may else wait for itself: for good.
+pub(crate) fn check_may_wait(what: &str) -> Result<()> {
+    match WORKS.get() {
+        true => Err(Error::WaitFromWork { what: what.into() }),
+        false => Ok(()),
+    }
+}
 
 /// Which workgroup of a launch runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +62,8 @@ pub trait StreamBackend: Send + Sync {
     /// [`Error::Closed`]; [`Error::Unsupported`] for an event of another kind of device.
     fn wait(&self, event: &Event) -> Result<()>;
 
-    /// See [`Stream::copy`].
+    /// Enqueues a copy between mappings of its heap: memory and byte offset of the target, then of
+    /// the source.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`].
@@ -52,14 +74,23 @@ pub trait StreamBackend: Send + Sync {
         bytes: u64,
     ) -> Result<()>;
 
-    /// See [`Stream::write`].
+    /// Enqueues a copy from the host into a mapping of its heap.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`].
     fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()>;
 
+    /// Enqueues copies of device-local words of its heap, in the order of the heap's ops: (to, from).
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Closed`]; those of the device.
+    fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()>;
+
     /// The device's handle, or a number where there is none.
     fn raw_handle(&self) -> u64;
+
+    /// The control block of its heap, by which that is known: a heap has one on each rank.
+    fn control(&self) -> &Arc<Control>;
 
     /// The backend's own type.
     fn as_any(&self) -> &dyn Any;
@@ -117,9 +148,14 @@ impl Stream {
     ///
     /// # Errors
     /// The first error of enqueued work since the last call; it is returned once. Work behind a
-    /// failed piece is still done.
+    /// failed piece is still done. [`Error::WaitFromWork`], from work that is enqueued.
     pub fn sync(&self) -> Result<()> {
-        self.inner.sync()
+        check_may_wait("waiting for a stream")?;
+        self.inner.sync().inspect_err(|error| {
+            if matches!(error, Error::Fault { .. }) {
+                self.inner.control().tell();
+            }
+        })
     }
 
     /// An event that is done when everything enqueued before is.
@@ -130,7 +166,8 @@ impl Stream {
         self.inner.record()
     }
 
-    /// Lets what is enqueued after this begin only when `event` is done.
+    /// Lets what is enqueued after this begin only when `event` is done, which may be one of a stream
+    /// of another heap.
     ///
     /// # Errors
     /// [`Error::Closed`] after the heap was closed.
@@ -165,29 +202,6 @@ impl Stream {
         self.cpu()?.call(name, Box::new(f))
     }
 
-    /// Enqueues a copy between mappings: memory and byte offset of the target, then of the source.
-    /// [`SymmetricHeap::copy_on`](crate::SymmetricHeap::copy_on) is the one for slices.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::Closed`].
-    pub fn copy(
-        &self,
-        to: (Arc<dyn Mapping>, u64),
-        from: (Arc<dyn Mapping>, u64),
-        bytes: u64,
-    ) -> Result<()> {
-        self.inner.copy(to, from, bytes)
-    }
-
-    /// Enqueues a copy from the host; see
-    /// [`SymmetricHeap::write_on`](crate::SymmetricHeap::write_on).
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::Closed`].
-    pub fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()> {
-        self.inner.write(to, data)
-    }
-
     /// The backend's stream.
     pub fn backend(&self) -> &dyn StreamBackend {
         &*self.inner
@@ -218,8 +232,10 @@ impl Event {
     /// Waits on the host until it is.
     ///
     /// # Errors
-    /// Those of the device; errors of the work come from [`Stream::sync`].
+    /// Those of the device; errors of the work come from [`Stream::sync`]. [`Error::WaitFromWork`],
+    /// from work that is enqueued.
     pub fn sync(&self) -> Result<()> {
+        check_may_wait("waiting for an event")?;
         self.inner.sync()
     }
 

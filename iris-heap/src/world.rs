@@ -163,9 +163,10 @@ impl World {
     /// As [`World::threads`], with settings of the program's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`], and as [`Settings::check`].
     pub fn threads_with(size: usize, settings: &Settings) -> Result<Vec<World>> {
         check_size("size of the world", size)?;
+        settings.check()?;
         let world = |(rank, t): (usize, Threads)| {
             let place = Place { node: 0, local_rank: rank, local_size: size };
             World::new(Arc::new(t), settings.clone(), place, None)
@@ -197,7 +198,7 @@ impl World {
                 Err(panic) => {
                     let name = std::thread::current().name().unwrap_or_default().to_string();
                     let message = panic_message(&*panic);
-                    Err(Numbered(failed(), Error::Panicked { name, group: 0, message }.into()))
+                    Err(Numbered(failed(), Error::Panicked { name, group: None, message }.into()))
                 }
             }
         };
@@ -246,10 +247,10 @@ impl World {
                 let name = format!("iris-rank-{rank}");
                 let builder = std::thread::Builder::new().name(name.clone());
                 let thread = builder.spawn_scoped(scope, move || rank_main(world));
-                (rank, name, spare, thread)
+                (name, spare, thread)
             };
             let started: Vec<_> = worlds.into_iter().map(start).collect();
-            let finish = |(rank, name, spare, thread): (_, String, World, std::io::Result<_>)| {
+            let finish = |(name, spare, thread): (String, World, std::io::Result<_>)| {
                 let thread: std::thread::ScopedJoinHandle<'_, _> = match thread {
                     Ok(thread) => thread,
                     Err(e) => {
@@ -260,12 +261,10 @@ impl World {
                 let outcome: std::thread::Result<_> = thread.join();
                 match outcome.and_then(|r| r) {
                     Ok(result) => result,
-                    Err(panic) => Err(Error::Panicked {
-                        name,
-                        group: rank as u32,
-                        message: panic_message(&*panic),
+                    Err(panic) => {
+                        Err(Error::Panicked { name, group: None, message: panic_message(&*panic) }
+                            .into())
                     }
-                    .into()),
                 }
             };
             started.into_iter().map(finish).collect()
@@ -520,10 +519,10 @@ impl World {
     /// All clones are closed with it.
     ///
     /// # Errors
-    /// [`Error::StillOpen`] on every rank, and the world stays open, if one has a heap or a split
-    /// world open; as [`World::barrier`], and this rank is closed all the same.
+    /// [`Error::StillOpen`] on every rank, and the world stays open and may be closed later, if one
+    /// has a heap or a split world open; as [`World::barrier`], and this rank is closed all the same.
     #[track_caller]
-    pub fn close(self) -> Result<()> {
+    pub fn close(&self) -> Result<()> {
         let heaps = self.inner.heaps.load(Ordering::Relaxed);
         let worlds = self.inner.children.load(Ordering::Relaxed);
         let message = Writer::default().u64(heaps as u64).u64(worlds as u64).finish();

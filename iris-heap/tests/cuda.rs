@@ -276,11 +276,12 @@ fn nothing_is_enqueued_on_a_heap_that_closes() {
         let begun = Instant::now();
         let outcome = World::run_threads(1, |world| {
             let heap = SymmetricHeap::open(&world, options())?;
-            let (stream, data) = (heap.stream()?, heap.memory().data[0].clone());
+            let stream = heap.stream()?;
+            let (x, y) = (heap.alloc::<u8>(1000)?, heap.alloc::<u8>(1000)?);
             std::thread::scope(|scope| {
-                let copies = scope.spawn(move || {
+                let copies = scope.spawn(|| {
                     loop {
-                        let copied = stream.copy((data.clone(), 0), (data.clone(), 4 << 20), 1000);
+                        let copied = heap.copy_on(&stream, (x, 0), (y, 0));
                         let Err(error) = copied else {
                             assert!(begun.elapsed() < Duration::from_secs(20), "it stays open");
                             continue;

@@ -10,7 +10,7 @@ fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
 }
 
-/// Runs ranks whose host deadline is 1.2 s, and gives every rank's result.
+/// Runs ranks whose host deadline is 1.4 s, and gives every rank's result.
 fn each<T: Send>(
     size: usize,
     f: impl Fn(World) -> Result<T, Error> + Sync,
@@ -20,7 +20,14 @@ fn each<T: Send>(
 
 fn close(heap: &SymmetricHeap) -> Result<(), Error> {
     heap.close()?;
-    heap.world().clone().close()
+    heap.world().close()
+}
+
+/// The most that this process has had mapped at a time.
+fn mapped_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
+    1024 * line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
 }
 
 #[test]
@@ -168,8 +175,29 @@ fn use_after_free_and_after_close() {
         let heap = SymmetricHeap::open(&w, options())?;
         let x = heap.zeros::<f32>(5)?;
         let part = x.slice(2..4)?;
-        let e = heap.free(part).unwrap_err();
-        assert!(matches!(e, Error::NotAllocated { .. }), "a part is no block: {e}");
+        let words = heap.alloc_signal(4)?;
+        let mut mine = [0f32; 4];
+        // SAFETY: the array outlives the slice, which is given back below.
+        let imported = unsafe { heap.import(mine.as_mut_ptr(), 4) }?;
+        for part in [
+            part.raw(),
+            x.slice(..4)?.raw(),
+            x.slice(1..)?.raw(),
+            x.slice(..0)?.raw(),
+            words.slice(..3)?.raw(),
+            imported.slice(..3)?.raw(),
+            imported.slice(1..)?.raw(),
+        ] {
+            let e = heap.free_many(&[part]).unwrap_err();
+            let rest = matches!(&e, Error::PartOfBlock { segment, offset, .. }
+                if *segment == part.segment().to_string() && *offset == part.offset());
+            assert!(rest, "a part is no block: {e}");
+            assert_eq!(e.kind(), ErrorKind::Usage);
+        }
+        // Nothing has changed, and the whole is free under another type as well.
+        assert_eq!(heap.read(x)?, [0.0; 5]);
+        heap.free(words.cast::<u8>()?)?;
+        heap.free(imported)?;
         heap.free(x)?;
         let again = heap.zeros::<f32>(5)?;
         assert_eq!(again.offset(), x.offset());
@@ -258,6 +286,16 @@ fn options_that_differ_or_cannot_be() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         let e = SymmetricHeap::open(&w, options().signal_bytes(100)).unwrap_err().to_string();
         assert!(e.contains("signal_bytes is 100"), "{e}");
+        // Kernels number words by 32 bits: what lies beyond would be taken for what lies in front.
+        let (most, page) = (16 << 30, 4096);
+        let e = SymmetricHeap::open(&w, options().signal_bytes(most + page)).unwrap_err();
+        assert!(e.to_string().contains("at most 17179869184") && mapped_bytes() < most, "{e}");
+        let e = SymmetricHeap::open(&w, options().device_words(most / 4 + 1)).unwrap_err();
+        assert!(e.to_string().contains("at most 4294967296") && mapped_bytes() < most, "{e}");
+        for words in [u64::MAX, u64::MAX / 4 + 1] {
+            let e = SymmetricHeap::open(&w, options().device_words(words)).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
+        }
         let e = SymmetricHeap::open(&w, options().data_bytes(u64::MAX)).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
         let e = SymmetricHeap::open(&w, options().threads(1 - w.rank().min(1))).map(drop);
@@ -289,9 +327,24 @@ fn a_rank_that_leaves_while_others_open_is_lost() {
 fn an_open_heap_keeps_the_world_open() {
     World::run_threads(2, |w| {
         let heap = SymmetricHeap::open(&w, options())?;
-        let e = w.clone().close().unwrap_err();
+        let e = w.close().unwrap_err();
         assert!(matches!(e, Error::StillOpen { rank: 0, heaps: 1, worlds: 0 }), "{e}");
-        close(&heap)
+        // Nothing is lost by it, though there is no clone.
+        w.barrier()?;
+        close(&heap)?;
+        assert_eq!(w.close().unwrap_err().kind(), ErrorKind::Closed);
+        Ok::<_, Error>(())
     })
     .unwrap();
+}
+
+#[test]
+fn deadlines_that_are_none_make_no_world() {
+    for factor in [-1.0, -0.0, 0.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 3e16, 1.1e6] {
+        let settings = Settings::default().deadline(factor);
+        let e = World::threads_with(1, &settings).map(drop).unwrap_err();
+        assert!(e.to_string().contains(&format!("factor on deadlines is {factor}")), "{e}");
+        let each = World::run_threads_each(1, &settings, |_| Ok::<_, Error>(())).map(drop);
+        assert_eq!(each.unwrap_err().kind(), ErrorKind::Usage, "{factor}");
+    }
 }

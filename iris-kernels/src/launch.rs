@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use iris_heap::backend::Backend;
+use iris_heap::backend::{Backend, Memory};
 use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
 use iris_heap::{BackendKind, Error, Group, Result, Stream, SymmetricHeap};
 
@@ -85,8 +85,8 @@ impl Launcher {
     /// Enqueue `kernel` of `op` on `stream`, with `groups` workgroups.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; on a GPU [`Error::Invalid`] for
-    /// a stream of another heap; [`Error::Unsupported`] for a kernel that was not prepared. What goes
+    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; as
+    /// [`SymmetricHeap::check_stream`]; [`Error::Unsupported`] for a kernel that was not prepared. What goes
     /// wrong in the kernel comes from [`Stream::sync`].
     ///
     /// # Safety
@@ -101,6 +101,7 @@ impl Launcher {
         args: OpArgs,
         groups: u32,
     ) -> Result<()> {
+        heap.check_stream(op, stream)?;
         let functions = match &self.device {
             Device::Cuda(functions) => functions,
             Device::Cpu => {
@@ -109,9 +110,11 @@ impl Launcher {
                 let run = move |group: Group| {
                     // SAFETY: the caller vouches for the matrices; `memory` keeps the rest.
                     let result = unsafe { cpu::run(kernel, &args, group.index, group.count) };
+                    // All of it is captured: the whole heap stays mapped while this runs.
+                    let memory: &Memory = &memory;
                     // A fault says more than that there was one; the record is complete, or a
                     // peer's is.
-                    result.or_else(|_stop| memory.control.check())
+                    result.or_else(|_stop| memory.control.outcome())
                 };
                 return stream.launch_cpu(name, groups, Arc::new(run));
             }

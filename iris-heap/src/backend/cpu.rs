@@ -4,6 +4,8 @@
 //! The worker of the stream whose launch runs is one of the threads: it runs workgroup 0, the pool
 //! the others. So a heap of one thread has no pool, and a heap of `n` threads computes on `n`.
 //!
+//! Nobody holds a lock while it waits for enqueued work, which may ask the heap for streams.
+//!
 //! Long because pool, streams and events share the turn-taking that keeps launches in order.
 
 use std::any::Any;
@@ -15,14 +17,16 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use super::{Backend, BackendKind, DeviceInfo, Mapping, Memory, Purpose};
+use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
 use crate::abi::{ABORT_WORD, abort};
 use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::segment::SharedMemory;
-use crate::stream::{CpuKernel, Event, EventBackend, Group, Stream, StreamBackend};
-use crate::world::{World, lock, panic_message};
+use crate::stream::{
+    CpuKernel, Event, EventBackend, Group, Stream, StreamBackend, works_from_now_on,
+};
+use crate::world::{lock, panic_message};
 
 impl Mapping for SharedMemory {
     fn address(&self) -> u64 {
@@ -55,7 +59,10 @@ pub(crate) struct CpuBackend {
 
 /// A stream's thread.
 struct Worker {
+    number: u64,
     stream: Weak<Queue>,
+    /// It does nothing any more.
+    ended: CpuEvent,
     thread: JoinHandle<()>,
 }
 
@@ -75,6 +82,8 @@ struct Shared {
     pool: Pool,
     /// The heap is gone: what is still enqueued is skipped.
     dropped: AtomicBool,
+    /// Errors that no wait has returned, by the number of their stream, the first first.
+    failures: Mutex<Vec<(u64, Error)>>,
 }
 
 impl CpuBackend {
@@ -89,6 +98,7 @@ impl CpuBackend {
             turned: Condvar::new(),
             pool: Pool::default(),
             dropped: AtomicBool::new(false),
+            failures: Mutex::default(),
         });
         let backend = CpuBackend {
             rank,
@@ -100,7 +110,10 @@ impl CpuBackend {
         };
         for index in 1..threads {
             let shared = backend.shared.clone();
-            let thread = spawn(format!("iris-{rank}-group-{index}"), move || shared.help(index))?;
+            let thread = spawn(format!("iris-{rank}-group-{index}"), move || {
+                works_from_now_on();
+                shared.help(index);
+            })?;
             lock(&backend.pool).push(thread);
         }
         Ok(backend)
@@ -141,48 +154,44 @@ impl Backend for CpuBackend {
         Ok(Arc::new(memory))
     }
 
-    fn share(&self, world: &World, mapping: Arc<dyn Mapping>) -> Result<Vec<Arc<dyn Mapping>>> {
-        let memory = own(&*mapping)?;
-        if world.same_process() {
-            // One mapping serves all threads; it lives until the last of them lets it go.
-            memory.close_descriptor();
-            let all = world.share_objects(Arc::new(mapping.clone()))?;
-            let take = |object: Arc<dyn Any + Send + Sync>| {
-                let mapping = object.downcast::<Arc<dyn Mapping>>();
-                mapping.map(|m| Arc::clone(&*m)).map_err(|_| Error::Wire {
-                    what: "exchange of memory".into(),
-                    problem: "a rank sent something else".into(),
-                })
-            };
-            return all.into_iter().map(take).collect();
-        }
-        let sizes = world.allgather(&mapping.bytes().to_le_bytes())?;
-        // Also with nothing to give: the peers wait.
-        let (mine, failure) = match memory.export() {
-            Ok(descriptor) => (vec![descriptor], None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
-        let passed = world.share_descriptors(mine)?;
-        if let Some(error) = failure {
-            return Err(error);
-        }
-        memory.close_descriptor();
-        let mut all: Vec<Arc<dyn Mapping>> = Vec::with_capacity(passed.len());
-        for (rank, (mut descriptors, size)) in passed.into_iter().zip(sizes).enumerate() {
-            if rank == world.rank() {
-                all.push(mapping.clone());
-                continue;
+    fn export(&self, mapping: &dyn Mapping) -> Result<Export> {
+        let memory = own(mapping)?;
+        let message = memory.bytes().to_le_bytes().to_vec();
+        Ok(Export { message, descriptors: vec![memory.export()?] })
+    }
+
+    fn import(
+        &self,
+        rank: usize,
+        mapping: Arc<dyn Mapping>,
+        all: Vec<Export>,
+    ) -> Result<Vec<Arc<dyn Mapping>>> {
+        // The peers have theirs.
+        own(&*mapping)?.close_descriptor();
+        let map = |(from, mut export): (usize, Export)| -> Result<Arc<dyn Mapping>> {
+            if from == rank {
+                return Ok(mapping.clone());
             }
             let broken = |problem: &str| Error::Wire {
-                what: format!("memory of rank {rank}"),
+                what: format!("memory of rank {from}"),
                 problem: problem.into(),
             };
-            let size = <[u8; 8]>::try_from(size).map_err(|_| broken("no size"))?;
-            let descriptor = descriptors.pop().ok_or_else(|| broken("no descriptor"))?;
+            let size = <[u8; 8]>::try_from(export.message).map_err(|_| broken("no size"))?;
+            let descriptor = export.descriptors.pop().ok_or_else(|| broken("no descriptor"))?;
             let peer = SharedMemory::import(descriptor, u64::from_le_bytes(size))?;
             peer.close_descriptor();
-            all.push(Arc::new(peer));
-        }
+            Ok(Arc::new(peer))
+        };
+        all.into_iter().enumerate().map(map).collect()
+    }
+
+    fn join(
+        &self,
+        mapping: &dyn Mapping,
+        all: Vec<Arc<dyn Mapping>>,
+    ) -> Result<Vec<Arc<dyn Mapping>>> {
+        // One mapping serves all threads; it lives until the last of them lets it go.
+        own(mapping)?.close_descriptor();
         Ok(all)
     }
 
@@ -222,52 +231,57 @@ impl Backend for CpuBackend {
             return Err(Error::Closed { what: "the heap" });
         }
         workers.retain(|w| !w.thread.is_finished());
+        self.shared.forget_failures(|stream| workers.iter().any(|w| w.number == stream));
         let number = self.names.fetch_add(1, Ordering::Relaxed);
         let (sender, jobs) = unbounded();
         let queue = Arc::new(Queue {
             number,
             shared: self.shared.clone(),
             sender: Mutex::new(Some(sender)),
-            failed: Arc::default(),
         });
-        let (shared, failed) = (self.shared.clone(), queue.failed.clone());
+        let (shared, ended) = (self.shared.clone(), CpuEvent::default());
         let name = format!("iris-{}-stream-{number}", self.rank);
-        let thread = spawn(name, move || shared.work(&jobs, &failed))?;
-        workers.push(Worker { stream: Arc::downgrade(&queue), thread });
+        let end = ended.clone();
+        let thread = spawn(name, move || {
+            works_from_now_on();
+            shared.work(&jobs, number);
+            end.set();
+        })?;
+        workers.push(Worker { number, stream: Arc::downgrade(&queue), ended, thread });
         Ok(Stream::from_backend(Arc::new(CpuStream(queue))))
     }
 
     fn finish(&self) {
-        let mut workers = lock(&self.workers);
-        let mut live = Vec::new();
-        for worker in std::mem::take(&mut *workers) {
-            match worker.stream.upgrade() {
-                Some(queue) => {
-                    // Closed only if `shutdown` ran before, which has waited.
-                    if let Ok(event) = queue.record() {
-                        event.wait();
-                    }
-                    live.push(worker);
-                }
-                // Nobody can enqueue any more; what is there ends.
-                None => join(worker.thread),
-            }
+        let end = |worker: &Worker| match worker.stream.upgrade() {
+            // It is closed only if `shutdown` ran before, which has waited.
+            Some(queue) => queue.record().ok(),
+            // Nobody can enqueue any more; what is there ends.
+            None => Some(worker.ended.clone()),
+        };
+        let ends: Vec<CpuEvent> = lock(&self.workers).iter().filter_map(end).collect();
+        ends.iter().for_each(CpuEvent::wait);
+    }
+
+    fn untold(&self) -> Option<Error> {
+        let mut failures = lock(&self.shared.failures);
+        match failures.is_empty() {
+            true => None,
+            false => Some(failures.remove(0).1),
         }
-        *workers = live;
     }
 
     fn shutdown(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        for worker in std::mem::take(&mut *lock(&self.workers)) {
+        let workers = std::mem::take(&mut *lock(&self.workers));
+        for worker in workers {
             if let Some(queue) = worker.stream.upgrade() {
                 lock(&queue.sender).take();
             }
             join(worker.thread);
         }
         self.end_pool();
-        for thread in std::mem::take(&mut *lock(&self.pool)) {
-            join(thread);
-        }
+        let pool = std::mem::take(&mut *lock(&self.pool));
+        pool.into_iter().for_each(join);
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -282,10 +296,10 @@ impl Drop for CpuBackend {
         if !self.closed.load(Ordering::Relaxed) {
             self.shared.dropped.store(true, Ordering::Relaxed);
             self.shared.control.set_host_abort(abort::CLOSED);
-            for worker in lock(&self.workers).iter() {
-                if let Some(queue) = worker.stream.upgrade() {
-                    lock(&queue.sender).take();
-                }
+            let queues: Vec<_> =
+                lock(&self.workers).iter().filter_map(|w| w.stream.upgrade()).collect();
+            for queue in queues {
+                lock(&queue.sender).take();
             }
             // The pool's threads end after the launch that runs; no other will come, since the
             // workers skip what they find.
@@ -294,9 +308,9 @@ impl Drop for CpuBackend {
     }
 }
 
-/// Joins, unless the caller is that very thread.
+/// Joins a thread of enqueued work, of which the caller is none.
 fn join(thread: JoinHandle<()>) {
-    if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+    if thread.join().is_err() {
         // Workers catch the panics of what they run.
         tracing::error!("a worker thread panicked");
     }
@@ -309,14 +323,10 @@ enum Job {
     Wait(CpuEvent),
 }
 
-/// The first error since the last sync.
-type Failed = Arc<Mutex<Option<Error>>>;
-
 struct Queue {
     number: u64,
     shared: Arc<Shared>,
     sender: Mutex<Option<Sender<Job>>>,
-    failed: Failed,
 }
 
 impl Queue {
@@ -369,7 +379,7 @@ impl StreamBackend for CpuStream {
         if let Ok(event) = &done {
             event.wait();
         }
-        match lock(&self.0.failed).take() {
+        match self.0.shared.failure_of(self.0.number) {
             Some(error) => Err(error),
             None => done.map(drop),
         }
@@ -400,8 +410,19 @@ impl StreamBackend for CpuStream {
         self.call("write", Box::new(move || own(&*to)?.write(offset, &data)))
     }
 
+    fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()> {
+        let words = self.0.shared.memory.get().map(|memory| memory.device_words.clone());
+        let words = words.ok_or(Error::Closed { what: "the heap" })?;
+        let place = |word: u32| (words.clone(), 4 * u64::from(word));
+        copies.iter().try_for_each(|&(to, from)| self.copy(place(to), place(from), 4))
+    }
+
     fn raw_handle(&self) -> u64 {
         self.0.number
+    }
+
+    fn control(&self) -> &Arc<Control> {
+        &self.0.shared.control
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -467,26 +488,45 @@ struct PoolState {
     /// Counts launches, so that a thread takes part in each once.
     launch: u64,
     job: Option<(CpuKernel, &'static str, u32)>,
-    /// Workgroups of the pool that have not ended.
+    /// Workgroups of the pool that have not begun, and that have not ended.
+    starting: u32,
     running: u32,
     error: Option<Error>,
     stop: bool,
 }
 
 impl Shared {
-    /// A stream's thread: until nobody can enqueue any more.
-    fn work(&self, jobs: &Receiver<Job>, failed: &Failed) {
+    /// The first error of a stream since the last sync, and no later one.
+    fn failure_of(&self, stream: u64) -> Option<Error> {
+        let mut failures = lock(&self.failures);
+        let at = failures.iter().position(|&(number, _)| number == stream)?;
+        let (_, error) = failures.remove(at);
+        Some(error)
+    }
+
+    /// Forgets the errors of streams that are no more, but for the first of all, which closing the
+    /// heap returns.
+    fn forget_failures(&self, lives: impl Fn(u64) -> bool) {
+        let mut first = true;
+        lock(&self.failures).retain(|&(stream, _)| std::mem::take(&mut first) || lives(stream));
+    }
+
+    /// The thread of the stream of this number: until nobody can enqueue any more.
+    fn work(&self, jobs: &Receiver<Job>, stream: u64) {
         for job in jobs {
             let skip = self.dropped.load(Ordering::Relaxed);
             let outcome = match job {
                 Job::Launch { name, groups, number, kernel } => {
                     self.take_turn(number);
-                    let outcome = if skip { Ok(()) } else { self.run(name, groups, kernel) };
+                    let outcome = match skip {
+                        false => self.run(name, groups, kernel),
+                        true => self.discard(name, kernel),
+                    };
                     self.end_turn();
                     outcome
                 }
-                Job::Call { name, f } if !skip => self.guard(name, 0, f),
-                Job::Call { .. } => Ok(()),
+                Job::Call { name, f } if !skip => self.guard(name, None, f),
+                Job::Call { name, f } => self.discard(name, f),
                 Job::Done(event) => {
                     event.set();
                     Ok(())
@@ -498,7 +538,10 @@ impl Shared {
             };
             if let Err(error) = outcome {
                 tracing::debug!(%error, "enqueued work failed");
-                lock(failed).get_or_insert(error);
+                let mut failures = lock(&self.failures);
+                if failures.iter().all(|&(number, _)| number != stream) {
+                    failures.push((stream, error));
+                }
             }
         }
     }
@@ -518,15 +561,19 @@ impl Shared {
         if groups > 1 {
             let mut state = lock(&self.pool.state);
             if state.stop {
-                return Err(Error::Closed { what: "the stream's heap" });
+                drop(state);
+                let closed = Err(Error::Closed { what: "the stream's heap" });
+                return self.discard(name, kernel).and(closed);
             }
             state.launch += 1;
             state.running = groups - 1;
+            state.starting = groups - 1;
             state.job = Some((kernel.clone(), name, groups));
             drop(state);
             self.pool.start.notify_all();
         }
-        let mine = self.guard(name, 0, || kernel(Group { index: 0, count: groups }));
+        // Who is last drops the kernel, whose destructor is guarded as the kernel is.
+        let mine = self.guard(name, Some(0), move || kernel(Group { index: 0, count: groups }));
         if groups == 1 {
             return mine;
         }
@@ -536,7 +583,6 @@ impl Shared {
         let state = lock(&self.pool.state);
         let waited = self.pool.done.wait_while(state, |s| s.running > 0);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.job = None;
         state.error.take().map_or(Ok(()), Err)
     }
 
@@ -549,13 +595,19 @@ impl Shared {
                 seen = state.launch;
                 // The job is gone where the launch had too few workgroups for this thread and has
                 // ended meanwhile.
-                if let Some((kernel, name, groups)) = state.job.clone()
+                if let Some((_, name, groups)) = state.job
                     && index < groups
                 {
+                    // Who is last to begin leaves no kernel behind, so that one of those who run it
+                    // drops it, and guards that.
+                    state.starting -= 1;
+                    let job = match state.starting {
+                        0 => state.job.take(),
+                        _ => state.job.clone(),
+                    };
                     drop(state);
-                    let outcome =
-                        self.guard(name, index, || kernel(Group { index, count: groups }));
-                    drop(kernel);
+                    let run = || job.map_or(Ok(()), |(k, ..)| k(Group { index, count: groups }));
+                    let outcome = self.guard(name, Some(index), run);
                     state = lock(&self.pool.state);
                     if let Err(error) = outcome {
                         state.error.get_or_insert(error);
@@ -575,9 +627,17 @@ impl Shared {
         }
     }
 
+    /// Drops work of others that is not to run.
+    fn discard<T>(&self, name: &str, work: T) -> Result<()> {
+        self.guard(name, None, move || {
+            drop(work);
+            Ok(())
+        })
+    }
+
     /// Runs work of others. If it panics, nobody shall wait for it: the abort words of this rank
     /// and of its peers are set.
-    fn guard(&self, name: &str, group: u32, f: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(outcome) => outcome,
             Err(panic) => {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,6 @@ use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
-use crate::world::World;
 
 pub(crate) mod cpu;
 pub mod cuda;
@@ -110,6 +109,25 @@ pub struct Memory {
     pub device_words: Arc<dyn Mapping>,
     /// Abort word and fault record of this rank.
     pub control: Arc<Control>,
+    /// The caller's memory, by the number of its segment: what is imported later is held, too.
+    pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
+}
+
+/// The caller's memory of all ranks.
+#[derive(Clone)]
+pub(crate) struct Imported {
+    pub(crate) mappings: Vec<Arc<dyn Mapping>>,
+    pub(crate) bytes: u64,
+    pub(crate) serial: u64,
+}
+
+/// What a rank gives other processes so that they can map its memory.
+#[derive(Debug, Default)]
+pub struct Export {
+    /// What the backend says of it.
+    pub message: Vec<u8>,
+    /// Descriptors of it.
+    pub descriptors: Vec<OwnedFd>,
 }
 
 /// A device of one rank, as its heap uses it.
@@ -126,11 +144,29 @@ pub trait Backend: Send + Sync {
     /// [`Error::System`] if there is none.
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
-    /// Exchanges mappings: collective, each rank gives its own and gets every rank's.
+    /// What other processes need to map a mapping of this rank's.
     ///
     /// # Errors
-    /// Those of the world's collective calls, and those of mapping.
-    fn share(&self, world: &World, own: Arc<dyn Mapping>) -> Result<Vec<Arc<dyn Mapping>>>;
+    /// [`Error::Unsupported`]; those of the system or the device.
+    fn export(&self, own: &dyn Mapping) -> Result<Export>;
+
+    /// Maps what all ranks, which are processes, have exported. That of `rank`, which this is, stays as
+    /// it is.
+    ///
+    /// # Errors
+    /// [`Error::Wire`]; those of the system or the device.
+    fn import(
+        &self,
+        rank: usize,
+        own: Arc<dyn Mapping>,
+        all: Vec<Export>,
+    ) -> Result<Vec<Arc<dyn Mapping>>>;
+
+    /// Makes the mappings of all ranks, which are threads of this process, good for this one.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; those of the device.
+    fn join(&self, own: &dyn Mapping, all: Vec<Arc<dyn Mapping>>) -> Result<Vec<Arc<dyn Mapping>>>;
 
     /// Makes a mapping of `bytes` bytes of the caller's memory, given as a descriptor.
     ///
@@ -217,6 +253,9 @@ pub trait Backend: Send + Sync {
     /// Waits until all streams have done what was enqueued, but not for one that is captured: see
     /// [`Backend::check_no_capture`]. Errors stay with their streams.
     fn finish(&self);
+
+    /// The first error of enqueued work that no wait for its stream has returned. It is returned once.
+    fn untold(&self) -> Option<Error>;
 
     /// Ends streams and threads, which have finished. Later enqueueing is [`Error::Closed`].
     fn shutdown(&self);

@@ -97,7 +97,7 @@ impl SymmetricHeap {
     /// Enqueues a copy of `data` into this rank's part of a slice.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::write`].
+    /// As [`SymmetricHeap::write`] and [`SymmetricHeap::check_stream`].
     pub fn write_on<T: Element>(
         &self,
         stream: &Stream,
@@ -105,14 +105,15 @@ impl SymmetricHeap {
         data: &[T],
     ) -> Result<()> {
         same_length(&slice, data.len())?;
+        self.check_stream("a copy", stream)?;
         let to = self.locate(&slice.raw(), self.rank())?;
-        stream.write(to, bytemuck::cast_slice(data).to_vec())
+        stream.backend().write(to, bytemuck::cast_slice(data).to_vec())
     }
 
     /// Enqueues a copy from one rank's part of a slice to another's, of the same length.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::write`].
+    /// As [`SymmetricHeap::write`] and [`SymmetricHeap::check_stream`].
     pub fn copy_on<T: Element>(
         &self,
         stream: &Stream,
@@ -120,9 +121,21 @@ impl SymmetricHeap {
         (from, from_rank): (SymSlice<T>, usize),
     ) -> Result<()> {
         same_length(&to, from.len())?;
+        self.check_stream("a copy", stream)?;
         let target = self.locate(&to.raw(), to_rank)?;
         let source = self.locate(&from.raw(), from_rank)?;
-        stream.copy(target, source, to.bytes())
+        stream.backend().copy(target, source, to.bytes())
+    }
+
+    /// Enqueues copies of device-local words in the order of the heap's ops: (to, from), counted from
+    /// the first of all. For a kernel beside an op, which must know which call it is.
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; those of the
+    /// device.
+    pub fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
+        self.check_stream("a copy of words", stream)?;
+        stream.backend().copy_words(copies)
     }
 
     /// `words` words that only this rank's device touches, all zero. Not collective.
@@ -207,7 +220,7 @@ impl SymmetricHeap {
             Segment::Data => (&state.data, &self.memory.data),
             Segment::Signal => (&state.signal, &self.memory.signal),
             Segment::Registered(_) => {
-                let imported = state.imported(slice).ok_or_else(|| not_allocated(slice))?;
+                let imported = self.imported(slice).ok_or_else(|| not_allocated(slice))?;
                 return Ok((imported.mappings[rank].clone(), slice.offset()));
             }
         };

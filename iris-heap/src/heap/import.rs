@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Imported, SymmetricHeap};
-use crate::backend::Mapping;
+use super::{SymmetricHeap, share};
+use crate::backend::{Imported, Mapping};
 use crate::bootstrap::unsupported;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ impl SymmetricHeap {
     /// caller at times that it orders with the other ranks.
     #[track_caller]
     pub unsafe fn import<T: Element>(&self, pointer: *mut T, len: usize) -> Result<SymSlice<T>> {
-        let _step = lock(&self.step);
+        let _step = self.step("import of memory")?;
         drop(self.open_state()?);
         if !self.world.same_process() {
             return Err(unsupported(
@@ -76,7 +76,7 @@ impl SymmetricHeap {
         descriptor: OwnedFd,
         len: usize,
     ) -> Result<SymSlice<T>> {
-        let _step = lock(&self.step);
+        let _step = self.step("import of memory")?;
         drop(self.open_state()?);
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         self.take_in::<T>("import_descriptor", len, bytes, || self.backend.adopt(descriptor, bytes))
@@ -90,23 +90,25 @@ impl SymmetricHeap {
         bytes: u64,
         make: impl FnOnce() -> Result<Arc<dyn Mapping>>,
     ) -> Result<SymSlice<T>> {
-        self.world.agree(what, &[("elements", format!("{} x {len}", T::DTYPE))])?;
+        let items = [("elements", format!("{} x {len}", T::DTYPE))];
+        self.world.agree(what, &items).map_err(|e| self.after_fault(e))?;
         let made = self.backend.check_no_capture(what).and_then(|()| make());
         let mapping = self.world.all_ok(what, made)?;
-        let shared = self.backend.share(&self.world, mapping);
+        let shared = share(&*self.backend, &self.world, mapping);
         let mappings = self.world.all_ok(what, shared)?;
         let mut state = self.state_mut();
-        let free = state.registered.iter().position(Option::is_none);
-        let number = free.unwrap_or(state.registered.len());
+        let mut registered = lock(&self.memory.registered);
+        let free = registered.iter().position(Option::is_none);
+        let number = free.unwrap_or(registered.len());
         let Ok(name) = u16::try_from(number) else {
             return Err(Error::invalid("number of imports", number, "at most 65536"));
         };
         if free.is_none() {
-            state.registered.push(None);
+            registered.push(None);
         }
         state.imports += 1;
         let serial = state.imports;
-        state.registered[number] = Some(Imported { mappings, bytes, serial });
+        registered[number] = Some(Imported { mappings, bytes, serial });
         Ok(SymSlice::new(self.id, Segment::Registered(name), serial, 0, len as u64))
     }
 }

@@ -3,6 +3,8 @@
 //! Long because every collective step is here: open, alloc, free, close and what they agree on.
 
 mod access;
+#[cfg(test)]
+mod call_sites;
 mod fill;
 mod import;
 mod ops;
@@ -15,21 +17,23 @@ pub use options::HeapOptions;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+};
 use std::time::SystemTime;
 
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
-use crate::backend::{Backend, BackendKind, Mapping, Memory, Purpose};
-use crate::bootstrap::unsupported;
+use crate::backend::{Backend, BackendKind, Export, Imported, Mapping, Memory, Purpose};
+use crate::bootstrap::{Object, unsupported};
 use crate::control::Control;
 use crate::dtype::Element;
 use crate::env;
 use crate::error::{Error, Result, odd_ranks};
 use crate::layout::{Full, Layout, rounded};
 use crate::slice::{RawSlice, Segment, SymSlice};
-use crate::stream::Stream;
+use crate::stream::{Stream, check_may_wait};
 use crate::wire::{Reader, Writer, hash};
 use crate::world::{Registration, World, lock};
 
@@ -67,16 +71,8 @@ struct State {
     closed: bool,
     data: Layout,
     signal: Layout,
-    registered: Vec<Option<Imported>>,
     /// Number of the next import: tells a reused number of a segment from the old one.
     imports: u64,
-}
-
-/// The caller's memory of all ranks.
-struct Imported {
-    mappings: Vec<Arc<dyn Mapping>>,
-    bytes: u64,
-    serial: u64,
 }
 
 /// One part of [`SymmetricHeap::alloc_many`].
@@ -113,6 +109,7 @@ impl SymmetricHeap {
     /// [`World::barrier`].
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
+        check_may_wait("opening a heap")?;
         let made = SymmetricHeap::make_local(world, &options);
         let device = made.as_ref().map_or(String::new(), |(b, ..)| b.device().name);
         let mut items = vec![
@@ -132,9 +129,14 @@ impl SymmetricHeap {
         let (backend, data, signal, device_words) = world.all_ok("open", made)?;
         world.agree("open", &[("device", device)])?;
 
-        let shared = share_both(&*backend, world, data, signal);
+        // The second exchange takes place even if this rank could not map what the first brought:
+        // its peers wait in it.
+        let data = share(&*backend, world, data);
+        let signal = share(&*backend, world, signal);
+        let shared = data.and_then(|data| signal.map(|signal| (data, signal)));
         let (data, signal) = world.all_ok("open", shared)?;
-        let memory = Memory { data, signal, device_words, control: backend.control() };
+        let (control, registered) = (backend.control(), Arc::default());
+        let memory = Memory { data, signal, device_words, control, registered };
         backend.opened(memory.clone());
         let registration = world.register(&memory.control);
         let words = memory.device_words.bytes();
@@ -148,7 +150,6 @@ impl SymmetricHeap {
                 closed: false,
                 data: Layout::new(options.data_bytes, 0, ALIGNMENT),
                 signal: Layout::new(options.signal_bytes, SIGNAL_RESERVED, ALIGNMENT),
-                registered: Vec::new(),
                 imports: 0,
             }),
             options,
@@ -166,17 +167,8 @@ impl SymmetricHeap {
         world: &World,
         options: &HeapOptions,
     ) -> Result<(Box<dyn Backend>, Arc<dyn Mapping>, Arc<dyn Mapping>, Arc<dyn Mapping>)> {
-        if options.signal_bytes < SIGNAL_RESERVED {
-            let expected = format!("at least {SIGNAL_RESERVED}");
-            return Err(Error::invalid("signal_bytes", options.signal_bytes, expected));
-        }
-        let words = options.device_words.checked_mul(4).ok_or_else(|| {
-            Error::invalid(
-                "device_words",
-                options.device_words,
-                "words of 4 bytes that fit 64 bits",
-            )
-        })?;
+        options.check()?;
+        let words = 4 * options.device_words;
         let backend: Box<dyn Backend> = match options.backend {
             BackendKind::Cpu => {
                 Box::new(CpuBackend::new(world.rank(), options.resolve_threads(world)?)?)
@@ -224,7 +216,7 @@ impl SymmetricHeap {
     /// As [`SymmetricHeap::alloc`]; [`Error::Invalid`] for a registered segment.
     #[track_caller]
     pub fn alloc_many(&self, what: &str, requests: &[Request]) -> Result<Vec<RawSlice>> {
-        let _step = lock(&self.step);
+        let _step = self.step("allocation of symmetric memory")?;
         // A copy: nothing is changed before all ranks have agreed.
         let (mut data, mut signal) = {
             let state = self.open_state()?;
@@ -263,7 +255,8 @@ impl SymmetricHeap {
                 .u64(full.largest),
             None => blocks.iter().fold(outcome.u64(0), |w, b| w.u64(b.offset).u64(b.serial)),
         };
-        let outcomes = self.world.agree_with("alloc", &items, &outcome.finish())?;
+        let outcomes = self.world.agree_with("alloc", &items, &outcome.finish());
+        let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
         capture?;
         for (rank, outcome) in outcomes.iter().enumerate() {
             let mut r = Reader::new("alloc", outcome);
@@ -309,7 +302,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks give back different blocks; [`Error::NotAllocated`] if
-    /// it was given back already or is only part of a block; [`Error::ForeignSlice`];
+    /// it was given back already; [`Error::PartOfBlock`]; [`Error::ForeignSlice`];
     /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; those of
     /// [`World::barrier`].
     #[track_caller]
@@ -325,7 +318,7 @@ impl SymmetricHeap {
     /// As [`SymmetricHeap::free`].
     #[track_caller]
     pub fn free_many(&self, slices: &[RawSlice]) -> Result<()> {
-        let _step = lock(&self.step);
+        let _step = self.step("giving symmetric memory back")?;
         drop(self.open_state()?);
         let mut items = Vec::with_capacity(slices.len());
         for s in slices {
@@ -341,18 +334,22 @@ impl SymmetricHeap {
         // If none refuses, all streams of all ranks have finished when this returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
         let (data, signal) = planned?;
-        check_refusals("free", &outcomes?)?;
+        check_refusals("free", &outcomes.map_err(|e| self.after_fault(e))?)?;
         let mut state = self.state_mut();
         state.data = data;
         state.signal = signal;
+        let mut gone = Vec::new();
+        let mut registered = lock(&self.memory.registered);
         for s in slices {
             if let Segment::Registered(n) = s.segment()
-                && let Some(place) = state.registered.get_mut(usize::from(n))
+                && let Some(place) = registered.get_mut(usize::from(n))
             {
-                *place = None;
+                gone.push(place.take());
             }
         }
-        drop(state);
+        drop((registered, state));
+        // To unmap may take its time, without a lock.
+        drop(gone);
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
     }
 
@@ -372,13 +369,30 @@ impl SymmetricHeap {
         let (mut data, mut signal) = (state.data.clone(), state.signal.clone());
         for s in slices {
             self.check_heap(s.heap())?;
-            let there = match s.segment() {
-                Segment::Data => data.free(s.offset(), s.serial()).is_some(),
-                Segment::Signal => signal.free(s.offset(), s.serial()).is_some(),
-                Segment::Registered(_) => state.imported(s).is_some() && s.offset() == 0,
+            // Where the block begins that holds the slice, and how many bytes were asked for.
+            let found = |layout: &Layout| {
+                let block = layout.find(s.offset(), s.bytes())?;
+                (block.serial == s.serial()).then_some((block.offset, block.asked))
             };
-            if !there {
-                return Err(not_allocated(s));
+            let (start, len) = match s.segment() {
+                Segment::Data => found(&data),
+                Segment::Signal => found(&signal),
+                Segment::Registered(_) => self.imported(s).map(|imported| (0, imported.bytes)),
+            }
+            .ok_or_else(|| not_allocated(s))?;
+            if (s.offset(), s.bytes()) != (start, len) {
+                return Err(Error::PartOfBlock {
+                    segment: s.segment().to_string(),
+                    offset: s.offset(),
+                    end: s.offset() + s.bytes(),
+                    start,
+                    whole_end: start + len,
+                });
+            }
+            match s.segment() {
+                Segment::Data => drop(data.free(s.offset(), s.serial())),
+                Segment::Signal => drop(signal.free(s.offset(), s.serial())),
+                Segment::Registered(_) => {}
             }
         }
         Ok((data, signal))
@@ -391,10 +405,12 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Closed`] if it was closed; [`Error::Unsupported`] while a stream is captured, which
     /// cannot be waited for, and [`Error::PeerFailed`] on the other ranks: the heap stays open on
-    /// all; those of [`World::barrier`], and what is local is closed all the same.
+    /// all; those of [`World::barrier`], and what is local is closed all the same. If nothing of this
+    /// is wrong, the first error of enqueued work that no wait and no check has returned: a fault that
+    /// nobody was told of, for one. The heap is closed then.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
-        let _step = lock(&self.step);
+        let _step = self.step("closing a heap")?;
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {
             // A device that fails is no reason to stay open.
@@ -410,12 +426,30 @@ impl SymmetricHeap {
         self.state_mut().closed = true;
         self.backend.refuse_work();
         self.backend.finish();
-        // All streams of all ranks have finished when this returns.
-        let finished = outcome.and_then(|_| self.world.barrier());
+        // All streams of all ranks have finished when this returns. (No closure: its calls would have
+        // a place of their own, which is not the caller's.)
+        let finished = match outcome {
+            Ok(_) => self.world.barrier(),
+            Err(error) => Err(error),
+        };
         self.backend.shutdown();
-        let settled = finished.and_then(|()| self.settle(true));
+        let settled = match finished {
+            Ok(()) => self.settle(true),
+            Err(error) => Err(error),
+        };
         lock(&self.registration).take();
-        settled
+        settled.map_err(|e| self.after_fault(e))?;
+        self.untold().map_or(Ok(()), Err)
+    }
+
+    /// The first error of enqueued work that the program has not got.
+    fn untold(&self) -> Option<Error> {
+        let control = &self.memory.control;
+        // The stream of a launch that failed keeps the fault, too, whoever else has returned it.
+        let told = |error: &Error| control.is_told() && matches!(error, Error::Fault { .. });
+        std::iter::from_fn(|| self.backend.untold())
+            .chain(control.fault_error())
+            .find(|error| !told(error))
     }
 
     /// A new stream.
@@ -430,8 +464,10 @@ impl SymmetricHeap {
     /// them.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], before anything is waited for, while a stream is captured.
+    /// [`Error::Unsupported`], before anything is waited for, while a stream is captured;
+    /// [`Error::WaitFromWork`], from work that is enqueued.
     pub fn finish(&self) -> Result<()> {
+        check_may_wait("waiting for all streams")?;
         self.backend.check_no_capture("waiting for all streams")?;
         self.backend.finish();
         Ok(())
@@ -476,10 +512,42 @@ impl SymmetricHeap {
         let mut word = [0; 4];
         let signal = &*self.memory.signal[self.rank()];
         self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
-        match i32::from_ne_bytes(word) {
-            0 => Ok(()),
-            code => Err(Error::GaveUp { rank: (code - 1) as usize }),
+        let code = i32::from_ne_bytes(word);
+        match usize::try_from(i64::from(code) - 1) {
+            _ if code == 0 => Ok(()),
+            Ok(rank) if rank < self.size() => Err(Error::GaveUp { rank }),
+            _ => Err(Error::Aborted { code, reason: "it names no rank of this world".into() }),
         }
+    }
+
+    /// Tells all ranks that no further call of this heap can be right, for a `reason` of
+    /// [`abort`](crate::abi::abort): kernels that wait leave, and [`SymmetricHeap::check`] is an error
+    /// everywhere. The first reason stays.
+    ///
+    /// # Errors
+    /// Those of the device, if not all peers could be told: they learn by their deadlines.
+    pub fn poison(&self, reason: i32) -> Result<()> {
+        self.memory.control.set_host_abort(reason);
+        let word = (self.rank() as i32 + 1).to_ne_bytes();
+        let tell =
+            |signal: &Arc<dyn Mapping>| self.backend.write(&**signal, 4 * ABORT_WORD as u64, &word);
+        self.memory.signal.iter().map(tell).fold(Ok(()), Result::and)
+    }
+
+    /// That `stream` is one of this heap's, which keeps memory until its own streams have finished and
+    /// orders ops among these. Whatever enqueues an access to the heap's memory asks this.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a stream of another heap.
+    pub fn check_stream(&self, what: &str, stream: &Stream) -> Result<()> {
+        if Arc::ptr_eq(stream.backend().control(), &self.memory.control) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            format!("stream for {what}"),
+            "one of another heap",
+            "one of this heap, which waits for its own before it gives memory back",
+        ))
     }
 
     /// Its world.
@@ -527,6 +595,30 @@ impl SymmetricHeap {
         }
     }
 
+    /// Held during a collective step. Not for enqueued work: who closes the heap holds this while it
+    /// waits for that.
+    fn step(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
+        check_may_wait(what)?;
+        Ok(lock(&self.step))
+    }
+
+    /// An error of a step of the host, with what a kernel of this rank left before.
+    fn after_fault(&self, then: Error) -> Error {
+        match self.memory.control.fault_error() {
+            Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
+            None => then,
+        }
+    }
+
+    fn imported(&self, slice: &RawSlice) -> Option<Imported> {
+        let Segment::Registered(n) = slice.segment() else {
+            return None;
+        };
+        let imported = lock(&self.memory.registered).get(usize::from(n))?.clone()?;
+        let end = slice.offset().checked_add(slice.bytes())?;
+        (imported.serial == slice.serial() && end <= imported.bytes).then_some(imported)
+    }
+
     fn check_heap(&self, slice: u64) -> Result<()> {
         if slice == self.id {
             return Ok(());
@@ -552,17 +644,6 @@ impl SymmetricHeap {
     }
 }
 
-impl State {
-    fn imported(&self, slice: &RawSlice) -> Option<&Imported> {
-        let Segment::Registered(n) = slice.segment() else {
-            return None;
-        };
-        let imported = self.registered.get(usize::from(n))?.as_ref()?;
-        let end = slice.offset().checked_add(slice.bytes())?;
-        (imported.serial == slice.serial() && end <= imported.bytes).then_some(imported)
-    }
-}
-
 impl Drop for SymmetricHeap {
     fn drop(&mut self) {
         if !self.state().closed && self.size() > 1 {
@@ -571,18 +652,38 @@ impl Drop for SymmetricHeap {
     }
 }
 
-#[allow(clippy::type_complexity)]
-fn share_both(
+/// Exchanges mappings: collective, each rank gives its own and gets every rank's.
+#[track_caller]
+fn share(
     backend: &dyn Backend,
     world: &World,
-    data: Arc<dyn Mapping>,
-    signal: Arc<dyn Mapping>,
-) -> Result<(Vec<Arc<dyn Mapping>>, Vec<Arc<dyn Mapping>>)> {
-    // The second exchange takes place even if this rank could not map what the first brought:
-    // its peers wait in it.
-    let data = backend.share(world, data);
-    let signal = backend.share(world, signal);
-    Ok((data?, signal?))
+    own: Arc<dyn Mapping>,
+) -> Result<Vec<Arc<dyn Mapping>>> {
+    if world.same_process() {
+        let objects = world.share_objects(Arc::new(own.clone()))?;
+        let mapping = |object: Object| {
+            let mapping = object.downcast::<Arc<dyn Mapping>>();
+            mapping.map(|m| Arc::clone(&*m)).map_err(|_| Error::Wire {
+                what: "exchange of memory".into(),
+                problem: "a rank sent something else".into(),
+            })
+        };
+        let all = objects.into_iter().map(mapping).collect::<Result<_>>()?;
+        return backend.join(&*own, all);
+    }
+    // Both exchanges take place even if this rank has nothing to give: its peers wait in them.
+    let (Export { message, descriptors }, failure) = match backend.export(&*own) {
+        Ok(export) => (export, None),
+        Err(error) => (Export::default(), Some(error)),
+    };
+    let messages = world.allgather(&message)?;
+    let passed = world.share_descriptors(descriptors)?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    let export = |(message, descriptors)| Export { message, descriptors };
+    let all = messages.into_iter().zip(passed).map(export).collect();
+    backend.import(world.rank(), own, all)
 }
 
 /// What the peers are told of a step that this rank can or cannot do: nothing, or why not.

@@ -1,5 +1,6 @@
 //! How large a heap is, and of which device.
 
+use crate::abi::SIGNAL_RESERVED;
 use crate::backend::BackendKind;
 use crate::error::{Error, Result};
 use crate::world::World;
@@ -11,9 +12,10 @@ pub struct HeapOptions {
     /// Bytes of the data segment of each rank; 256 MiB. On the CPU pages are taken when they are
     /// first touched, so that a large number costs nothing by itself.
     pub data_bytes: u64,
-    /// Bytes of the signal segment of each rank, of which the first 4096 are reserved; 16 MiB.
+    /// Bytes of the signal segment of each rank, of which the first 4096 are reserved; 16 MiB, and
+    /// at most 16 GiB.
     pub signal_bytes: u64,
-    /// Device-local words of each rank; 262,144.
+    /// Device-local words of each rank; 262,144, and at most 2^32.
     pub device_words: u64,
     /// The kind of device.
     pub backend: BackendKind,
@@ -97,6 +99,21 @@ impl HeapOptions {
     pub fn sources(mut self, hash: impl Into<String>) -> HeapOptions {
         self.sources = hash.into();
         self
+    }
+
+    /// Whether there can be segments of this size: kernels number words by 32 bits.
+    pub(super) fn check(&self) -> Result<()> {
+        const WORDS: u64 = 1 << 32;
+        let (least, most) = (SIGNAL_RESERVED, 4 * WORDS);
+        if !(least..=most).contains(&self.signal_bytes) {
+            let expected = format!("at least {least} and at most {most}, words of 32-bit numbers");
+            return Err(Error::invalid("signal_bytes", self.signal_bytes, expected));
+        }
+        if self.device_words > WORDS {
+            let expected = format!("at most {WORDS}, words of 32-bit numbers");
+            return Err(Error::invalid("device_words", self.device_words, expected));
+        }
+        Ok(())
     }
 
     /// The threads of this rank, with the defaults resolved.

@@ -1,7 +1,6 @@
 //! Users' kernels that run beside a call and take its tiles as they arrive.
 
 use iris_heap::Stream;
-use iris_heap::cuda::CudaBackend;
 use iris_kernels::args::TileView;
 use iris_sync::Channel;
 
@@ -38,7 +37,8 @@ impl Core {
         let copies = [first as u32, first as u32 + 1];
         let channel = args.channel;
         let _issuing = self.heap.issue();
-        self.copy_words(stream, &[(copies[0], channel.call), (copies[1], channel.sequence)])?;
+        let words = [(copies[0], channel.call), (copies[1], channel.sequence)];
+        self.heap.copy_words(stream, &words).in_op(op)?;
         Ok(TileView {
             heap: args.heap,
             channel: Channel { call: copies[0], sequence: copies[1], ..channel },
@@ -51,16 +51,5 @@ impl Core {
             root: options.root as u32,
             groups: self.groups_for(call.m),
         })
-    }
-
-    /// Enqueue copies of device-local words, (to, from), in the order of the heap's ops.
-    fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
-        let op = self.plan.op;
-        if let Ok(backend) = CudaBackend::of(&self.heap) {
-            return backend.copy_words(stream, copies).in_op(op);
-        }
-        let words = self.heap.memory().device_words;
-        let place = |word: u32| (words.clone(), 4 * u64::from(word));
-        copies.iter().try_for_each(|&(to, from)| stream.copy(place(to), place(from), 4).in_op(op))
     }
 }

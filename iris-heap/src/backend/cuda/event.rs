@@ -65,13 +65,17 @@ impl CudaEvent {
 
 impl EventBackend for CudaEvent {
     fn is_done(&self) -> bool {
+        // Where nothing was recorded, or nobody can ask, nobody knows.
+        if !self.recorded.load(Ordering::Relaxed) {
+            return false;
+        }
         let Ok(_bound) = self.device.bind_apart() else {
-            return true;
+            return false;
         };
         // SAFETY: the event is alive.
         let code = unsafe { (self.device.driver.cuEventQuery)(self.raw.0) };
         // An error of the device ends everything on it. What is captured has not begun.
-        self.recorded.load(Ordering::Relaxed) && ![NOT_READY, CAPTURED].contains(&code)
+        ![NOT_READY, CAPTURED].contains(&code)
     }
 
     fn sync(&self) -> Result<()> {

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use cudarc::driver::sys;
 
-use super::{Backend, BackendKind, DeviceInfo, Mapping, Memory, Purpose};
+use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
 use crate::abi::abort;
 use crate::bootstrap::unsupported;
 use crate::control::Control;
@@ -167,26 +167,6 @@ impl CudaBackend {
         self.keep(Queue::cudarc(&self.shared, stream)?)
     }
 
-    /// Enqueues copies of device-local words on a stream of the heap, in the order of its ops: (to,
-    /// from), counted from the first device-local word. For a kernel beside an op, which must know
-    /// which call it is.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a stream of another device or heap; [`Error::OutOfBounds`];
-    /// [`Error::Closed`]; [`Error::Device`].
-    pub fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
-        let queue = stream.backend().as_any().downcast_ref::<CudaStream>();
-        let queue = queue.filter(|stream| Arc::ptr_eq(stream.0.shared(), &self.shared));
-        let (Some(CudaStream(queue)), Some(memory)) = (queue, self.shared.memory.get()) else {
-            return Err(unsupported("a copy of words", "the stream is not one of the heap's"));
-        };
-        let words = own(&*memory.device_words)?;
-        copies.iter().try_for_each(|&(to, from)| {
-            let place = |word: u32| words.at(4 * u64::from(word), 4);
-            queue.copy_in_order(place(to)?, place(from)?, 4)
-        })
-    }
-
     fn keep(&self, queue: Arc<Queue>) -> Result<Stream> {
         let mut queues = lock(&self.queues);
         queues.retain(|q| q.strong_count() > 0);
@@ -228,98 +208,6 @@ impl CudaBackend {
         }
         Region::plain(device, bytes)
     }
-
-    fn share_threads(&self, world: &World, region: Arc<Region>) -> Result<Vec<Arc<dyn Mapping>>> {
-        let all = world.share_objects(region.clone())?;
-        let broken = || Error::Wire {
-            what: "exchange of memory".into(),
-            problem: "a rank sent something else".into(),
-        };
-        let regions: Vec<Arc<Region>> = all
-            .into_iter()
-            .map(|object| object.downcast::<Region>().map_err(|_| broken()))
-            .collect::<Result<_>>()?;
-        let device = &self.shared.device;
-        let same = |r: &&Arc<Region>| r.device.ordinal == device.ordinal;
-        let _ = self.sharing.set(regions.iter().filter(same).count() as u32);
-        // The owner maps its memory for all devices; whoever accesses plain memory asks for that.
-        let mut ordinals: Vec<i32> = regions.iter().map(|r| r.device.ordinal).collect();
-        ordinals.sort_unstable();
-        ordinals.dedup();
-        for peer in &regions {
-            if !device.can_access(&peer.device)? {
-                return Err(unsupported(
-                    &format!("a heap over devices {} and {}", device.ordinal, peer.device.ordinal),
-                    "they cannot access each other's memory",
-                ));
-            }
-        }
-        region.grant(&ordinals)?;
-        for peer in &regions {
-            if !matches!(peer.kind(), Kind::Virtual { .. }) {
-                device.enable_access(&peer.device)?;
-            }
-        }
-        Ok(regions.into_iter().map(|r| self.hand_out(r)).collect())
-    }
-
-    fn share_processes(
-        &self,
-        world: &World,
-        own: Arc<dyn Mapping>,
-        region: &Region,
-    ) -> Result<Vec<Arc<dyn Mapping>>> {
-        let device = &self.shared.device;
-        // Both exchanges take place even if this rank has nothing to give: the peers wait.
-        let mut descriptors = Vec::new();
-        let mut legacy = Vec::new();
-        let mut failure = None;
-        match region.kind() {
-            Kind::Virtual { .. } => match region.export() {
-                Ok(descriptor) => descriptors.push(descriptor),
-                Err(error) => failure = Some(error),
-            },
-            Kind::Plain => match region.legacy_handle() {
-                Ok(handle) => legacy.extend(handle),
-                Err(error) => failure = Some(error),
-            },
-            Kind::Legacy | Kind::Foreign => {
-                let why = "it is not this process's own allocation";
-                failure = Some(unsupported("sharing memory with other processes", why));
-            }
-        }
-        let mut message = Writer::default();
-        message.u64(region.bytes()).bytes(&device.uuid).bytes(&legacy);
-        let messages = world.allgather(&message.finish())?;
-        let passed = world.share_descriptors(descriptors)?;
-        if let Some(error) = failure {
-            return Err(error);
-        }
-        let mut mappings = Vec::with_capacity(messages.len());
-        let mut sharing = 0;
-        for (rank, (message, mut descriptors)) in messages.iter().zip(passed).enumerate() {
-            let mut r = Reader::new("exchange of device memory", message);
-            let (bytes, uuid, legacy) = (r.u64()?, r.bytes()?, r.bytes()?);
-            sharing += u32::from(uuid == device.uuid);
-            if rank == world.rank() {
-                mappings.push(own.clone());
-                continue;
-            }
-            let peer = match (descriptors.pop(), <[u8; 64]>::try_from(legacy)) {
-                (Some(descriptor), _) => Region::import(device, descriptor, bytes)?,
-                (None, Ok(handle)) => Region::open_legacy(device, handle, bytes)?,
-                (None, Err(_)) => {
-                    return Err(Error::Wire {
-                        what: format!("memory of rank {rank}"),
-                        problem: "no handle".into(),
-                    });
-                }
-            };
-            mappings.push(self.hand_out(Arc::new(peer)));
-        }
-        let _ = self.sharing.set(sharing);
-        Ok(mappings)
-    }
 }
 
 impl Backend for CudaBackend {
@@ -335,12 +223,80 @@ impl Backend for CudaBackend {
         Ok(mapping)
     }
 
-    fn share(&self, world: &World, own: Arc<dyn Mapping>) -> Result<Vec<Arc<dyn Mapping>>> {
-        let region = memory::own(&*own)?.region()?;
-        if self.same_process {
-            return self.share_threads(world, region);
+    fn export(&self, own: &dyn Mapping) -> Result<Export> {
+        let region = memory::own(own)?.region()?;
+        let (mut descriptors, mut legacy) = (Vec::new(), Vec::new());
+        match region.kind() {
+            Kind::Virtual { .. } => descriptors.push(region.export()?),
+            Kind::Plain => legacy.extend(region.legacy_handle()?),
+            Kind::Legacy | Kind::Foreign => {
+                let why = "it is not this process's own allocation";
+                return Err(unsupported("sharing memory with other processes", why));
+            }
         }
-        self.share_processes(world, own, &region)
+        let mut message = Writer::default();
+        message.u64(region.bytes()).bytes(&self.shared.device.uuid).bytes(&legacy);
+        Ok(Export { message: message.finish(), descriptors })
+    }
+
+    fn import(
+        &self,
+        rank: usize,
+        own: Arc<dyn Mapping>,
+        all: Vec<Export>,
+    ) -> Result<Vec<Arc<dyn Mapping>>> {
+        let device = &self.shared.device;
+        let mut mappings = Vec::with_capacity(all.len());
+        let mut sharing = 0;
+        for (from, Export { message, mut descriptors }) in all.into_iter().enumerate() {
+            let mut r = Reader::new("exchange of device memory", &message);
+            let (bytes, uuid, legacy) = (r.u64()?, r.bytes()?, r.bytes()?);
+            sharing += u32::from(uuid == device.uuid);
+            if from == rank {
+                mappings.push(own.clone());
+                continue;
+            }
+            let peer = match (descriptors.pop(), <[u8; 64]>::try_from(legacy)) {
+                (Some(descriptor), _) => Region::import(device, descriptor, bytes)?,
+                (None, Ok(handle)) => Region::open_legacy(device, handle, bytes)?,
+                (None, Err(_)) => {
+                    return Err(Error::Wire {
+                        what: format!("memory of rank {from}"),
+                        problem: "no handle".into(),
+                    });
+                }
+            };
+            mappings.push(self.hand_out(Arc::new(peer)));
+        }
+        let _ = self.sharing.set(sharing);
+        Ok(mappings)
+    }
+
+    fn join(&self, own: &dyn Mapping, all: Vec<Arc<dyn Mapping>>) -> Result<Vec<Arc<dyn Mapping>>> {
+        let region = |mapping: &dyn Mapping| memory::own(mapping)?.region();
+        let regions: Vec<Arc<Region>> = all.iter().map(|m| region(&**m)).collect::<Result<_>>()?;
+        let device = &self.shared.device;
+        let same = |r: &&Arc<Region>| r.device.ordinal == device.ordinal;
+        let _ = self.sharing.set(regions.iter().filter(same).count() as u32);
+        // The owner maps its memory for all devices; whoever accesses plain memory asks for that.
+        let mut ordinals: Vec<i32> = regions.iter().map(|r| r.device.ordinal).collect();
+        ordinals.sort_unstable();
+        ordinals.dedup();
+        for peer in &regions {
+            if !device.can_access(&peer.device)? {
+                return Err(unsupported(
+                    &format!("a heap over devices {} and {}", device.ordinal, peer.device.ordinal),
+                    "they cannot access each other's memory",
+                ));
+            }
+        }
+        region(own)?.grant(&ordinals)?;
+        for peer in &regions {
+            if !matches!(peer.kind(), Kind::Virtual { .. }) {
+                device.enable_access(&peer.device)?;
+            }
+        }
+        Ok(regions.into_iter().map(|r| self.hand_out(r)).collect())
     }
 
     fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>> {
@@ -433,6 +389,11 @@ impl Backend for CudaBackend {
         if let Err(error) = self.shared.finish_rest() {
             tracing::debug!(%error, "a stream that was let go finished with an error");
         }
+    }
+
+    fn untold(&self) -> Option<Error> {
+        // What goes wrong in kernels is in the control block.
+        None
     }
 
     fn refuse_work(&self) {

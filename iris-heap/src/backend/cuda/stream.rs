@@ -1,4 +1,6 @@
 //! Streams of a CUDA device.
+//!
+//! Long because what a heap's streams share, and how each of them comes and goes, is one state.
 
 mod order;
 
@@ -91,8 +93,9 @@ impl Shared {
 
     /// Waits for what streams that were let go still do.
     pub(super) fn finish_rest(&self) -> Result<()> {
-        // Those that are captured still come back.
-        drop(std::mem::take(&mut *lock(&self.kept)));
+        // Those that are captured still come back, for which they take the lock.
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        drop(kept);
         let _bound = self.device.bind_apart()?;
         let spare = lock(&self.spare).clone();
         let mut outcome = Ok(());
@@ -483,8 +486,21 @@ impl StreamBackend for CudaStream {
         check("cuMemcpyHtoDAsync", code).and(recorded)
     }
 
+    fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()> {
+        let memory = self.0.shared.memory.get().ok_or(Error::Closed { what: "the heap" })?;
+        let words = own(&*memory.device_words)?;
+        copies.iter().try_for_each(|&(to, from)| {
+            let place = |word: u32| words.at(4 * u64::from(word), 4);
+            self.0.copy_in_order(place(to)?, place(from)?, 4)
+        })
+    }
+
     fn raw_handle(&self) -> u64 {
         self.0.raw.0 as u64
+    }
+
+    fn control(&self) -> &Arc<Control> {
+        &self.0.shared.control
     }
 
     fn as_any(&self) -> &dyn Any {

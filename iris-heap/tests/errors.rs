@@ -1,0 +1,204 @@
+//! What an error says, and that somebody gets it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use iris_heap::abi::FAULT_WORDS;
+use iris_heap::{Error, ErrorKind, Group, HeapOptions, Settings, Stream, SymmetricHeap, World};
+
+fn options() -> HeapOptions {
+    HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
+}
+
+/// Runs ranks whose host deadline is 1.4 s, and gives every rank's result.
+fn each<T: Send>(
+    size: usize,
+    f: impl Fn(World) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    World::run_threads_each(size, &Settings::default().deadline(0.002), f).unwrap()
+}
+
+fn close(heap: &SymmetricHeap) -> Result<(), Error> {
+    heap.close()?;
+    heap.world().close()
+}
+
+/// Whatever stands in the word: a peer may have been broken in any way.
+#[test]
+fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
+    World::run_threads(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let word = heap.memory().signal[w.rank()].address() as *mut i32;
+        // SAFETY: the first word of this rank's signal segment, mapped while the heap is open.
+        let word = unsafe { AtomicI32::from_ptr(word) };
+        for code in [i32::MIN, -1, 3, 1000, i32::MAX] {
+            word.store(code, Ordering::Relaxed);
+            let e = heap.check().unwrap_err();
+            assert!(matches!(e, Error::Aborted { code: shown, .. } if shown == code), "{e}");
+        }
+        word.store(2, Ordering::Relaxed);
+        assert!(matches!(heap.check(), Err(Error::GaveUp { rank: 1 })));
+        word.store(0, Ordering::Relaxed);
+        heap.control().set_host_abort(i32::MIN);
+        let e = heap.check().unwrap_err();
+        assert!(matches!(e, Error::Aborted { code: i32::MIN, .. }), "{e}");
+        close(&heap)
+    })
+    .unwrap();
+}
+
+/// A part of a call is under way and the rest cannot follow: every rank learns of it.
+#[test]
+fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
+    World::run_threads(3, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        if w.rank() == 1 {
+            heap.poison(iris_heap::abi::abort::INCOMPLETE)?;
+        }
+        w.barrier()?;
+        let e = heap.check().unwrap_err();
+        match w.rank() {
+            1 => assert!(e.to_string().contains("enqueued in part"), "{e}"),
+            _ => assert!(matches!(e, Error::GaveUp { rank: 1 }), "{e}"),
+        }
+        close(&heap)
+    })
+    .unwrap();
+}
+
+fn a_fault(heap: &SymmetricHeap) -> [i32; FAULT_WORDS] {
+    let op = heap.control().name_op("an_op") as i32;
+    let (kind, call, tile, rank) = (iris_sync::FaultKind::NotEntered, 3, -1, 1);
+    let fault = iris_sync::Fault { kind, op, call, tile, rank, seen: 2, wanted: 3, field: -1 };
+    let mut words = [0; FAULT_WORDS];
+    words[..8].copy_from_slice(&fault.to_words());
+    words
+}
+
+/// What an enqueued call left behind is returned by somebody: by the first who waits or checks, or
+/// by the one who closes.
+#[test]
+fn closing_returns_what_nobody_was_told() {
+    World::run_threads(1, |w| {
+        type Tell = fn(&SymmetricHeap, &Stream) -> Result<(), Error>;
+        let tells: [(bool, Tell); 4] = [
+            (false, |_, _| Ok(())),
+            (false, |heap, _| heap.finish()),
+            (true, |_, stream| stream.sync()),
+            (true, |heap, stream| heap.check().and_then(|()| stream.sync())),
+        ];
+        for (told, tell) in tells {
+            let heap = SymmetricHeap::open(&w, options())?;
+            let stream = heap.stream()?;
+            // As a kernel does that gives up.
+            let (words, memory) = (a_fault(&heap), heap.memory());
+            let kernel = move |_: Group| {
+                memory.control.record_fault(&words);
+                memory.control.outcome()
+            };
+            stream.launch_cpu("gives up", 1, Arc::new(kernel))?;
+            heap.finish()?;
+            assert_eq!(tell(&heap, &stream).is_err(), told);
+            // Also where the stream is gone.
+            drop(stream);
+            let closed = heap.close();
+            match told {
+                true => closed?,
+                false => {
+                    let fault = matches!(closed, Err(Error::Fault { op: "an_op", .. }));
+                    assert!(fault, "{closed:?}");
+                }
+            }
+            assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::Closed);
+        }
+        // Other errors of enqueued work, too: the first of them.
+        let heap = SymmetricHeap::open(&w, options())?;
+        let (stream, other) = (heap.stream()?, heap.stream()?);
+        stream.call_cpu("first", || Err(Error::GaveUp { rank: 7 }))?;
+        stream.sync().unwrap_err();
+        other.call_cpu("second", || Err(Error::GaveUp { rank: 8 }))?;
+        heap.finish()?;
+        stream.call_cpu("third", || Err(Error::GaveUp { rank: 9 }))?;
+        drop(other);
+        heap.finish()?;
+        // New streams do not make it forgotten.
+        drop(heap.stream()?);
+        assert!(matches!(heap.close(), Err(Error::GaveUp { rank: 8 })));
+        w.close()
+    })
+    .unwrap();
+}
+
+/// The host's wait is the consequence, what the kernel left is the cause.
+#[test]
+fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
+    let results = each(2, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let x = heap.zeros::<f32>(5)?;
+        if w.rank() == 0 {
+            heap.control().record_fault(&a_fault(&heap));
+            return heap.free(x);
+        }
+        // It does not come.
+        std::thread::sleep(Duration::from_millis(2500));
+        Ok(())
+    });
+    let e = results[0].as_ref().unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Timeout);
+    let Error::AfterFault { fault, then } = e else { panic!("{e}") };
+    assert!(matches!(**fault, Error::Fault { op: "an_op", .. }), "{e}");
+    assert!(matches!(&**then, Error::Absent { ranks, .. } if ranks == &[1]), "{e}");
+    assert!(e.to_string().contains("rank 1 has not entered"), "{e}");
+}
+
+/// A panic of a rank's thread is no workgroup's.
+#[test]
+fn who_panicked_is_named_as_what_it_is() {
+    let panics = |w: World| -> Result<(), Error> {
+        assert!(w.rank() == 5, "by design");
+        Ok(())
+    };
+    let one = World::run_threads(1, panics).unwrap_err();
+    let each = each(1, panics).remove(0).unwrap_err();
+    for e in [one, each] {
+        assert_eq!(e.to_string(), "iris-rank-0: panicked: by design");
+    }
+    World::run_threads(1, |w| {
+        let heap = SymmetricHeap::open(&w, options().threads(2))?;
+        let stream = heap.stream()?;
+        stream.call_cpu("a function", || panic!("by design"))?;
+        assert_eq!(stream.sync().unwrap_err().to_string(), "a function: panicked: by design");
+        let kernel = |g: Group| match g.index {
+            1 => panic!("by design"),
+            _ => Ok(()),
+        };
+        stream.launch_cpu("a kernel", 2, Arc::new(kernel))?;
+        let e = stream.sync().unwrap_err().to_string();
+        assert_eq!(e, "a kernel, workgroup 1: panicked: by design");
+        close(&heap)
+    })
+    .unwrap();
+}
+
+/// An error that shows its cause has none that is printed once more behind it.
+#[test]
+fn causes_are_printed_once() {
+    let file = std::fs::File::open("/dev/null").unwrap().into();
+    World::run_threads(1, |w| {
+        let heap = SymmetricHeap::open(&w, options())?;
+        let file = std::os::fd::OwnedFd::try_clone(&file).unwrap();
+        let e = heap.import_descriptor::<u8>(file, 10).unwrap_err();
+        let mut texts = vec![e.to_string()];
+        let mut source = std::error::Error::source(&e);
+        while let Some(error) = source {
+            assert!(texts.iter().all(|t| !t.contains(&error.to_string())), "{texts:?}: {error}");
+            texts.push(error.to_string());
+            source = error.source();
+        }
+        let e = Error::other(std::io::Error::other("by design"));
+        assert!(std::error::Error::source(&e).is_none() && e.to_string() == "by design");
+        close(&heap)
+    })
+    .unwrap();
+}

@@ -1,0 +1,367 @@
+//! Streams that meet what they should not: another heap's memory, waits from within, a heap that goes.
+//! Whatever is wrong is an error, and nothing waits for ever: each test has a bound.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use iris_heap::{
+    Error, ErrorKind, Event, Group, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World,
+};
+
+fn options() -> HeapOptions {
+    HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(2)
+}
+
+/// Runs `f` on a thread of its own, and fails if that takes longer than a hang would.
+#[track_caller]
+fn bounded<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, outcome) = mpsc::channel();
+    let thread = std::thread::spawn(move || done.send(f()));
+    match outcome.recv_timeout(Duration::from_secs(20)) {
+        Ok(value) => value,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for ever"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().map(drop).unwrap_err())
+        }
+    }
+}
+
+/// A world of one with `N` heaps.
+fn heaps<const N: usize>() -> [Arc<SymmetricHeap>; N] {
+    let world = World::threads(1).unwrap().remove(0);
+    std::array::from_fn(|_| SymmetricHeap::open(&world, options()).unwrap())
+}
+
+/// Keeps a stream busy until the sender is dropped, or something is sent.
+fn hold(stream: &Stream) -> mpsc::Sender<()> {
+    let (go, gone) = mpsc::channel::<()>();
+    let wait = move || {
+        let _ = gone.recv_timeout(Duration::from_secs(60));
+        Ok(())
+    };
+    stream.call_cpu("hold", wait).unwrap();
+    go
+}
+
+/// What `f` returns when it is called by work on `stream`, while this thread waits for all streams.
+fn inside<T: Send + 'static>(
+    heap: &Arc<SymmetricHeap>,
+    stream: &Stream,
+    f: impl FnOnce(Arc<SymmetricHeap>, Stream) -> T + Send + 'static,
+) -> T {
+    let (give, got) = mpsc::channel();
+    let (both, begun) = (heap.clone(), mpsc::channel::<()>());
+    let this = stream.clone();
+    let call = move || {
+        // The other thread is in its wait by then.
+        let _ = begun.1.recv();
+        std::thread::sleep(Duration::from_millis(20));
+        let _ = give.send(f(both, this));
+        Ok(())
+    };
+    stream.call_cpu("inside", call).unwrap();
+    begun.0.send(()).unwrap();
+    heap.finish().unwrap();
+    got.recv().unwrap()
+}
+
+/// A wait from within would be one for the work itself, or for a thread that waits for it.
+#[test]
+fn what_is_enqueued_cannot_wait_for_streams() {
+    let refused = |what: &str, outcome: Result<(), Error>| {
+        let error = outcome.map_err(|e| (e.kind(), e.to_string()));
+        let Err((ErrorKind::Usage, text)) = error else { panic!("{what}: {error:?}") };
+        assert!(text.contains("enqueued"), "{what}: {text}");
+    };
+    type Action = fn(Arc<SymmetricHeap>, Stream) -> Result<(), Error>;
+    let actions: [(&str, Action); 9] = [
+        ("sync of the own stream", |_, stream| stream.sync()),
+        ("sync of another stream", |heap, _| heap.stream()?.sync()),
+        ("sync of an event", |_, stream| stream.record()?.sync()),
+        ("finish", |heap, _| heap.finish()),
+        ("close", |heap, _| heap.close()),
+        ("alloc", |heap, _| heap.alloc::<u8>(1).map(drop)),
+        ("free", |heap, _| heap.free_many(&[])),
+        ("import", |heap, _| {
+            let descriptor = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+            heap.import_descriptor::<u8>(descriptor, 1).map(drop)
+        }),
+        ("open", |heap, _| SymmetricHeap::open(heap.world(), options()).map(drop)),
+    ];
+    for (what, action) in actions {
+        bounded(move || {
+            let [heap] = heaps();
+            let stream = heap.stream().unwrap();
+            refused(what, inside(&heap, &stream, action));
+            // Also by a workgroup of a kernel.
+            let outcomes = Arc::new(Mutex::new(Vec::new()));
+            let (all, this, within) = (outcomes.clone(), stream.clone(), heap.clone());
+            let kernel = move |_: Group| {
+                let outcome = action(within.clone(), this.clone());
+                all.lock().unwrap().push(outcome);
+                Ok(())
+            };
+            stream.launch_cpu("inside", 2, Arc::new(kernel)).unwrap();
+            stream.sync().unwrap();
+            let outcomes = std::mem::take(&mut *outcomes.lock().unwrap());
+            assert_eq!(outcomes.len(), 2);
+            outcomes.into_iter().for_each(|outcome| refused(what, outcome));
+            // The heap is as it was.
+            heap.close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_is_enqueued_may_make_streams_and_enqueue() {
+    let order = bounded(|| {
+        let [heap] = heaps();
+        let stream = heap.stream().unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let within = log.clone();
+        let made = inside(&heap, &stream, move |heap, this| {
+            let other = heap.stream()?;
+            let (first, second) = (within.clone(), within);
+            other.call_cpu("first", move || {
+                first.lock().unwrap().push(1);
+                Ok(())
+            })?;
+            this.wait(&other.record()?)?;
+            this.call_cpu("second", move || {
+                second.lock().unwrap().push(2);
+                Ok(())
+            })?;
+            // Let go from within, as is the stream below, with work on it.
+            drop((heap, other));
+            Ok::<_, Error>(this)
+        });
+        drop(stream);
+        made.unwrap().sync().unwrap();
+        heap.close().unwrap();
+        let log = log.lock().unwrap();
+        log.clone()
+    });
+    assert_eq!(order, [1, 2]);
+}
+
+/// Whoever closes the heap waits for the work, which in turn wants something of the heap.
+#[test]
+fn a_heap_closes_while_work_asks_it_for_streams() {
+    bounded(|| {
+        let [heap] = heaps();
+        let stream = heap.stream().unwrap();
+        let (within, asked) = (heap.clone(), Arc::new(AtomicU32::new(0)));
+        let count = asked.clone();
+        stream
+            .call_cpu("asks", move || {
+                let end = std::time::Instant::now() + Duration::from_millis(200);
+                while std::time::Instant::now() < end {
+                    drop(within.stream());
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            })
+            .unwrap();
+        heap.close().unwrap();
+        assert!(asked.load(Ordering::Relaxed) > 0);
+    });
+}
+
+/// Two waits of two threads, while streams come and go: neither misses what the other waits for.
+#[test]
+fn several_threads_wait_for_all_streams() {
+    bounded(|| {
+        let [heap] = heaps();
+        for _ in 0..50 {
+            let done = Arc::new(AtomicU32::new(0));
+            let stream = heap.stream().unwrap();
+            let set = done.clone();
+            let slow = move || {
+                std::thread::sleep(Duration::from_millis(2));
+                set.store(1, Ordering::Relaxed);
+                Ok(())
+            };
+            stream.call_cpu("slow", slow).unwrap();
+            drop(stream);
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        heap.finish().unwrap();
+                        assert_eq!(done.load(Ordering::Relaxed), 1, "it did not wait");
+                    });
+                }
+            });
+        }
+        heap.close().unwrap();
+    });
+}
+
+/// Destructors of what was enqueued are somebody else's code, too.
+#[test]
+fn a_destructor_that_panics_ends_no_stream() {
+    struct Bomb(Arc<AtomicU32>);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("by design");
+        }
+    }
+    bounded(|| {
+        let [heap] = heaps();
+        let (stream, dropped) = (heap.stream().unwrap(), Arc::new(AtomicU32::new(0)));
+        let bomb = Bomb(dropped.clone());
+        let kernel = move |_: Group| {
+            let _ = &bomb;
+            Ok(())
+        };
+        stream.launch_cpu("bomb", 2, Arc::new(kernel)).unwrap();
+        assert!(matches!(stream.sync(), Err(Error::Panicked { .. })));
+        assert_eq!(dropped.load(Ordering::Relaxed), 1);
+        stream.launch_cpu("after", 2, Arc::new(|_| Ok(()))).unwrap();
+        stream.sync().unwrap();
+        heap.close().unwrap();
+    });
+}
+
+/// Memory of one heap on a stream of another: the first would neither wait for the copy before it
+/// gives the memory back, nor keep it.
+#[test]
+fn a_copy_on_a_stream_of_another_heap_is_refused() {
+    bounded(|| {
+        let [heap, other] = heaps();
+        let x: SymSlice<u8> = heap.alloc(1000).unwrap();
+        let stream = other.stream().unwrap();
+        let go = hold(&stream);
+        for outcome in [
+            heap.write_on(&stream, x, &[7; 1000]),
+            heap.copy_on(&stream, (x, 0), (x, 0)),
+            heap.copy_words(&stream, &[(0, 1)]),
+            heap.check_stream("a test", &stream),
+        ] {
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains("another heap"), "{text}");
+        }
+        // So nothing of it is under way when its block goes, and the next one's owner is alone there.
+        heap.free(x).unwrap();
+        let y: SymSlice<u8> = heap.zeros(1000).unwrap();
+        drop(go);
+        stream.sync().unwrap();
+        assert_eq!(heap.read(y).unwrap(), [0; 1000]);
+
+        heap.check_stream("a test", &heap.stream().unwrap()).unwrap();
+        heap.close().unwrap();
+        other.close().unwrap();
+    });
+}
+
+/// An event is no memory: streams of two heaps may be ordered by it, whichever heap goes first.
+#[test]
+fn an_event_of_another_heap_orders_and_keeps_nobody() {
+    type End = fn(Arc<SymmetricHeap>);
+    let ends: [(&str, End); 2] =
+        [("closed", |heap| heap.close().unwrap()), ("dropped", |heap| drop(heap))];
+    for (_, end) in ends {
+        bounded(move || {
+            let [heap, other] = heaps();
+            let (stream, theirs) = (heap.stream().unwrap(), other.stream().unwrap());
+            let go = hold(&theirs);
+            let event: Event = theirs.record().unwrap();
+            stream.wait(&event).unwrap();
+            let behind = stream.record().unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!behind.is_done());
+            drop(go);
+            drop(theirs);
+            end(other);
+            stream.sync().unwrap();
+            assert!(behind.is_done() && event.is_done());
+            heap.close().unwrap();
+        });
+    }
+}
+
+/// A kernel that runs when its heap is dropped still has all of its memory, imports included.
+#[test]
+fn imported_memory_stays_while_work_may_use_it() {
+    bounded(|| {
+        let [heap] = heaps();
+        let file = memory_file(1 << 20);
+        let x: SymSlice<u8> = heap.import_descriptor(file, 1 << 20).unwrap();
+        let address = heap.resolve(x, 0).unwrap() as usize;
+        let stream = heap.stream().unwrap();
+        let (go, gone): (_, Receiver<()>) = mpsc::channel();
+        let gone = Mutex::new(gone);
+        let (give, got) = mpsc::channel();
+        let kernel = move |_: Group| {
+            let _ = gone.lock().unwrap().recv();
+            let _ = give.send(mapped(address));
+            Ok(())
+        };
+        stream.launch_cpu("reads", 1, Arc::new(kernel)).unwrap();
+        // The launch has begun before the heap goes; what has not is skipped.
+        while Arc::strong_count(&heap) > 1 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        drop(heap);
+        drop(go);
+        assert!(got.recv().unwrap(), "unmapped under a kernel that runs");
+    });
+}
+
+fn memory_file(bytes: u64) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let file = rustix::fs::memfd_create("iris-test-import", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    file
+}
+
+/// Whether this process has something mapped there.
+fn mapped(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let range = line.split_whitespace().next().and_then(|range| range.split_once('-'));
+        let (start, end) = range.unwrap();
+        let number = |text| usize::from_str_radix(text, 16).unwrap();
+        (number(start)..number(end)).contains(&address)
+    })
+}
+
+/// Ranks whose host deadline is short.
+fn ranks<T: Send>(
+    size: usize,
+    f: impl Fn(World) -> Result<T, Error> + Sync,
+) -> Vec<Result<T, Error>> {
+    World::run_threads_each(size, &Settings::default().deadline(0.001), f).unwrap()
+}
+
+/// The second exchange of a step is no other call than the first.
+#[test]
+fn the_call_site_of_every_exchange_is_the_callers() {
+    let outcomes = ranks(2, |world| {
+        let heap = SymmetricHeap::open(&world, options())?;
+        if world.rank() == 1 {
+            // Closing waits for this, between its two exchanges.
+            let stream = heap.stream()?;
+            stream.call_cpu("slow", || {
+                std::thread::sleep(Duration::from_millis(2500));
+                Ok(())
+            })?;
+        }
+        let line = line!() + 1;
+        heap.close().map_err(|e| (line, e)).map_err(|(line, e)| {
+            let here = format!("streams.rs:{line}");
+            assert!(e.to_string().contains(&here), "{here} is not in: {e}");
+            assert!(!e.to_string().contains("src/"), "{e}");
+            e
+        })
+    });
+    for outcome in outcomes {
+        let error = outcome.unwrap_err();
+        assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[1]), "{error}");
+    }
+}

@@ -1,0 +1,140 @@
+//! Ops on the CPU and the streams they are run on: those of their own heap, and no others.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use iris_heap::{ErrorKind, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World};
+use iris_ops::{AllReduce, CopyArgs, Error, MatRef, Options, all_reduce::Variant};
+use iris_sync::FaultKind;
+
+const M: usize = 64;
+const N: usize = 64;
+
+fn heap(world: &World) -> Arc<SymmetricHeap> {
+    let options = HeapOptions::new().data_bytes(4 << 20).threads(1);
+    SymmetricHeap::open(world, options).unwrap()
+}
+
+fn op(heap: &Arc<SymmetricHeap>) -> AllReduce {
+    let plan = AllReduce::plan(heap.world().into(), &Options::new(M, N, 0), Variant::TwoShot);
+    AllReduce::new(heap, &plan.unwrap()).unwrap()
+}
+
+fn args(x: SymSlice<f32>, y: SymSlice<f32>) -> CopyArgs {
+    CopyArgs::new(MatRef::sym(x, M, N), MatRef::sym(y, M, N))
+}
+
+/// Keeps a stream busy until the sender is dropped.
+fn hold(stream: &Stream) -> mpsc::Sender<()> {
+    let (go, gone) = mpsc::channel::<()>();
+    let wait = move || {
+        let _ = gone.recv_timeout(Duration::from_secs(60));
+        Ok(())
+    };
+    stream.call_cpu("hold", wait).unwrap();
+    go
+}
+
+#[track_caller]
+fn refused(outcome: Result<(), Error>) {
+    let error = outcome.expect_err("a stream of another heap");
+    assert_eq!(error.kind(), ErrorKind::Usage);
+    assert!(error.to_string().contains("is one of another heap"), "{error}");
+}
+
+/// What waited behind other work there would run when op, workspace and heap are gone.
+#[test]
+fn no_op_is_left_on_a_stream_of_another_heap() {
+    World::run_threads(1, |world| {
+        let (mine, other) = (heap(&world), heap(&world));
+        let (x, y) = (mine.ones::<f32>(M * N)?, mine.zeros::<f32>(M * N)?);
+        let mut op = op(&mine);
+        let theirs = other.stream()?;
+        let go = hold(&theirs);
+        refused(op.run(&args(x, y), &theirs));
+        drop(op);
+        mine.close()?;
+        drop(mine);
+        drop(go);
+        theirs.sync()?;
+        other.close()
+    })
+    .unwrap();
+}
+
+/// Two heaps order nothing between them: an op that changed its stream would overtake itself.
+#[test]
+fn an_op_does_not_alternate_over_streams_of_two_heaps() {
+    World::run_threads(2, |world| {
+        let (mine, other) = (heap(&world), heap(&world));
+        let (x, y) = (mine.ones::<f32>(M * N)?, mine.zeros::<f32>(M * N)?);
+        let mut op = op(&mine);
+        let (own, theirs) = (mine.stream()?, other.stream()?);
+        for _ in 0..10 {
+            op.run(&args(x, y), &own).unwrap();
+            refused(op.run(&args(x, y), &theirs));
+        }
+        // Several of its own are in order.
+        op.run(&args(x, y), &mine.stream()?).unwrap();
+        mine.finish()?;
+        op.check().unwrap();
+        assert_eq!(mine.read(y)?, [2.0; M * N]);
+        op.free().unwrap();
+        mine.close()?;
+        other.close()
+    })
+    .unwrap();
+}
+
+/// Giving a block back waits for streams of its heap only.
+#[test]
+fn a_block_that_was_given_back_is_written_by_nobody() {
+    World::run_threads(1, |world| {
+        let (mine, other) = (heap(&world), heap(&world));
+        let (x, y) = (mine.ones::<f32>(M * N)?, mine.zeros::<f32>(M * N)?);
+        let mut op = op(&mine);
+        let theirs = other.stream()?;
+        let go = hold(&theirs);
+        refused(op.run(&args(x, y), &theirs));
+        mine.free(y)?;
+        let next = mine.zeros::<f32>(M * N)?;
+        drop(go);
+        theirs.sync()?;
+        assert_eq!(mine.read(next)?, [0.0; M * N]);
+        op.free().unwrap();
+        mine.close()?;
+        other.close()
+    })
+    .unwrap();
+}
+
+/// Host and kernels do not race: the rank whose kernel waited gives up first, and says whom for.
+#[test]
+fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
+    let settings = Settings::default().deadline(0.004);
+    let closed = World::run_threads_each(2, &settings, |world| {
+        let heap = heap(&world);
+        let (x, y) = (heap.ones::<f32>(M * N)?, heap.zeros::<f32>(M * N)?);
+        let mut op = op(&heap);
+        let stream = heap.stream()?;
+        op.run(&args(x, y), &stream).unwrap();
+        stream.sync()?;
+        if world.rank() == 0 {
+            // Later than the other begins to wait on its host.
+            std::thread::sleep(Duration::from_millis(100));
+            op.run(&args(x, y), &stream).unwrap();
+        }
+        // Nobody is absent here, though one comes after the deadline of its kernel only.
+        op.free().unwrap();
+        Ok::<_, iris_heap::Error>(heap.close())
+    });
+    let closed: Vec<_> = closed.unwrap().into_iter().map(Result::unwrap).collect();
+    match closed[0].as_ref().unwrap_err() {
+        iris_heap::Error::Fault { op: "all_reduce", fault } => {
+            assert_eq!((fault.kind, fault.rank, fault.call), (FaultKind::NotEntered, 1, 2));
+        }
+        other => panic!("{other}"),
+    }
+    closed[1].as_ref().unwrap();
+}
