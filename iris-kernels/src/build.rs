@@ -19,8 +19,28 @@ pub struct Injected {
     /// `IRIS_DELAY` if it is longer.
     pub delay_ns: u32,
     /// The access whose waits are left out, so that results must be wrong: for tests that show that
-    /// they can fail.
+    /// they can fail. Without [`Access::EntryLoad`] records are not compared either: they are of
+    /// other calls then, and a fault would be all that is ever seen.
     pub without: Option<Access>,
+    /// Where workgroups are held up, and for how many nanoseconds: at the place that a wait guards,
+    /// so that what is wrong without it does not wait for luck.
+    pub hold: Option<(Hold, u32)>,
+}
+
+/// Where workgroups can be held up; as in sync.h, in its order. Rank 0 alone is, so that the others
+/// go on meanwhile; at an addition all are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hold {
+    /// Before the kernel in front of an op touches what the op reads and writes.
+    Filling,
+    /// After the rank has entered a call, before it sends, reads or fetches anything in it.
+    Entered,
+    /// After the signals of a tile have come, before it is read.
+    Received,
+    /// After the source of a unit has entered, before the unit is copied to the staging buffer.
+    Fetching,
+    /// Between the read and the write of an addition under a lock.
+    Adding,
 }
 
 impl Injected {
@@ -31,9 +51,15 @@ impl Injected {
             0 => options,
             ns => options.define("IRIS_TEST_DELAY_NS", ns),
         };
-        match self.without {
+        let options = match self.without {
             None => options,
             Some(access) => options.define("IRIS_TEST_NO_WAIT", access as i32),
+        };
+        match self.hold {
+            None => options,
+            Some((place, ns)) => options
+                .define("IRIS_TEST_HOLD", place as i32)
+                .define("IRIS_TEST_HOLD_NS", ns),
         }
     }
 }
@@ -200,7 +226,7 @@ mod tests {
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,
-        injected: Injected { delay_ns: 0, without: None },
+        injected: Injected { delay_ns: 0, without: None, hold: None },
         observed: false,
     };
 
@@ -220,7 +246,11 @@ mod tests {
 
     #[test]
     fn what_is_injected_or_observed_is_another_build() {
-        let injected = Injected { delay_ns: 500, without: Some(Access::SignalLoad) };
+        let injected = Injected {
+            delay_ns: 500,
+            without: Some(Access::SignalLoad),
+            hold: Some((Hold::Fetching, 2000)),
+        };
         let build =
             OpBuild { injected, observed: true, ..OP }.of(Kernel::OneShot).expect("a build");
         let plain = OP.of(Kernel::OneShot).expect("a build");
@@ -230,6 +260,8 @@ mod tests {
         let expected = [
             pair("IRIS_TEST_DELAY_NS", "500"),
             pair("IRIS_TEST_NO_WAIT", "4"),
+            pair("IRIS_TEST_HOLD", "3"),
+            pair("IRIS_TEST_HOLD_NS", "2000"),
             pair("IRIS_OBSERVED", "1"),
         ];
         assert_eq!(more, expected);

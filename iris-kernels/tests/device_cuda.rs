@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use iris_kernels::build::Injected;
+use iris_kernels::build::{Hold, Injected};
 use iris_kernels::rtc::{Compiler, Error, KernelSource, Options, TileBuild};
 use iris_kernels::source::KERNELS;
 use iris_sync::Access;
@@ -141,7 +141,8 @@ fn the_kernels_of_the_examples_compile() {
 
 fn the_kernels_of_the_stress_test_compile() {
     let text = include_str!("../../iris-testkit/src/stress/stress.cu");
-    let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad) };
+    let hold = Some((Hold::Filling, 1000));
+    let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad), hold };
     let options = injected.options(Options::new());
     let code = nvrtc().compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
     let code = code.unwrap_or_else(|error| panic!("{error}"));
