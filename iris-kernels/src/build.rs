@@ -1,7 +1,10 @@
 //! Which source an op's kernels are in, and what it is compiled with: at run time for the device
 //! that is there, or ahead for a folder that a program carries with it.
 
+use std::num::NonZero;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use iris_heap::DType;
 use iris_sync::Access;
@@ -10,7 +13,7 @@ use crate::args::dtype_code;
 use crate::cache::Cache;
 use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild, Vendor};
 use crate::source::{self, Text};
-use crate::{Kernel, cpu};
+use crate::{Kernel, cpu, parallel};
 
 /// What a stress test has device kernels do worse than they should; nothing by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -57,9 +60,9 @@ impl Injected {
         };
         match self.hold {
             None => options,
-            Some((place, ns)) => options
-                .define("IRIS_TEST_HOLD", place as i32)
-                .define("IRIS_TEST_HOLD_NS", ns),
+            Some((place, ns)) => {
+                options.define("IRIS_TEST_HOLD", place as i32).define("IRIS_TEST_HOLD_NS", ns)
+            }
         }
     }
 }
@@ -181,31 +184,36 @@ pub fn cuda_arch(capability: u32) -> String {
     format!("sm_{capability}{only}")
 }
 
-/// Compiles every build for NVIDIA architectures (`sm_90a`) into a folder, where a program beside
-/// it finds them: [`crate::cache`] says how. `done` is told of each. Returns how many there are.
+/// Compiles every build for NVIDIA architectures (`sm_90a`) into a folder, on all cores, where a
+/// program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at a time.
+/// Returns how many there are.
 ///
 /// # Errors
 /// As [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that others may enter.
 pub fn precompile(
     folder: &Path,
     arches: &[&str],
-    mut done: impl FnMut(&Build, &str),
+    done: impl FnMut(&Build, &str) + Send,
 ) -> rtc::Result<usize> {
     let cache = Cache::open(folder)?;
     let compiler = Compiler::nvrtc()?;
-    let mut count = 0;
-    for arch in arches {
-        for build in all() {
-            let source = build.source.into();
-            let key = rtc::key(source, &build.options, arch, None);
-            if cache.get(&key).is_none() {
-                cache.put(&key, &compiler.compile(source, &build.options, arch)?)?;
-            }
-            done(&build, arch);
-            count += 1;
+    let mut builds = all();
+    // What takes longest is begun first, so that no core is left with it in the end.
+    builds.sort_by_key(|build| build.tile.map_or(0, |tile| -i64::from(tile.m * tile.n)));
+    let jobs: Vec<_> =
+        builds.iter().flat_map(|build| arches.iter().map(move |&arch| (build, arch))).collect();
+    let done = Mutex::new(done);
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    parallel::for_each(&jobs, threads, |&(build, arch)| {
+        let source = build.source.into();
+        let key = rtc::key(source, &build.options, arch, None);
+        if cache.get(&key).is_none() {
+            cache.put(&key, &compiler.compile(source, &build.options, arch)?)?;
         }
-    }
-    Ok(count)
+        done.lock().unwrap_or_else(PoisonError::into_inner)(build, arch);
+        Ok(())
+    })?;
+    Ok(jobs.len())
 }
 
 /// The machine code of a build for an architecture.
