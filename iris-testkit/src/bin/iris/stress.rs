@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use iris_heap::{DType, MAX_RANKS, World, cuda};
 use iris_ops::Injected;
 use iris_sync::RESTAMP_PERIOD;
-use iris_testkit::harness;
 use iris_testkit::stress::{HELD_CALLS, HOLD_NS, Outcome, Setting, Subject, WAITS, run};
+use iris_testkit::{harness, say};
 
 use crate::errors::usage;
 use crate::job::Place;
@@ -59,7 +59,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let types = if options.large { 1 } else { 2 };
     let count = types * subjects.len() + waits.len();
     if let Some(reason) = harness::missing_gpus(1)? {
-        println!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped");
+        say!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped")?;
         return Ok(true);
     }
     let ranks = match options.ranks {
@@ -82,12 +82,12 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             failed += usize::from(!outcome.ok());
             let (calls, compared) = (outcome.calls, outcome.compared);
             let seconds = outcome.time.as_secs_f64();
-            println!(
+            say!(
                 "{subject:34} {dtype:>4} from {:>10}: {calls} calls, {compared} compared, \
                  {seconds:.1} s: {}",
                 setting.first_call,
                 if outcome.ok() { "ok".into() } else { format!("FAILED: {}", words(&outcome)) },
-            );
+            )?;
         }
     }
     for &(access, subject, place) in waits {
@@ -101,7 +101,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         // A fault alone may have another cause: what came of a call that ended well must be wrong.
         let found = without.wrong > 0;
         failed += usize::from(!waiting.ok() || !found);
-        println!(
+        say!(
             "{subject:34} held {place:?}: {}; without {}: {}",
             match waiting.ok() {
                 true => format!("{} calls ok", waiting.calls),
@@ -112,9 +112,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
                 true => format!("found: {}", words(&without)),
                 false => format!("NOT FOUND in {} calls: {}", without.calls, words(&without)),
             },
-        );
+        )?;
     }
-    println!("{} passed, {failed} failed", count - failed);
+    say!("{} passed, {failed} failed", count - failed)?;
     Ok(failed == 0)
 }
 
