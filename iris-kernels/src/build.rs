@@ -1,7 +1,10 @@
 //! Which source an op's kernels are in, and what it is compiled with: at run time for the device
 //! that is there, or ahead for a folder that a program carries with it.
 
+use std::num::NonZero;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use iris_heap::DType;
 use iris_sync::Access;
@@ -10,7 +13,7 @@ use crate::args::dtype_code;
 use crate::cache::Cache;
 use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild, Vendor};
 use crate::source::{self, Text};
-use crate::{Kernel, cpu};
+use crate::{Kernel, cpu, parallel};
 
 /// What a stress test has device kernels do worse than they should; nothing by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -19,8 +22,28 @@ pub struct Injected {
     /// `IRIS_DELAY` if it is longer.
     pub delay_ns: u32,
     /// The access whose waits are left out, so that results must be wrong: for tests that show that
-    /// they can fail.
+    /// they can fail. Without [`Access::EntryLoad`] records are not compared either: they are of
+    /// other calls then, and a fault would be all that is ever seen.
     pub without: Option<Access>,
+    /// Where workgroups are held up, and for how many nanoseconds: at the place that a wait guards,
+    /// so that what is wrong without it does not wait for luck.
+    pub hold: Option<(Hold, u32)>,
+}
+
+/// Where workgroups can be held up; as in sync.h, in its order. Rank 0 alone is, so that the others
+/// go on meanwhile; at an addition all are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hold {
+    /// Before the kernel in front of an op touches what the op reads and writes.
+    Filling,
+    /// After the rank has entered a call, before it sends, reads or fetches anything in it.
+    Entered,
+    /// After the signals of a tile have come, before it is read.
+    Received,
+    /// After the source of a unit has entered, before the unit is copied to the staging buffer.
+    Fetching,
+    /// Between the read and the write of an addition under a lock.
+    Adding,
 }
 
 impl Injected {
@@ -31,9 +54,15 @@ impl Injected {
             0 => options,
             ns => options.define("IRIS_TEST_DELAY_NS", ns),
         };
-        match self.without {
+        let options = match self.without {
             None => options,
             Some(access) => options.define("IRIS_TEST_NO_WAIT", access as i32),
+        };
+        match self.hold {
+            None => options,
+            Some((place, ns)) => {
+                options.define("IRIS_TEST_HOLD", place as i32).define("IRIS_TEST_HOLD_NS", ns)
+            }
         }
     }
 }
@@ -155,31 +184,36 @@ pub fn cuda_arch(capability: u32) -> String {
     format!("sm_{capability}{only}")
 }
 
-/// Compiles every build for NVIDIA architectures (`sm_90a`) into a folder, where a program beside
-/// it finds them: [`crate::cache`] says how. `done` is told of each. Returns how many there are.
+/// Compiles every build for NVIDIA architectures (`sm_90a`) into a folder, on all cores, where a
+/// program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at a time.
+/// Returns how many there are.
 ///
 /// # Errors
 /// As [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that others may enter.
 pub fn precompile(
     folder: &Path,
     arches: &[&str],
-    mut done: impl FnMut(&Build, &str),
+    done: impl FnMut(&Build, &str) + Send,
 ) -> rtc::Result<usize> {
     let cache = Cache::open(folder)?;
     let compiler = Compiler::nvrtc()?;
-    let mut count = 0;
-    for arch in arches {
-        for build in all() {
-            let source = build.source.into();
-            let key = rtc::key(source, &build.options, arch, None);
-            if cache.get(&key).is_none() {
-                cache.put(&key, &compiler.compile(source, &build.options, arch)?)?;
-            }
-            done(&build, arch);
-            count += 1;
+    let mut builds = all();
+    // What takes longest is begun first, so that no core is left with it in the end.
+    builds.sort_by_key(|build| build.tile.map_or(0, |tile| -i64::from(tile.m * tile.n)));
+    let jobs: Vec<_> =
+        builds.iter().flat_map(|build| arches.iter().map(move |&arch| (build, arch))).collect();
+    let done = Mutex::new(done);
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    parallel::for_each(&jobs, threads, |&(build, arch)| {
+        let source = build.source.into();
+        let key = rtc::key(source, &build.options, arch, None);
+        if cache.get(&key).is_none() {
+            cache.put(&key, &compiler.compile(source, &build.options, arch)?)?;
         }
-    }
-    Ok(count)
+        done.lock().unwrap_or_else(PoisonError::into_inner)(build, arch);
+        Ok(())
+    })?;
+    Ok(jobs.len())
 }
 
 /// The machine code of a build for an architecture.
@@ -200,7 +234,7 @@ mod tests {
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,
-        injected: Injected { delay_ns: 0, without: None },
+        injected: Injected { delay_ns: 0, without: None, hold: None },
         observed: false,
     };
 
@@ -220,7 +254,11 @@ mod tests {
 
     #[test]
     fn what_is_injected_or_observed_is_another_build() {
-        let injected = Injected { delay_ns: 500, without: Some(Access::SignalLoad) };
+        let injected = Injected {
+            delay_ns: 500,
+            without: Some(Access::SignalLoad),
+            hold: Some((Hold::Fetching, 2000)),
+        };
         let build =
             OpBuild { injected, observed: true, ..OP }.of(Kernel::OneShot).expect("a build");
         let plain = OP.of(Kernel::OneShot).expect("a build");
@@ -230,6 +268,8 @@ mod tests {
         let expected = [
             pair("IRIS_TEST_DELAY_NS", "500"),
             pair("IRIS_TEST_NO_WAIT", "4"),
+            pair("IRIS_TEST_HOLD", "3"),
+            pair("IRIS_TEST_HOLD_NS", "2000"),
             pair("IRIS_OBSERVED", "1"),
         ];
         assert_eq!(more, expected);

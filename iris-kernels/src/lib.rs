@@ -23,6 +23,7 @@ pub mod cache;
 pub mod cpu;
 mod kernel;
 mod launch;
+mod parallel;
 pub mod rtc;
 pub mod schedule;
 pub mod source;

@@ -2,10 +2,10 @@
 //! and it is said where it was looked for. What instructions come out is read in iris-testkit,
 //! `check/device_code`.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
-use iris_kernels::build::Injected;
-use iris_kernels::rtc::{Compiler, Error, KernelSource, Options, TileBuild};
+use iris_kernels::build::{Hold, Injected};
+use iris_kernels::rtc::{self, Compiler, Error, KernelSource, Options, TileBuild, Vendor};
 use iris_kernels::source::KERNELS;
 use iris_sync::Access;
 use iris_testkit::harness::{self, Group, named};
@@ -17,6 +17,9 @@ const EXAMPLES: [(&str, &str); 2] = [
 ];
 
 fn main() -> ExitCode {
+    if std::env::var_os(FIRST_START).is_some() {
+        return first_start();
+    }
     let missing = match Compiler::nvrtc() {
         Err(error @ Error::NotFound { .. }) => Some(error.to_string()),
         _ => None,
@@ -30,6 +33,8 @@ fn main() -> ExitCode {
                 a_users_source_compiles_and_errors_carry_the_log,
                 the_kernels_of_the_examples_compile,
                 the_kernels_of_the_stress_test_compile,
+                kernels_that_are_held_up_compile,
+                a_slow_first_start_is_told_once,
             ],
         ),
         // Minutes: every type and tile for every architecture.
@@ -141,11 +146,72 @@ fn the_kernels_of_the_examples_compile() {
 
 fn the_kernels_of_the_stress_test_compile() {
     let text = include_str!("../../iris-testkit/src/stress/stress.cu");
-    let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad) };
+    let hold = Some((Hold::Filling, 1000));
+    let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad), hold };
     let options = injected.options(Options::new());
     let code = nvrtc().compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
     let code = code.unwrap_or_else(|error| panic!("{error}"));
     for name in ["iris_stress_fill", "iris_stress_compare", "iris_stress_ring"] {
         assert!(code.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
     }
+}
+
+/// The places of sync.h where a build can hold workgroups up are in the kernels that need them.
+fn kernels_that_are_held_up_compile() {
+    for (name, place) in [
+        ("broadcast.cu", Hold::Received),
+        ("broadcast.cu", Hold::Entered),
+        ("all_reduce.cu", Hold::Adding),
+    ] {
+        let source = KERNELS.iter().copied().find(|text| text.name == name).expect("embedded");
+        let text = |hold| {
+            let injected = Injected { hold, ..Injected::default() };
+            let options = injected.options(Options::new());
+            let code = nvrtc().compile(source.into(), &options, "compute_90a");
+            String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
+        };
+        let sleeps = |text: &str| text.matches("nanosleep").count();
+        let (held, plain) = (text(Some((place, 5_000_000))), text(None));
+        assert!(sleeps(&held) > sleeps(&plain), "{name} is not held up at {place:?}");
+        assert!(held.contains("5000000") && !plain.contains("5000000"), "{name} at {place:?}");
+    }
+}
+
+/// Set for the process of the test below.
+const FIRST_START: &str = "IRIS_TEST_FIRST_START";
+
+/// What a program does that has no kernels yet, on two threads, as ranks are.
+fn first_start() -> ExitCode {
+    let source = KERNELS.iter().copied().find(|text| text.name == "all_reduce.cu");
+    let compile = || {
+        let options = Options::new().define("IRIS_LANES", 512);
+        rtc::compile(Vendor::Nvidia, source.expect("embedded").into(), &options, "sm_90a")
+    };
+    let begun = std::time::Instant::now();
+    let all = std::thread::scope(|scope| {
+        let other = scope.spawn(compile);
+        [compile(), other.join().expect("it does not panic")]
+    });
+    println!("{}", begun.elapsed().as_secs_f64());
+    ExitCode::from(u8::from(all.iter().any(Result::is_err)))
+}
+
+fn a_slow_first_start_is_told_once() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cache = folder.path().join("cache");
+    let start = || {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let output = command.env(FIRST_START, "1").env("IRIS_CACHE", &cache).output();
+        let output = output.expect("it starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let seconds: f64 = String::from_utf8_lossy(&output.stdout).trim().parse().expect("seconds");
+        (seconds, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (seconds, first) = start();
+    let told = first.matches("iris: compiling all_reduce.cu for sm_90a").count();
+    // A compiler that needs about a second may be told of or not.
+    assert!(told == 1 || told == 0 && seconds < 1.5, "{seconds} s: {first}");
+    assert!(told == 0 || first.contains(&cache.display().to_string()), "{first}");
+    let (_, second) = start();
+    assert_eq!(second, "", "what is kept is not compiled again");
 }

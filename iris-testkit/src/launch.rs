@@ -237,8 +237,8 @@ pub fn launch(
             .stdout(Stdio::piped())
             .stderr(if own_stderr { Stdio::inherit() } else { Stdio::piped() });
         let child = job.spawn(command).with_context(|| format!("rank {rank} did not start"))?;
-        let stdout = collect(child.stdout.take(), passed.take());
-        streams.push((stdout, collect(child.stderr.take(), None)));
+        let stdout = collect(child.stdout.take(), passed.take())?;
+        streams.push((stdout, collect(child.stderr.take(), None)?));
     }
     let ends = job.wait(start, &options.deadline, &options.grace)?;
     // Ends what the ranks left behind, so that nobody holds their pipes open.
@@ -358,8 +358,8 @@ fn ended(status: ExitStatus, given_up: Option<End>) -> End {
 fn collect(
     stream: Option<impl Read + Send + 'static>,
     mut passed: Option<Box<dyn Write + Send>>,
-) -> JoinHandle<String> {
-    thread::spawn(move || {
+) -> Result<JoinHandle<String>> {
+    let collect = move || {
         let mut kept = Vec::new();
         let mut chunk = [0; 8 << 10];
         let Some(mut stream) = stream else { return String::new() };
@@ -384,7 +384,9 @@ fn collect(
         }
         kept.drain(..kept.len().saturating_sub(KEPT));
         String::from_utf8_lossy(&kept).into_owned()
-    })
+    };
+    let reader = thread::Builder::new().name("iris-output".into()).spawn(collect);
+    reader.context("a thread that reads what a rank prints did not start")
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub mod launch;
 pub mod model;
 pub mod numeric;
 pub mod oracle;
+pub mod output;
 pub mod stress;
 pub mod suite;
 

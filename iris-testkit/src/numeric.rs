@@ -24,7 +24,7 @@ pub enum Allowed<'a> {
 /// How far a result was from what was expected.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Measured {
-    /// Frobenius norm of the errors over that of the expected matrix; 0 if both are 0.
+    /// Frobenius norm of the errors over that of the expected matrix: [`relative`].
     pub relative: f64,
     /// Largest error over its bound; 0 where equality was asked and found.
     pub worst: f64,
@@ -127,8 +127,14 @@ pub fn compare(
         }
     }
     let ratio = |at: usize| if error(at) == 0.0 { 0.0 } else { error(at) / limit(at) };
-    let relative = if norm == 0.0 { 0.0 } else { norm / frobenius(wanted.iter().copied()) };
+    let relative = relative(norm, frobenius(wanted.iter().copied()));
     Ok(Measured { relative, worst: (0..seen.len()).map(ratio).fold(0.0, f64::max) })
+}
+
+/// One norm, of errors, over another, of what was expected. Where nothing but zeros was expected it
+/// is the first one: an error relative to nothing would be infinite, or no number.
+pub fn relative(errors: f64, wanted: f64) -> f64 {
+    if wanted == 0.0 { errors } else { errors / wanted }
 }
 
 /// The root of the sum of squares.
@@ -201,6 +207,16 @@ mod tests {
         let bound = [f64::INFINITY];
         let allowed = Allowed::Within { bound: &bound, typical: &bound };
         assert!(compare("c", (1, 1), &[f64::NAN], &[1.0], allowed).is_err());
+    }
+
+    #[test]
+    fn what_is_zero_everywhere_has_an_absolute_error() {
+        let measured = within(&[0.0, 0.0], &[0.0, -0.0]).unwrap();
+        assert_eq!((measured.relative, measured.worst), (0.0, 0.0));
+        let measured = within(&[0.0, 3e-4], &[0.0, 0.0]).unwrap();
+        assert_eq!(measured.relative, 3e-4);
+        assert_eq!(relative(6.0, 2.0), 3.0);
+        assert!(relative(f64::NAN, 0.0).is_nan());
     }
 
     #[test]

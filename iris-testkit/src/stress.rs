@@ -12,7 +12,9 @@
 //! **Running.** `iris stress`, or [`run`] for one [`Subject`].
 //!
 //! **Showing that it can fail.** Kernels built without one of the waits
-//! ([`Injected::without`]) must be found wrong: [`WAITS`] has a subject for each wait there is.
+//! ([`Injected::without`]) must be found wrong, within [`HELD_CALLS`]: [`WAITS`] has a subject for
+//! each wait there is, and a place where workgroups are held up, so that it does not take luck. With
+//! the wait, and held up at the same place, they must be right.
 //!
 //! **Limits.** CUDA only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
 
@@ -54,6 +56,12 @@ pub struct Setting {
     /// and stop when something was found.
     pub injected: Injected,
 }
+
+/// Calls within which a wait that is left out must be found.
+pub const HELD_CALLS: usize = 32;
+
+/// How long workgroups are held up for that, in nanoseconds: many times what a call takes.
+pub const HOLD_NS: u32 = 5_000_000;
 
 /// The first element that was wrong.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -203,8 +211,16 @@ fn run_as<T: Element>(
             op.free()?;
         }
         heap.close()?;
+    } else if setting.injected.without.is_some() {
+        // What is built wrong is expected to end like this.
+        quietly(|| drop((bench, heap)));
     }
     Ok(outcome)
+}
+
+/// Do something without a word in the log of this thread.
+fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), work)
 }
 
 /// Elements of the largest matrix of any rank.
@@ -370,10 +386,48 @@ mod tests {
             name == "LockTake"
                 || name.ends_with("Load") && !["AbortLoad", "CallLoad"].contains(&name)
         });
-        let listed = WAITS.map(|(access, _)| access);
+        let listed = WAITS.map(|(access, _, _)| access);
         assert!(waits.clone().all(|wait| listed.contains(wait)), "{listed:?}");
         assert_eq!(waits.count(), WAITS.len());
         let all = Subject::all();
-        assert!(WAITS.iter().all(|(_, subject)| all.contains(subject)));
+        assert!(WAITS.iter().all(|(_, subject, _)| all.contains(subject)));
+    }
+
+    #[test]
+    fn a_heap_that_is_dropped_on_purpose_makes_no_warning() {
+        let said = |quiet: bool| {
+            let log = Log::default();
+            World::run_threads(2, |world| -> Result<(), iris_heap::Error> {
+                let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+                let writer = log.clone();
+                let subscriber =
+                    tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+                tracing::subscriber::with_default(subscriber, || match quiet {
+                    true => quietly(|| drop(heap)),
+                    false => drop(heap),
+                });
+                Ok(())
+            })
+            .expect("two ranks");
+            let bytes = log.0.lock().expect("nobody panicked").clone();
+            String::from_utf8(bytes).expect("text")
+        };
+        assert!(said(false).contains("dropped without close"), "{}", said(false));
+        assert_eq!(said(true), "");
+    }
+
+    /// What was logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("nobody panicked").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
 }

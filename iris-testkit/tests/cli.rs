@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
@@ -124,6 +124,12 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
         (&["run", "all-reduce", "--dtype", "i32"], &["i32", "bf16"]),
         (&["run", "all-reduce", "--backend", "tpu"], &["tpu", "cpu"]),
         (&["run", "all-reduce", "--iters", "0"], &["--iters", "at least 1"]),
+        (&["run", "all-reduce", "--iters", "1000000000000000000"], &["--iters", "at most 1000000"]),
+        (&["run", "broadcast", "--m", "1", "--n", "1073741823"], &["memory", "MiB"]),
+        (&["run", "matmul", "--m", "1", "--n", "1073741823", "--k", "99"], &["memory", "MiB"]),
+        (&["run", "barrier", "--trace", "no/such/file"], &["trace no/such/file", "be written"]),
+        (&["run", "--trace", "no/such/file", "--json"], &["trace no/such/file", "be written"]),
+        (&["bench", "--json", "/proc/no/file"], &["/proc/no/file", "be written"]),
         (&["run", "all-reduce", "--shard", "columns"], &["--shard", "rows"]),
         (&["run", "matmul-all-reduce", "--variant", "ring"], &["ring", "two_shot"]),
         (&["run", "broadcast", "--variant", "two_shot"], &["two_shot", "push"]),
@@ -136,6 +142,98 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
     for (arguments, words) in cases {
         let error = refused(arguments);
         assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_variant_that_is_none_is_refused_by_the_ops_own_name() {
+    let ops = [
+        ("matmul-all-reduce", "two_shot"),
+        ("matmul-reduce-scatter", "push"),
+        ("all-gather-matmul", "staged"),
+        ("matmul-all-gather", "push"),
+        ("matmul", "local"),
+        ("all-reduce", "two_shot"),
+        ("all-gather", "push"),
+        ("reduce-scatter", "push"),
+        ("all-to-all", "push"),
+        ("broadcast", "push"),
+        ("barrier", "flat"),
+    ];
+    for (op, variant) in ops {
+        let error = refused(&["run", op, "--variant", "zz"]);
+        let says = format!("iris: --variant of {} is zz: expected auto, ", op.replace('-', "_"));
+        assert!(error.contains(&says) && error.contains(variant), "{error}");
+    }
+}
+
+/// As a user's shell starts it: with a stdout of its own, and a stderr if `err` is one.
+fn iris_to(arguments: &[&str], out: impl Into<Stdio>, err: impl Into<Stdio>) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    // What this test runs in is not what it is about.
+    command.env("IRIS_LOG", "error");
+    command.args(arguments).stdout(out).stderr(err).output().unwrap()
+}
+
+/// Tasks that print different things in different ways.
+const PRINTING: [&[&str]; 5] = [
+    &["run", "barrier", "--ranks", "2", "--iters", "1"],
+    &["run", "barrier", "--ranks", "2", "--iters", "1", "--threads-as-ranks", "--json"],
+    &["run", "--ranks", "2", "--iters", "1"],
+    &["test", "--quick", "--backend", "hip"],
+    &["tune", "--ranks", "2", "--iters", "1"],
+];
+
+#[test]
+fn who_stops_reading_ends_it_quietly() {
+    for arguments in PRINTING {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = iris_to(arguments, writer, Stdio::piped());
+        assert_eq!(output.status.code(), Some(141), "{arguments:?}: {}", text(&output.stderr));
+        assert_eq!(text(&output.stderr), "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error() {
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for arguments in PRINTING {
+        let output = iris_to(arguments, full(), Stdio::piped());
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.contains("iris: stdout cannot be written: No space left"), "{error}");
+        // What it would say goes nowhere: the exit code is what it is.
+        assert_eq!(iris_to(arguments, full(), full()).status.code(), Some(1), "{arguments:?}");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    command.args(["run", "barrier", "--ranks", "2"]).env("IRIS_NO_SUCH", "1");
+    assert_eq!(command.stderr(full()).output().unwrap().status.code(), Some(0));
+}
+
+#[test]
+fn a_thread_that_does_not_start_is_an_error() {
+    for kind in [&["--threads-as-ranks"][..], &[]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+        command.args(["run", "barrier", "--ranks", "2"]).args(kind);
+        // No host has room for such a stack.
+        let output = command.env("RUST_MIN_STACK", (1_u64 << 46).to_string()).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains("iris: ") && !error.contains("panicked"), "{error}");
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_kept_costs_no_result() {
+    let barrier = &["run", "barrier", "--ranks", "2", "--iters", "1"][..];
+    for arguments in [barrier, &["run", "--ranks", "2", "--iters", "1"]] {
+        let output = iris(&[arguments, &["--json", "--trace", "/dev/full"]].concat());
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("trace /dev/full is No space left"), "{error}");
+        let it: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(it["ok"], true, "{it}");
     }
 }
 
@@ -185,6 +283,50 @@ fn faults_of_a_weights_file_are_named() {
     assert!(error.contains("ffn.up.bias is I32: expected F32"), "{error}");
     let error = with(&changed("ffn.down.weight", Dtype::F16, &[1536, 384], &[0; 2 * 1536 * 384]));
     assert!(error.contains("ffn.down.weight is [1536, 384]: expected [384, 1536]"), "{error}");
+}
+
+#[test]
+fn weights_that_are_no_file_are_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let huge = folder.path().join("huge");
+    std::fs::File::create(&huge).unwrap().set_len(1 << 40).unwrap();
+    let cases = [
+        (folder.path(), "is a folder: expected a readable file"),
+        (&pipe, "is a pipe: expected a readable file"),
+        (Path::new("/dev/zero"), "is a device or a socket: expected a readable file"),
+        (&huge, "is 1048576 MiB: expected a readable file of at most 1024 MiB"),
+    ];
+    for (path, says) in cases {
+        let mut command = Command::new("timeout");
+        command.args(["60", env!("CARGO_BIN_EXE_iris"), "run", "--weights"]).arg(path);
+        let output = command.output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{path:?}: {error}");
+        assert!(error.contains(says), "{path:?}: {error}");
+    }
+}
+
+/// Where nothing but zeros is expected, the error is the absolute one.
+#[test]
+fn zeros_are_right_results() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("zeros.safetensors");
+    let file = std::fs::read(WEIGHTS).unwrap();
+    let whole = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let zeros = vec![0; file.len()];
+    let zero = |(name, tensor): (String, TensorView<'_>)| {
+        let data = &zeros[..tensor.data().len()];
+        (name, TensorView::new(tensor.dtype(), tensor.shape().to_vec(), data).unwrap())
+    };
+    let tensors: Vec<_> = whole.tensors().into_iter().map(zero).collect();
+    std::fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+    let weights = path.to_str().unwrap();
+    let it = object(&["run", "--iters", "1", "--ranks", "2", "--weights", weights]);
+    for row in it["rows"].as_array().unwrap() {
+        assert_eq!((&row["rel_error"], &row["wrong"]), (&0.0.into(), &Value::Null), "{row}");
+    }
 }
 
 /// The check of the main job can fail: with another bias than the file's output was made with.

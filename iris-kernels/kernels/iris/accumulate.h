@@ -36,6 +36,7 @@ template <class Producer, bool ATOMIC> class AccumulateBody {
                 }
             } else {
                 Values all = sum.load(row, col, count);
+                hold<Hold::Adding>(args.channel.rank);
                 IRIS_UNROLL
                 for (u32 i = 0; i < WIDTH; ++i) all.v[i] += values.v[i];
                 sum.store(row, col, count, all);

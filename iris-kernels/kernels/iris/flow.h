@@ -288,6 +288,7 @@ IRIS_DEVICE bool staged(const Launch& launch, u32 fetchers, const Staging& stagi
                 const u32 source = staging.source(unit);
                 if (source == me) continue;
                 if (!wg.wait_entry(source)) return false;
+                hold<Hold::Fetching>(me);
                 wg.trace.begin(Span::Fetch, unit);
                 body.fetch(unit);
                 wg.raise_flag(unit);

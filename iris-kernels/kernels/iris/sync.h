@@ -8,13 +8,20 @@
 
 #include "iris/sym.h"
 
-// For stress tests on a device only: a pause of up to so many nanoseconds before each access of the
-// protocols, and the number of an access whose wait is left out (-1: none).
+// For stress tests only: a pause of up to so many nanoseconds before each access of the protocols;
+// the number of an access whose wait is left out (-1: none); and the place (a Hold; -1: none) where
+// workgroups are held up, and for how many nanoseconds, so that the missing wait must show.
 #ifndef IRIS_TEST_DELAY_NS
 #define IRIS_TEST_DELAY_NS 0
 #endif
 #ifndef IRIS_TEST_NO_WAIT
 #define IRIS_TEST_NO_WAIT -1
+#endif
+#ifndef IRIS_TEST_HOLD
+#define IRIS_TEST_HOLD -1
+#endif
+#ifndef IRIS_TEST_HOLD_NS
+#define IRIS_TEST_HOLD_NS 1
 #endif
 
 namespace iris {
@@ -60,6 +67,28 @@ template <Access A> struct AccessRow;
     };
 IRIS_ACCESSES(IRIS_ROW)
 #undef IRIS_ROW
+
+/// Where a stress test can hold workgroups up; as iris_kernels::build::Hold, in its order. What stands
+/// there is nothing in any other build.
+enum class Hold : int {
+    /// Before the kernel in front of an op touches what the op reads and writes.
+    Filling,
+    /// After the rank has entered a call, before it sends, reads or fetches anything in it.
+    Entered,
+    /// After the signals of a tile have come, before it is read.
+    Received,
+    /// After the source of a unit has entered, before the unit is copied to the staging buffer.
+    Fetching,
+    /// Between the read and the write of an addition under a lock.
+    Adding,
+};
+
+/// Hold this lane up if `AT` is the place of the build. Rank 0 alone is late, so that the others go
+/// on meanwhile; but at an addition all are, so that each reads before any other has written.
+template <Hold AT> IRIS_DEVICE void hold(u32 rank) {
+    if (static_cast<int>(AT) != IRIS_TEST_HOLD || (rank != 0 && AT != Hold::Adding)) return;
+    for (const u64 begun = port::now(); port::now() - begun < IRIS_TEST_HOLD_NS;) port::sleep(1000);
+}
 
 /// Words in a 128-byte line.
 constexpr u32 LINE_WORDS = 32;
@@ -166,7 +195,7 @@ struct Words {
 
     /// Whether a word that holds `seen` was set by `want` or later.
     template <Access A> IRIS_DEVICE bool reached(Call want, i32 seen) const {
-        if constexpr (static_cast<int>(A) == IRIS_TEST_NO_WAIT) return true;
+        if (static_cast<int>(A) == IRIS_TEST_NO_WAIT) return true;
         return port::reached(static_cast<int>(A), want.number(), seen, want.reached_by(seen));
     }
     IRIS_DEVICE i32 host_abort() const { return port::host_abort(heap.control); }
@@ -359,6 +388,8 @@ IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 se
 /// Wait until `peer` has entered this call and compare its record with our own.
 IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32 sequence,
                             u32 peer) {
+    // Who does not wait has no record to compare: it would find another call's, and say so.
+    if (static_cast<int>(Access::EntryLoad) == IRIS_TEST_NO_WAIT) return true;
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
     const Awaited awaited{call, call, peer, -1, Limit::Entry};
     if (!wait_for<Access::EntryLoad>(

@@ -48,16 +48,18 @@ class Workgroup {
     /// Tell every peer that this rank is in the call. The first workgroup does it, before anything
     /// else, even when the rank has nothing to send.
     [[nodiscard]] IRIS_DEVICE bool enter() {
-        if (index != 0) return true;
-        const u64 all = others();
-        if (!for_peers(all, [&](u32 peer) {
-                if (!credit_of(peer)) return false;
-                entry::publish(m, number, own, sequence, peer);
-                return true;
-            })) {
-            return false;
+        if (index == 0) {
+            const u64 all = others();
+            if (!for_peers(all, [&](u32 peer) {
+                    if (!credit_of(peer)) return false;
+                    entry::publish(m, number, own, sequence, peer);
+                    return true;
+                })) {
+                return false;
+            }
+            credited |= all;
         }
-        credited |= all;
+        hold<Hold::Entered>(rank());
         return true;
     }
 
@@ -151,6 +153,7 @@ class Workgroup {
             return false;
         }
         entered |= sources;
+        hold<Hold::Received>(rank());
         return true;
     }
 

@@ -7,7 +7,8 @@
 //! the places where it is known to be; its functions are called by name. What it made is kept.
 //!
 //! **Running.** [`compile`] does it all: from a source of [`crate::source`], or one's own that
-//! includes `"iris/sym.h"` and `"iris/sync.h"`, to a cubin or code object.
+//! includes `"iris/sym.h"` and `"iris/sync.h"`, to a cubin or code object. The first time that takes
+//! seconds; a line on stderr says so.
 //!
 //! **Debugging.** An error of the compiler carries its log; a compiler that is missing, every place
 //! that was looked at.
@@ -20,9 +21,12 @@ pub(crate) mod hash;
 mod hiprtc;
 mod nvrtc;
 mod search;
+mod slow;
 
+use std::collections::HashSet;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 pub use error::Error;
 
@@ -264,10 +268,25 @@ pub fn compile(
     if let Some(code) = cache.get(&key) {
         return Ok(code);
     }
-    let code = compiler.compile(source, options, arch)?;
+    let say = || {
+        // Ranks that are threads compile the same at the same time.
+        static SAID: Mutex<Option<HashSet<Key>>> = Mutex::new(None);
+        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.get_or_insert_default().insert(key.clone()) {
+            let (name, words) = (source.name, options.words().join(" "));
+            let folder = cache.folder().display();
+            slow::to_stderr(&format!(
+                "iris: compiling {name} for {arch} ({words}); it will be kept in {folder}"
+            ));
+        }
+    };
+    let code = slow::telling(SLOW, say, || compiler.compile(source, options, arch))?;
     cache.put(&key, &code)?;
     Ok(code)
 }
+
+/// What compiles for so long is told of.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// The name of a compiled source: by everything that it depends on. Without a version it is the
 /// name in a folder that a program carries with it.

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use iris_testkit::check;
+use iris_testkit::output::READER_GONE;
+use iris_testkit::{check, note, say};
 
 /// Check the protocols in models, in Rust and in the source that runs on the GPU, and the code that
 /// the compilers make of it.
@@ -24,10 +25,14 @@ fn main() -> ExitCode {
     let Arguments { json, full, allow_skips } = Arguments::parse();
     let start = std::time::Instant::now();
     let summary = check::run(check::Options { full, require: !allow_skips });
-    println!("{summary}");
-    println!("{:.0} s", start.elapsed().as_secs_f64());
-    if json {
-        println!("{}", summary.json());
+    let printed = say!("{summary}\n{:.0} s", start.elapsed().as_secs_f64());
+    let printed = printed.and_then(|()| if json { say!("{}", summary.json()) } else { Ok(()) });
+    match printed {
+        Ok(()) => summary.exit_code().into(),
+        Err(error) if error.reader_gone() => READER_GONE.into(),
+        Err(error) => {
+            note!("check-protocols: {error}");
+            ExitCode::FAILURE
+        }
     }
-    summary.exit_code().into()
 }

@@ -7,6 +7,7 @@ pub mod device_code;
 mod summary;
 
 use std::sync::Mutex;
+use std::thread::Builder;
 
 use crate::model::mutants::{self, Mutant};
 use crate::model::{headers, schedule};
@@ -27,17 +28,18 @@ pub struct Options {
 /// Check everything.
 pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
+    let compile = || {
+        let source = device_code::Source::embedded();
+        device_code::ARCHS.map(|arch| device_code::check(arch, &source))
+    };
     std::thread::scope(|scope| {
-        // Two threads share the models; the compilers take turns on a third.
-        let compiled = scope.spawn(|| {
-            let source = device_code::Source::embedded();
-            device_code::ARCHS.map(|arch| device_code::check(arch, &source))
-        });
+        // Two threads share the models; the compilers take turns on a third, if there is one.
+        let compiled = Builder::new().spawn_scoped(scope, compile);
         summary.models = over_all(&catalogue(options.full), |model| {
             let report = model.run();
             if options.full {
                 // A long search shows what it has done so far.
-                eprintln!("{} ({}): {report}", model.protocol, model.implementation.name());
+                crate::note!("{} ({}): {report}", model.protocol, model.implementation.name());
             }
             (model.clone(), report)
         });
@@ -51,7 +53,10 @@ pub fn run(options: Options) -> Summary {
         .flatten()
         .collect();
         compare(&mut summary, options.full);
-        summary.compiled = compiled.join().map(Vec::from).unwrap_or_default();
+        summary.compiled = match compiled {
+            Ok(thread) => thread.join().map(Vec::from).unwrap_or_default(),
+            Err(_) => compile().into(),
+        };
     });
     summary.scopes = headers::scopes_seen();
     if !headers::AVAILABLE {
@@ -122,23 +127,24 @@ pub fn tuned_shapes() -> Result<Vec<schedule::Shape>, String> {
     catalogue::tuned_shapes()
 }
 
-/// Run `work` over all items on two threads, keeping their order.
+/// Run `work` over all items on two threads, of which this one is one, keeping their order.
 fn over_all<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     let next = std::sync::atomic::AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    let Some(item) = items.get(index) else { break };
-                    let result = work(item);
-                    if let Ok(mut done) = done.lock() {
-                        done.push((index, result));
-                    }
-                }
-            });
+    let take_turns = || {
+        loop {
+            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some(item) = items.get(index) else { break };
+            let result = work(item);
+            if let Ok(mut done) = done.lock() {
+                done.push((index, result));
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        // Without it all takes longer.
+        let _other = Builder::new().spawn_scoped(scope, take_turns);
+        take_turns();
     });
     let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     done.sort_by_key(|(index, _)| *index);

@@ -1,6 +1,7 @@
 //! What is put under stress.
 
 use iris_heap::{BackendKind, Element};
+use iris_kernels::build::Hold;
 use iris_ops::{Options, Plan, Ranks, Shard};
 use iris_sync::Access;
 
@@ -123,14 +124,35 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Every wait of the protocols, and subjects that must be found wrong without it.
-pub const WAITS: [(Access, Subject); 8] = [
-    (Access::CreditLoad, Subject::op(OpName::Broadcast, "push", Place::Own)),
-    (Access::EntryLoad, Subject::op(OpName::AllGather, "push", Place::Same)),
-    (Access::SignalLoad, Subject::op(OpName::MatmulAllReduce, "one_shot", Place::Same)),
-    (Access::DoneLoad, Subject::op(OpName::AllGatherMatmul, "pull", Place::Same)),
-    (Access::BarrierLoad, Subject::op(OpName::AllGatherMatmul, "baseline", Place::Same)),
-    (Access::VersionLoad, Subject::Ring),
-    (Access::LockTake, Subject::op(OpName::AllReduce, "spinlock", Place::Same)),
-    (Access::FlagLoad, Subject::op(OpName::AllGatherMatmul, "staged", Place::Same)),
+/// Every wait of the protocols, a subject that must be found wrong without it, and the place where
+/// that is certain: who is held up there has not yet done, or not yet read, what the wait is about,
+/// while the others, who should wait for it, go on.
+///
+/// | without | who is late | what the others do meanwhile |
+/// |---|---|---|
+/// | CreditLoad | a receiver that has seen a tile's signal | the root is two calls on and writes the same slot again |
+/// | EntryLoad | a rank before it fills C with NaN | its peers write their rows into its C, and NaN goes over them |
+/// | SignalLoad | a rank that has entered and sent nothing | its peers add up what an older call left in their inboxes |
+/// | DoneLoad | a rank that has entered and read nothing | its peers end the call and fill A for the next |
+/// | BarrierLoad | a rank that has entered and pushed nothing | its peers multiply what an older call left |
+/// | VersionLoad | a rank before it sends its message | the next one reads its own place |
+/// | LockTake | every rank, having read a sum | each writes its own over those of the others |
+/// | FlagLoad | the workgroups that fetch | the others multiply what is in the buffer |
+pub const WAITS: [(Access, Subject, Hold); 8] = [
+    (Access::CreditLoad, Subject::op(OpName::Broadcast, "push", Place::Own), Hold::Received),
+    (Access::EntryLoad, Subject::op(OpName::AllGather, "push", Place::Same), Hold::Filling),
+    (
+        Access::SignalLoad,
+        Subject::op(OpName::MatmulAllReduce, "one_shot", Place::Same),
+        Hold::Entered,
+    ),
+    (Access::DoneLoad, Subject::op(OpName::AllGatherMatmul, "pull", Place::Same), Hold::Entered),
+    (
+        Access::BarrierLoad,
+        Subject::op(OpName::AllGatherMatmul, "baseline", Place::Same),
+        Hold::Entered,
+    ),
+    (Access::VersionLoad, Subject::Ring, Hold::Filling),
+    (Access::LockTake, Subject::op(OpName::AllReduce, "spinlock", Place::Same), Hold::Adding),
+    (Access::FlagLoad, Subject::op(OpName::AllGatherMatmul, "staged", Place::Same), Hold::Fetching),
 ];

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use comfy_table::Table;
 use iris_heap::{BackendKind, cuda};
+use iris_testkit::say;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -84,10 +85,10 @@ impl Sink {
     fn new(options: &Options) -> Result<Sink> {
         let mut files = Vec::new();
         let mut open = |path: PathBuf, how: &OpenOptions| -> Result<()> {
-            if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-            }
-            let file = how.open(&path).with_context(|| path.display().to_string())?;
+            let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+            let file = made.and_then(|()| how.open(&path)).map_err(|error| {
+                usage(format!("file {}", path.display()), error, "one that can be written")
+            })?;
             files.push((path, file));
             Ok(())
         };
@@ -166,7 +167,7 @@ fn on_cpu(options: &Options, sink: &mut Sink) -> Result<bool> {
         line["date"] = date(SystemTime::now()).into();
         sink.add(line)?;
     }
-    println!("{table}");
+    say!("{table}")?;
     Ok(all_ok)
 }
 

@@ -3,20 +3,17 @@
 use anyhow::Result;
 use iris_heap::SymmetricHeap;
 use iris_ops::Ranks;
-use iris_testkit::numeric::{compare, frobenius};
+use iris_testkit::numeric::{self, compare, frobenius};
 use iris_testkit::oracle::split;
 use iris_testkit::suite::OpName;
 use serde::{Deserialize, Serialize};
 
 use crate::matrices::{Matrix, values};
-use crate::problem::Problem;
+use crate::problem::{Problem, rows_at_once};
 
 /// Multiply-adds that a rank spends on the reference. Of a larger product only some rows are
 /// checked, evenly spread, the first and the last among them.
 const WORK: usize = 1 << 29;
-
-/// Elements of a slab of rows that is checked at once, over all ranks' partials.
-const SLAB: usize = 1 << 22;
 
 /// What one rank found.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -55,7 +52,7 @@ impl Found {
 
     /// The norm of the errors over that of the expected matrix.
     pub(crate) fn relative(&self) -> f64 {
-        if self.errors == 0.0 { 0.0 } else { (self.errors / self.wanted).sqrt() }
+        numeric::relative(self.errors.sqrt(), self.wanted.sqrt())
     }
 
     /// Largest difference between two ranks, where all have the same matrix; else 0.
@@ -98,7 +95,7 @@ pub(crate) fn check(
         return Ok(found);
     }
     let chosen: Vec<_> = chosen.into_iter().map(|row| rows.start + row).collect();
-    for slab in chosen.chunks((SLAB / (cols * ranks.size)).max(1)) {
+    for slab in chosen.chunks(rows_at_once(cols, ranks.size)) {
         let expected = problem.expected(op, ranks, slab);
         let (wanted, allowed) = expected.allowed(false);
         let mut first = Vec::new();

@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use anyhow::Error;
 use iris_heap::ErrorKind;
+use iris_testkit::output::{READER_GONE, Unwritten};
 
 /// An argument or a file that is not what it should be.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,11 @@ pub(crate) fn usage(what: impl Display, value: impl Display, expected: impl Disp
     Usage { what, value, expected }.into()
 }
 
+/// Whether the program ends because nobody reads what it prints.
+pub(crate) fn reader_gone(error: &Error) -> bool {
+    error.chain().any(|it| it.downcast_ref().is_some_and(Unwritten::reader_gone))
+}
+
 /// The exit code for an error: 2 where the caller can correct it, else 1.
 pub(crate) fn code(error: &Error) -> u8 {
     let usage = error.chain().any(|cause| {
@@ -34,6 +40,7 @@ pub(crate) fn code(error: &Error) -> u8 {
             || cause.downcast_ref::<iris_ops::Error>().is_some_and(|it| kind(it.kind()))
     });
     match error.downcast_ref::<Ranks>() {
+        _ if reader_gone(error) => READER_GONE,
         Some(Ranks(code)) => u8::try_from(*code).unwrap_or(1),
         None if usage => 2,
         None => 1,

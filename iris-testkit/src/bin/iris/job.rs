@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 use iris_heap::{MAX_RANKS, Settings, World};
 use iris_testkit::launch::{self, launch};
+use iris_testkit::note;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -65,7 +66,7 @@ impl Place {
             launch::Options::default().stdout(said.clone()).progress(io::stderr().is_terminal());
         let outcome = launch(&program, &["rank", J::NAME, &text], self.ranks, options)?;
         if !outcome.ok() {
-            eprint!("{}", outcome.report());
+            note!("{}", outcome.report().to_string().trim_end());
             return Err(Ranks(outcome.exit_code()).into());
         }
         let text = said.text();

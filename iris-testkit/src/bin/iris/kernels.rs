@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use iris_testkit::note;
 
 /// Compile the kernels of all ops into a folder, with NVRTC; no GPU is needed.
 #[derive(clap::Args)]
@@ -18,6 +19,6 @@ pub(crate) struct Options {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let arches: Vec<&str> = options.arch.iter().map(String::as_str).collect();
     let count = iris_kernels::build::precompile(&options.out, &arches, |_, _| ())?;
-    eprintln!("{count} kernels in {}", options.out.display());
+    note!("{count} kernels in {}", options.out.display());
     Ok(true)
 }

@@ -12,19 +12,21 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
-use iris_heap::{DType, Stream, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, Stream, SymmetricHeap, World};
 use iris_ops::{Epilogue, Options, Plan, Ranks};
-use iris_testkit::numeric::rounded;
+use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
 use iris_testkit::suite::{self, AnyOp, OpName, Operands};
+use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::device::Device;
 use crate::job::{Job, Place, bits, gather, median_of_slowest};
 use crate::matrices::{Matrix, room};
+use crate::memory;
 use crate::progress::Progress;
-use crate::trace::{self, RankTrace};
+use crate::trace::{self, RankTrace, TraceFile};
 use crate::weights::{Block, PREFIX};
 
 /// The two ways, each with its op in front of the GELU and its op behind it.
@@ -55,42 +57,50 @@ pub(crate) fn main(
     // What is wrong with the file shows before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
     let job = LayerJob { weights, prefix, device, iterations, trace: trace_file.is_some() };
-    job.heap_bytes(&block, place.ranks)?;
-    let report = place.run(&job)?;
-    if let Some(path) = trace_file {
-        trace::write(path, &report.traces)?;
+    let (data, _) = job.heap_bytes(&block, place.ranks)?;
+    if device.backend() == BackendKind::Cpu {
+        memory::fits(place.ranks, data)?;
     }
+    let trace_file = trace_file.map(TraceFile::open).transpose()?;
+    let report = place.run(&job)?;
     let ok = report.rows.iter().all(|row| row.wrong.is_none());
     if as_json {
-        println!("{}", json!({"ranks": place.ranks, "rows": report.rows, "ok": ok}));
-        return Ok(ok);
+        say!("{}", json!({"ranks": place.ranks, "rows": report.rows, "ok": ok}))?;
+    } else {
+        print(&job, &block, place, &report.rows, ok)?;
     }
+    trace::finish(trace_file, &report.traces, ok)
+}
+
+/// The table, and what it is about.
+fn print(job: &LayerJob, block: &Block, place: Place, rows: &[Row], ok: bool) -> Result<()> {
     let source = match &job.weights {
         Some(path) => path.display().to_string(),
         None => "all-MiniLM-L6-v2, encoder layer 0".into(),
     };
-    println!(
+    say!(
         "Feed-forward block of {source}: {} tokens, {} hidden, {} inner; {} ranks as {}.\n",
         block.input.rows,
         block.input.cols,
         block.up.rows,
         place.ranks,
         place.words()
-    );
-    println!("{}\n", table(&report.rows));
-    println!("Errors of `up` are against the same step in f64, those of `down` against the file's");
-    println!("output: Frobenius norms, the worst of all calls and ranks. Times: the slowest rank,");
-    println!(
+    )?;
+    say!("{}\n", table(rows))?;
+    say!("Errors of `up` are against the same step in f64, those of `down` against the file's")?;
+    say!("output: Frobenius norms, the worst of all calls and ranks. Times: the slowest rank,")?;
+    say!(
         "median of {} calls. m x n x k, where /{} is split over the ranks.",
-        iterations, place.ranks
-    );
-    for row in &report.rows {
+        job.iterations,
+        place.ranks
+    )?;
+    for row in rows {
         if let Some(wrong) = &row.wrong {
-            eprintln!("iris: {} {} {} in {}: {wrong}", row.way, row.step, row.op, row.dtype);
+            note!("iris: {} {} {} in {}: {wrong}", row.way, row.step, row.op, row.dtype);
         }
     }
-    println!("{}", if ok { "All within the bounds." } else { "FAILED." });
-    Ok(ok)
+    say!("{}", if ok { "All within the bounds." } else { "FAILED." })?;
+    Ok(())
 }
 
 fn table(rows: &[Row]) -> Table {
@@ -402,17 +412,17 @@ fn row((way, op, which): (&str, OpName, usize), part: &Part<'_>, all: &[Step]) -
     let size = ranks.size;
     let split = |total: usize| if size > 1 { format!("{total}/{size}") } else { total.to_string() };
     let sum = |f: fn(&Step) -> f64| all.iter().map(f).sum::<f64>();
-    let relative = if op == OpName::MatmulAllReduce {
+    let error = if op == OpName::MatmulAllReduce {
         // Everybody has all of it: the worst rank.
-        let each = all.iter().map(|step| (step.errors / step.wanted).sqrt());
+        let each = all.iter().map(|step| relative(step.errors.sqrt(), step.wanted.sqrt()));
         each.fold(0.0, |worst, one| if one.is_nan() || one > worst { one } else { worst })
     } else {
-        (sum(|step| step.errors) / sum(|step| step.wanted)).sqrt()
+        relative(sum(|step| step.errors).sqrt(), sum(|step| step.wanted).sqrt())
     };
     let limit = bound(dtype);
     let mut wrong = None;
-    if relative.is_nan() || relative > limit {
-        wrong = Some(format!("relative error {relative:.2e}, the bound is {limit:.1e}"));
+    if error.is_nan() || error > limit {
+        wrong = Some(format!("relative error {error:.2e}, the bound is {limit:.1e}"));
     }
     let steady = all.iter().all(|step| step.hashes.iter().all(|&hash| hash == step.hashes[0]));
     if !steady {
@@ -434,7 +444,7 @@ fn row((way, op, which): (&str, OpName, usize), part: &Part<'_>, all: &[Step]) -
         dtype,
         ranks: size,
         median_us: median_of_slowest(&times),
-        rel_error: relative,
+        rel_error: error,
         bound: limit,
         wrong,
     }

@@ -1,7 +1,7 @@
 //! `iris`: runs the operators over ranks of this host, checks them, times them.
 //!
 //! Exit codes: 0, all was right; 1, a check failed or a rank did; 2, the arguments, the environment
-//! or a file are not what they should be.
+//! or a file are not what they should be; 141, who read the output has gone.
 
 #![deny(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod job;
 mod kernels;
 mod layer;
 mod matrices;
+mod memory;
 mod operator;
 mod problem;
 mod progress;
@@ -29,7 +30,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use iris_testkit::launch;
+use iris_testkit::{launch, note};
 
 /// Fused multi-rank operators: run them, check them, time them.
 #[derive(Parser)]
@@ -83,7 +84,9 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("iris: {error:#}");
+            if !errors::reader_gone(&error) {
+                note!("iris: {error:#}");
+            }
             ExitCode::from(errors::code(&error))
         }
     }
@@ -102,6 +105,8 @@ fn log() -> anyhow::Result<()> {
         .with_max_level(level)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
+        // A full disk behind stderr would end in a panic.
+        .log_internal_errors(false)
         .init();
     Ok(())
 }

@@ -21,7 +21,8 @@ pub(crate) struct Matrix {
 
 /// Bytes of the heap that a matrix of so many elements takes.
 pub(crate) fn room(dtype: DType, elements: usize) -> u64 {
-    ((elements.max(1) * dtype.size()) as u64).next_multiple_of(ALIGNMENT)
+    let bytes = (elements.max(1) as u64).saturating_mul(dtype.size() as u64);
+    bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
 impl Matrix {

@@ -8,6 +8,7 @@ use comfy_table::Table;
 use iris_heap::{BackendKind, DType, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::Ranks;
 use iris_testkit::suite::{AnyOp, OpName, Operands};
+use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -17,9 +18,10 @@ use crate::errors::usage;
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::layer;
 use crate::matrices::Matrix;
+use crate::memory;
 use crate::problem::Problem;
 use crate::progress::Progress;
-use crate::trace::{self, RankTrace};
+use crate::trace::{self, RankTrace, TraceFile};
 
 /// What all runs have in common, and the shape of one op.
 #[derive(clap::Args)]
@@ -121,11 +123,15 @@ fn dtype(text: &str) -> Result<DType, String> {
     }
 }
 
+/// Calls that are timed at most: their times are kept.
+const MOST_CALLS: usize = 1_000_000;
+
 /// Runs and prints; whether all was right.
 pub(crate) fn main(options: Options) -> Result<bool> {
     let place = Place::new(options.ranks, options.threads_as_ranks)?;
-    if options.iters == 0 {
-        return Err(usage("--iters", 0, "at least 1"));
+    if !(1..=MOST_CALLS).contains(&options.iters) {
+        let expected = format!("at least 1 and at most {MOST_CALLS}");
+        return Err(usage("--iters", options.iters, expected));
     }
     let device = Device::new(options.backend, options.threads, options.devices)?;
     let Some(op) = options.op else {
@@ -157,38 +163,28 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.
     let heap_bytes = problem.heap_bytes(place.ranks)?;
-    fits(place.ranks, heap_bytes.0, options.backend)?;
+    let heap_on_host = if options.backend == BackendKind::Cpu { heap_bytes.0 } else { 0 };
+    let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
+    memory::fits(place.ranks, host_bytes)?;
+    let trace_file = options.trace.as_deref().map(TraceFile::open).transpose()?;
     let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters };
     let report = place.run(&job)?;
-    if let Some(path) = &options.trace {
-        trace::write(path, &report.traces)?;
-    }
-    print(&job.problem, place, options.backend, &report, options.json);
-    Ok(report.wrong.is_none())
+    print(&job.problem, place, options.backend, &report, options.json)?;
+    trace::finish(trace_file, &report.traces, report.wrong.is_none())
 }
 
-/// Refuses heaps that the host has no memory for: it would fail late, or others would.
-fn fits(ranks: usize, data: u64, backend: BackendKind) -> Result<()> {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    match kib {
-        Some(kib)
-            if backend == BackendKind::Cpu && data.saturating_mul(ranks as u64) > kib << 10 =>
-        {
-            let value = format!("{ranks} x {} MiB", data >> 20);
-            Err(usage("memory for the ranks", value, format!("at most {} MiB", kib >> 10)))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn print(problem: &Problem, place: Place, backend: BackendKind, report: &Report, as_json: bool) {
+fn print(
+    problem: &Problem,
+    place: Place,
+    backend: BackendKind,
+    report: &Report,
+    as_json: bool,
+) -> Result<()> {
     let Problem { op, m, n, k, dtype, .. } = problem;
     let found = &report.found;
     let (error, difference) = (found.relative(), found.difference());
     if let Some(wrong) = &report.wrong {
-        eprintln!("iris: {wrong}");
+        note!("iris: {wrong}");
     }
     if as_json {
         let object = json!({
@@ -197,8 +193,7 @@ fn print(problem: &Problem, place: Place, backend: BackendKind, report: &Report,
             "max_rank_difference": difference, "median_us": report.median_us,
             "ok": report.wrong.is_none(),
         });
-        println!("{object}");
-        return;
+        return Ok(say!("{object}")?);
     }
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
@@ -226,11 +221,12 @@ fn print(problem: &Problem, place: Place, backend: BackendKind, report: &Report,
         format!("{:.1} us", report.median_us),
         if report.wrong.is_none() { "ok".into() } else { "FAILED".into() },
     ]);
-    println!("{table}");
+    say!("{table}")?;
     let (checked, rows) = found.rows;
     if checked < rows {
-        println!("{checked} of {rows} rows were checked");
+        say!("{checked} of {rows} rows were checked")?;
     }
+    Ok(())
 }
 
 /// One op on every rank.
@@ -289,7 +285,7 @@ impl Job for OperatorJob {
         fill(problem)?;
         call(false)?;
         let mut progress = Progress::new("calls", ranks.rank, self.iterations);
-        let mut times = Vec::with_capacity(self.iterations);
+        let mut times = Vec::new();
         for _ in 0..self.iterations {
             times.push(call(false)?);
             progress.step();

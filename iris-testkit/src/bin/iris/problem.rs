@@ -10,10 +10,14 @@ use iris_testkit::oracle::{Dense, Expected, Part, Task, product, split};
 use iris_testkit::suite::{self, OpName};
 use serde::{Deserialize, Serialize};
 
+use crate::errors::usage;
 use crate::matrices::room;
 
 /// Columns of A that are multiplied at a time by the reference.
 const DEPTH: usize = 256;
+
+/// Elements of a slab of rows that is checked at once, over all ranks' partials.
+const SLAB: usize = 1 << 22;
 
 /// An op with its shape. `m`, `n`, `k` are those of the whole, of which the ranks have parts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -39,6 +43,20 @@ pub(crate) struct Problem {
 
 /// Shapes of A (or the message), B and C of one rank; 0 x 0 where there is none.
 pub(crate) type Shapes = [(usize, usize); 3];
+
+/// Refuses what is no variant of this op, by the op's own name.
+pub(crate) fn known_variant(what: &str, op: OpName, name: &str) -> Result<()> {
+    let variants = op.variants();
+    if name == "auto" || variants.contains(&name) {
+        return Ok(());
+    }
+    Err(usage(format!("{what} of {op}"), name, format!("auto, {}", variants.join(", "))))
+}
+
+/// Rows of `cols` columns that are checked at once, over all ranks' partials.
+pub(crate) fn rows_at_once(cols: usize, size: usize) -> usize {
+    (SLAB / cols.saturating_mul(size).max(1)).max(1)
+}
 
 impl Problem {
     pub(crate) fn op(&self) -> Result<OpName> {
@@ -78,6 +96,7 @@ impl Problem {
 
     pub(crate) fn plan(&self, ranks: Ranks) -> Result<Plan> {
         let op = self.op()?;
+        known_variant("--variant", op, &self.variant)?;
         suite::plan(op, &self.variant, ranks, &self.options(op, ranks))
     }
 
@@ -123,11 +142,31 @@ impl Problem {
             let plan = self.plan(Ranks::new(rank, size))?;
             (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
         }
-        let matrices: u64 =
-            self.most(size)?.map(|elements| room(self.dtype, elements)).iter().sum();
+        let matrices = self.most(size)?.map(|elements| room(self.dtype, elements));
         // A word for a barrier.
+        let all = matrices.into_iter().chain([room(DType::I32, 1)]);
         // The signal segment begins with 4096 bytes that the heap keeps for itself.
-        Ok((data + matrices + room(DType::I32, 1), signal + 4096))
+        Ok((all.fold(data, u64::saturating_add), signal.saturating_add(4096)))
+    }
+
+    /// Bytes that a rank needs beside its heap: a row as it is filled in, and the reference of as many
+    /// rows as are checked at a time.
+    pub(crate) fn check_bytes(&self, size: usize) -> Result<u64> {
+        let op = self.op()?;
+        let mut most = 0;
+        for rank in 0..size {
+            let shapes = self.shapes(Ranks::new(rank, size))?;
+            let widest = shapes.iter().map(|&(_, cols)| cols as u64).max().unwrap_or(0);
+            let (rows, cols) = shapes[2];
+            let rows = rows_at_once(cols, size).min(rows) as u64;
+            let depth = if op.multiplies() { DEPTH.min(self.k) as u64 } else { 0 };
+            // Each rank's part with its magnitudes, their sums, and their bounds.
+            let parts = rows.saturating_mul(cols as u64).saturating_mul(2 * size as u64 + 8);
+            let factors = depth.saturating_mul(rows.saturating_add(cols as u64));
+            let numbers = [parts, factors, widest].into_iter().fold(0, u64::saturating_add);
+            most = numbers.saturating_mul(size_of::<f64>() as u64).max(most);
+        }
+        Ok(most)
     }
 
     fn element(&self, stream: usize, index: usize) -> f64 {

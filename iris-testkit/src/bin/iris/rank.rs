@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use iris_heap::World;
+use iris_testkit::say;
 
 use crate::job::Job;
 use crate::layer::LayerJob;
@@ -37,7 +38,7 @@ fn part<J: Job>(job: &str) -> Result<()> {
     let report = job.run_rank(&world)?;
     world.close()?;
     if let Some(report) = report {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?)?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::errors::usage;
 use crate::job::{Job, gather, median, slowest};
 use crate::matrices::{Matrix, room};
+use crate::problem::known_variant;
 use crate::progress::Progress;
 use iris_heap::DType::F32;
 
@@ -75,6 +76,7 @@ impl RatioJob {
             let expected = format!("1 to {ranks}, the ranks that there are");
             return Err(usage(format!("base_ranks of {name:?}"), base_ranks, expected));
         }
+        known_variant("variant", OpName::MatmulAllReduce, &ratio.variant)?;
         fused(ratio, Ranks::new(0, *ranks))?;
         Ok(RatioJob(ratio.clone()))
     }

@@ -1,22 +1,22 @@
-//! `iris stress`: thousands of calls on GPUs, late on purpose and compared on the device; and the
-//! same with each wait of the protocols left out in turn, which must be found wrong. The kernels are
-//! builds of their own: NVRTC is needed.
+//! `iris stress`: thousands of calls on GPUs, late on purpose and compared on the device; and with
+//! each wait of the protocols left out in turn, which must be found wrong within a few calls, while
+//! the same delays with the wait must not. The kernels are builds of their own: NVRTC is needed.
 
 use anyhow::{Context, Result};
-use iris_heap::{DType, World};
+use iris_heap::{DType, MAX_RANKS, World, cuda};
 use iris_ops::Injected;
 use iris_sync::RESTAMP_PERIOD;
-use iris_testkit::harness;
-use iris_testkit::stress::{Outcome, Setting, Subject, WAITS, run};
+use iris_testkit::stress::{HELD_CALLS, HOLD_NS, Outcome, Setting, Subject, WAITS, run};
+use iris_testkit::{harness, say};
 
 use crate::errors::usage;
 use crate::job::Place;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Ranks: threads of one process, which take the GPUs in turns.
-    #[arg(long, default_value_t = 4)]
-    ranks: usize,
+    /// Ranks: threads of one process, which take the GPUs in turns [default: one a GPU, at least 2].
+    #[arg(long)]
+    ranks: Option<usize>,
     /// Calls of each op and variant.
     #[arg(long, default_value_t = 10_000)]
     calls: usize,
@@ -36,9 +36,9 @@ pub(crate) struct Options {
 
 /// Runs all; whether everything was right, and everything without a wait wrong.
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    Place::new(options.ranks, true)?;
-    if options.ranks < 2 {
-        return Err(usage("--ranks", options.ranks, "at least 2, which wait for each other"));
+    Place::new(options.ranks.unwrap_or(2), true)?;
+    if let Some(ranks) = options.ranks.filter(|&ranks| ranks < 2) {
+        return Err(usage("--ranks", ranks, "at least 2, which wait for each other"));
     }
     if options.calls == 0 || options.calls > 1 << 24 {
         return Err(usage("--calls", options.calls, "1 to 16777216"));
@@ -59,9 +59,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let types = if options.large { 1 } else { 2 };
     let count = types * subjects.len() + waits.len();
     if let Some(reason) = harness::missing_gpus(1)? {
-        println!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped");
+        say!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped")?;
         return Ok(true);
     }
+    let ranks = match options.ranks {
+        Some(ranks) => ranks,
+        None => cuda::device_count()?.clamp(2, MAX_RANKS),
+    };
     let mut failed = 0;
     let half = options.calls as i32 / 2;
     // Across the ends of i32, and across the calls that refresh all words.
@@ -69,52 +73,48 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let ends = if options.large { &ends[1..] } else { &ends[..] };
     for &subject in &subjects {
         for &(dtype, first_call) in ends {
-            let injected = Injected { delay_ns: options.delay, without: None };
+            let injected = Injected { delay_ns: options.delay, ..Injected::default() };
             let setting = match options.large {
                 true => Setting::large(dtype),
                 false => Setting::new(dtype, options.calls, injected).first_call(first_call),
             };
-            let outcome = worst(options.ranks, subject, &setting)?;
+            let outcome = worst(ranks, subject, &setting)?;
             failed += usize::from(!outcome.ok());
             let (calls, compared) = (outcome.calls, outcome.compared);
             let seconds = outcome.time.as_secs_f64();
-            println!(
+            say!(
                 "{subject:34} {dtype:>4} from {:>10}: {calls} calls, {compared} compared, \
                  {seconds:.1} s: {}",
                 setting.first_call,
                 if outcome.ok() { "ok".into() } else { format!("FAILED: {}", words(&outcome)) },
-            );
+            )?;
         }
     }
-    for &(access, subject) in waits {
-        // Later still, so that whoever does not wait is early; or less late, so that the others do
-        // not get ready meanwhile.
-        let late = options.delay.clamp(10, 200_000);
-        let mut outcome = Outcome::default();
-        let mut delay_ns = 0;
-        for delay in [5 * late, late / 10, 0] {
-            delay_ns = delay;
-            let injected = Injected { delay_ns, without: Some(access) };
-            let setting = Setting::new(DType::F32, options.calls, injected);
-            outcome = worst(options.ranks, subject, &setting)?;
-            if outcome.wrong > 0 {
-                break;
-            }
-        }
-        // A fault alone may have another cause: what came of the call must be wrong.
-        let found = outcome.wrong > 0;
-        failed += usize::from(!found);
-        println!(
-            "{subject:34} without {:11}: delays to {delay_ns} ns, {} calls: {}",
-            access.name(),
-            outcome.calls,
-            match found {
-                true => format!("found: {}", words(&outcome)),
-                false => format!("NOT FOUND: {}", words(&outcome)),
+    for &(access, subject, place) in waits {
+        let hold = Some((place, HOLD_NS));
+        let held = |without, calls| {
+            let injected = Injected { delay_ns: 0, without, hold };
+            worst(ranks, subject, &Setting::new(DType::F32, calls, injected))
+        };
+        let waiting = held(None, HELD_CALLS / 4)?;
+        let without = held(Some(access), HELD_CALLS)?;
+        // A fault alone may have another cause: what came of a call that ended well must be wrong.
+        let found = without.wrong > 0;
+        failed += usize::from(!waiting.ok() || !found);
+        say!(
+            "{subject:34} held {place:?}: {}; without {}: {}",
+            match waiting.ok() {
+                true => format!("{} calls ok", waiting.calls),
+                false => format!("FAILED WITH ALL WAITS: {}", words(&waiting)),
             },
-        );
+            access.name(),
+            match found {
+                true => format!("found: {}", words(&without)),
+                false => format!("NOT FOUND in {} calls: {}", without.calls, words(&without)),
+            },
+        )?;
     }
-    println!("{} passed, {failed} failed", count - failed);
+    say!("{} passed, {failed} failed", count - failed)?;
     Ok(failed == 0)
 }
 

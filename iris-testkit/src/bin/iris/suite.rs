@@ -8,6 +8,7 @@ use anyhow::Result;
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
 use iris_ops::{Epilogue, Options as OpOptions, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
+use iris_testkit::say;
 use iris_testkit::suite::{Case, Input, OpName, heap_bytes, run_case};
 use serde::{Deserialize, Serialize};
 
@@ -180,7 +181,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let missing = no_backend(options.backend);
     if let Some(reason) = &missing {
-        println!("skipped: {reason}");
+        say!("skipped: {reason}")?;
     }
     for Ranks { count: ranks, threads, as_threads, sharing } in worlds(level, options.backend) {
         let place = Place::new(ranks, as_threads)?;
@@ -190,7 +191,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         };
         let world = format!("{ranks} ranks as {}, {of_each}", place.words());
         if missing.is_some() {
-            println!("{world}: {count} cases skipped");
+            say!("{world}: {count} cases skipped")?;
             skipped += count;
             continue;
         }
@@ -200,18 +201,18 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             false => options.devices,
         };
         let device = Device::new(options.backend, Some(threads), devices)?;
-        let failures = run_world(place, device, level, count);
+        let failures = run_world(place, device, level, count)?;
         failed += failures;
         passed += count - failures;
-        println!("{world}: {count} cases, {failures} failed, {:.1?}", begun.elapsed());
+        say!("{world}: {count} cases, {failures} failed, {:.1?}", begun.elapsed())?;
     }
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    say!("{passed} passed, {failed} failed, {skipped} skipped")?;
     Ok(failed == 0)
 }
 
 /// Runs all cases in one world; after one that failed, goes on behind it in a new world. Returns
 /// how many failed.
-fn run_world(place: Place, device: Device, level: Level, count: usize) -> usize {
+fn run_world(place: Place, device: Device, level: Level, count: usize) -> Result<usize> {
     let (mut first, mut failures) = (0, 0);
     while first < count {
         let said = Said::default();
@@ -220,11 +221,11 @@ fn run_world(place: Place, device: Device, level: Level, count: usize) -> usize 
         // The last case that rank 0 began; before the first, the world itself failed.
         let begun = said.text().lines().rev().find_map(|line| line.strip_prefix(AT)?.parse().ok());
         let at = begun.unwrap_or(first);
-        println!("case {at} FAILED: {error:#}");
+        say!("case {at} FAILED: {error:#}")?;
         failures += 1;
         first = at + 1;
     }
-    failures
+    Ok(failures)
 }
 
 /// What rank 0 says at the beginning of a case, before its number.

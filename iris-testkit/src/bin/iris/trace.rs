@@ -2,14 +2,17 @@
 //! a workgroup, all on the one clock of the host.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use iris_ops::TraceSpan;
 use iris_sync::Span;
+use iris_testkit::note;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+
+use crate::errors::usage;
 
 /// Spans that each workgroup of an op has room for. What does not fit is dropped, with a warning.
 pub(crate) const SPANS: u32 = 2048;
@@ -68,12 +71,38 @@ fn document(traces: &[RankTrace]) -> serde_json::Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// Writes the trace file.
-pub(crate) fn write(path: &Path, traces: &[RankTrace]) -> Result<()> {
-    let what = || format!("trace {}", path.display());
-    let mut file = BufWriter::new(File::create(path).with_context(what)?);
-    serde_json::to_writer(&mut file, &document(traces)).with_context(what)?;
-    file.flush().with_context(what)
+/// A file that a trace goes into, open before the run: what cannot be written need not be run for.
+pub(crate) struct TraceFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl TraceFile {
+    /// Makes the file, or empties it.
+    pub(crate) fn open(path: &Path) -> Result<TraceFile> {
+        let file = File::create(path).map_err(|error| unwritable(path, error))?;
+        Ok(TraceFile { path: path.into(), file })
+    }
+
+    fn write(self, traces: &[RankTrace]) -> Result<()> {
+        let mut file = BufWriter::new(self.file);
+        let written = serde_json::to_writer(&mut file, &document(traces)).map_err(io::Error::from);
+        written.and_then(|()| file.flush()).map_err(|error| unwritable(&self.path, error))
+    }
+}
+
+fn unwritable(path: &Path, error: io::Error) -> anyhow::Error {
+    usage(format!("trace {}", path.display()), error, "a file that can be written")
+}
+
+/// Ends a run whose result was printed: writes the trace, if there is a file for it. Whether all was
+/// right; a check that failed is worse than a trace that is not there.
+pub(crate) fn finish(file: Option<TraceFile>, traces: &[RankTrace], ok: bool) -> Result<bool> {
+    match file.map_or(Ok(()), |file| file.write(traces)) {
+        Err(error) if !ok => note!("iris: {error:#}"),
+        written => written?,
+    }
+    Ok(ok)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::Ranks;
+use iris_testkit::say;
 use iris_testkit::suite::{AnyOp, OpName, Operands};
 use serde::{Deserialize, Serialize};
 
@@ -62,12 +63,12 @@ struct Choice {
 
 /// Tunes and prints.
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    println!("# By `iris tune`: medians of {} calls of the slowest rank.", options.iters);
+    say!("# By `iris tune`: medians of {} calls of the slowest rank.", options.iters)?;
     for &ranks in &options.ranks {
         for shape in SHAPES {
             let job = TuneJob::new(shape, ranks, options.iters)?;
             let medians = Place::new(ranks, false)?.run(&job)?;
-            println!("{}", row(&job, ranks, &medians)?);
+            say!("{}", row(&job, ranks, &medians)?)?;
         }
     }
     Ok(true)

@@ -1,17 +1,25 @@
 //! The feed-forward block of a transformer layer, read from a safetensors file.
 
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use half::{bf16, f16};
 use iris_heap::DType;
 use iris_testkit::oracle::Dense;
+use rustix::fs::OFlags;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::errors::usage;
 
 /// Layer 0 of all-MiniLM-L6-v2, with the hidden states of a text of 107 tokens.
 const EMBEDDED: &[u8] = include_bytes!("../../../data/minilm-l6-layer0-ffn.safetensors");
+
+/// Bytes that a file of weights may have.
+const MOST: u64 = 1 << 30;
 
 /// What the tensors of the embedded file are called: `ffn.input` and so on.
 pub(crate) const PREFIX: &str = "ffn";
@@ -44,8 +52,7 @@ impl Block {
         let Some(path) = path else {
             return Block::parse(EMBEDDED, prefix).context("the embedded weights");
         };
-        let bytes = std::fs::read(path).map_err(|e| usage(named(path), e, "a readable file"))?;
-        Block::parse(&bytes, prefix).with_context(|| named(path))
+        Block::parse(&contents(path)?, prefix).with_context(|| named(path))
     }
 
     fn parse(bytes: &[u8], prefix: &str) -> Result<Block> {
@@ -73,6 +80,32 @@ impl Block {
             dtype,
         })
     }
+}
+
+/// What is in a file. Nothing is read of what is no file, or has no end.
+fn contents(path: &Path) -> Result<Vec<u8>> {
+    let expected = format!("a readable file of at most {} MiB", MOST >> 20);
+    let refused = |found: &dyn Display| usage(named(path), found, &expected);
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    // Opening a pipe would wait for somebody who writes into it.
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
+    let file = file.map_err(|error| refused(&error))?;
+    let metadata = file.metadata().map_err(|error| refused(&error))?;
+    let kind = metadata.file_type();
+    let special = [
+        (kind.is_dir(), "a folder"),
+        (kind.is_fifo(), "a pipe"),
+        (!kind.is_file(), "a device or a socket"),
+    ];
+    if let Some((_, what)) = special.into_iter().find(|(is, _)| *is) {
+        return Err(refused(&what));
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST + 1).read_to_end(&mut bytes).map_err(|error| refused(&error))?;
+    if bytes.len() as u64 > MOST {
+        return Err(refused(&format!("{} MiB", metadata.len() >> 20)));
+    }
+    Ok(bytes)
 }
 
 fn named(path: &Path) -> String {

@@ -6,17 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, CudaStream};
 use iris_heap::{BackendKind, DType, World, cuda};
 use iris_ops::{Options as OpOptions, Shard, TileShape};
-use iris_testkit::harness;
 use iris_testkit::suite::OpName;
+use iris_testkit::{harness, note, say};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::bench::{self, Options, Sink};
 use crate::errors::usage;
+use crate::problem::known_variant;
 use vendor::{Communicator, Multiplier, Vendors};
 
 pub(crate) use vendor::NO_MULTICAST;
@@ -82,17 +83,17 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let vendors = Vendors::load(&options.libraries);
     let (nccl, blas) = vendors.versions();
     let name = devices[0].name.split(" sm_").next().unwrap_or_default().to_owned();
-    println!("{ranks} ranks on {} x {name}; NCCL {nccl}; cuBLASLt {blas}", devices.len());
-    println!(
+    say!("{ranks} ranks on {} x {name}; NCCL {nccl}; cuBLASLt {blas}", devices.len())?;
+    say!(
         "{}",
         line(["op", "m x n x k", "variant", "tile", "us", "eager", "base", "ratio", "product"])
-    );
+    )?;
     let about = json!({
         "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(),
         "nccl": nccl, "cublaslt": blas, "commit": options.commit(),
         "date": bench::date(SystemTime::now()), "ranks": ranks,
     });
-    let begun = watch(options.limit);
+    let begun = watch(options.limit)?;
     let done = Mutex::new((0, sink));
     let wrong = AtomicUsize::new(0);
     let mut failed = 0;
@@ -107,7 +108,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
                 let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
                 done.0 += 1;
                 for mut line in lines {
-                    print_line(&line);
+                    print_line(&line)?;
                     wrong.fetch_add(usize::from(is_wrong(&line)), Ordering::Relaxed);
                     merge(&mut line, &about);
                     done.1.add(line)?;
@@ -118,7 +119,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
         if let Err(error) = outcome {
             let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(shape) = shapes.get(done.0) {
-                println!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options));
+                say!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options))?;
                 failed += 1;
                 done.0 += 1;
             } else {
@@ -127,7 +128,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
         }
     }
     let wrong = wrong.into_inner();
-    println!("{} shapes, {failed} failed, {wrong} wrong, {:.0?}", shapes.len(), begun.elapsed());
+    say!("{} shapes, {failed} failed, {wrong} wrong, {:.0?}", shapes.len(), begun.elapsed())?;
     Ok(failed == 0 && wrong == 0)
 }
 
@@ -139,7 +140,7 @@ fn is_wrong(line: &Value) -> bool {
 }
 
 fn skipped(reason: &str) -> Result<bool> {
-    println!("skipped: {reason}");
+    say!("skipped: {reason}")?;
     Ok(true)
 }
 
@@ -151,6 +152,7 @@ fn read(cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
         if only.is_some_and(|only| !row.op.contains(only)) {
             continue;
         }
+        row.variants.iter().try_for_each(|name| known_variant("variant", op, name))?;
         for [m, n, k] in row.shapes {
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(BackendKind::Cuda);
             options.tile = row.tile.map(|[m, n]| TileShape { m, n });
@@ -172,13 +174,15 @@ fn read(cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
 }
 
 /// Ends the program when the time is over, whatever waits: a kernel that hangs cannot be called off.
-fn watch(limit: u64) -> Instant {
-    std::thread::spawn(move || {
+fn watch(limit: u64) -> Result<Instant> {
+    let give_up = move || {
         std::thread::sleep(Duration::from_secs(limit));
-        eprintln!("iris: the benchmark took longer than {limit} s (--limit): given up");
+        note!("iris: the benchmark took longer than {limit} s (--limit): given up");
         std::process::exit(1);
-    });
-    Instant::now()
+    };
+    let started = std::thread::Builder::new().name("iris-limit".into()).spawn(give_up);
+    started.context("the thread that ends the benchmark did not start")?;
+    Ok(Instant::now())
 }
 
 /// The version of the driver's kernel module.
@@ -197,7 +201,7 @@ fn line(columns: [&str; 9]) -> String {
     format!("{what} {us:>8} {eager:>8} {base:>8} {ratio:>6} {product:>8}")
 }
 
-fn print_line(value: &Value) {
+fn print_line(value: &Value) -> Result<()> {
     let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
     let time = |name: &str, digits| match value[name].as_f64() {
         Some(number) => format!("{number:.digits$}"),
@@ -221,7 +225,8 @@ fn print_line(value: &Value) {
     ]);
     let note = value["note"].as_str().map(|note| format!("  {note}")).unwrap_or_default();
     let error = is_wrong(value).then(|| format!("  WRONG: off by {}", value["rel_error"]));
-    println!("{printed}{note}{}", error.unwrap_or_default());
+    say!("{printed}{note}{}", error.unwrap_or_default())?;
+    Ok(())
 }
 
 /// Adds the fields of `more`.

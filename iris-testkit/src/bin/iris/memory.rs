@@ -1,0 +1,40 @@
+//! Whether the host has memory for what the ranks will need: it is said before they start, since later
+//! the system ends whoever asks, or somebody else.
+
+use anyhow::Result;
+
+use crate::errors::usage;
+
+/// Bytes of memory that the host can still give; none where it does not say.
+fn available() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Refuses ranks that need more bytes each than there are.
+pub(crate) fn fits(ranks: usize, bytes: u64) -> Result<()> {
+    match available() {
+        Some(most) if bytes.saturating_mul(ranks as u64) > most => {
+            let value = format!("{ranks} x {} MiB", bytes >> 20);
+            Err(usage("memory for the ranks", value, format!("at most {} MiB", most >> 20)))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_memory_is_refused() {
+        assert!(available().is_some_and(|bytes| bytes > 1 << 20));
+        fits(4, 1 << 10).unwrap();
+        for (ranks, bytes) in [(1, u64::MAX), (64, u64::MAX), (2, 1 << 62)] {
+            let error = fits(ranks, bytes).unwrap_err().to_string();
+            assert!(error.contains("memory for the ranks is ") && error.contains("MiB"), "{error}");
+        }
+    }
+}

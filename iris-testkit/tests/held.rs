@@ -1,0 +1,97 @@
+//! The waits that `iris stress` leaves out on GPUs, with the same delays at the same places of the
+//! same headers, in host code with real threads: what is left out must show in a few calls, and with
+//! the wait in place the delay alone must do no harm.
+//!
+//! A delay is as long as the others need to do the wrong thing meanwhile; where the machine is busy,
+//! that is longer. What is not found is tried again with a longer one, so no time decides.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use iris_kernels::build::Hold;
+use iris_sync::{Access, Channel, LINE_WORDS, Shape};
+use iris_testkit::harness::{self, Group, named};
+use iris_testkit::stress::WAITS;
+use tempfile::TempDir;
+
+fn main() -> ExitCode {
+    harness::run(vec![Group::new(
+        harness::no_program("g++"),
+        named![each_wait_that_is_left_out_shows_and_the_delay_alone_does_not],
+    )])
+}
+
+/// What stands in held.cpp for the subject of a wait.
+fn subject(access: Access) -> &'static str {
+    match access {
+        Access::CreditLoad => "broadcast",
+        Access::EntryLoad => "all_gather",
+        Access::SignalLoad => "one_shot",
+        Access::DoneLoad => "pull",
+        Access::BarrierLoad => "gather",
+        Access::VersionLoad => "message",
+        Access::LockTake => "spinlock",
+        Access::FlagLoad => "staged",
+        other => panic!("{} is no wait", other.name()),
+    }
+}
+
+/// held.cpp, compiled.
+struct Host {
+    program: PathBuf,
+    _folder: TempDir,
+}
+
+impl Host {
+    fn new() -> Self {
+        let root = env!("CARGO_MANIFEST_DIR");
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let program = folder.path().join("held");
+        let sources = [format!("-I{root}/cxx"), format!("{root}/tests/held/held.cpp")];
+        harness::compile_for_host(["-std=c++20".into()].into_iter().chain(sources), &program);
+        Self { program, _folder: folder }
+    }
+
+    /// What four calls of three ranks report: `0 wrong`.
+    fn run(&self, access: Access, place: Hold, without: bool, ns: u32) -> String {
+        let shape = Shape { size: 3, tiles: 2, flags: 6, locks: true, ..Shape::default() };
+        let (channel, words) = Channel::lay_out(shape, 0, LINE_WORDS, LINE_WORDS);
+        let without = if without { access as i32 } else { -1 };
+        let numbers = [place as u32, ns, 4, LINE_WORDS + words.signal, LINE_WORDS + words.device];
+        let fields: &[u32] = bytemuck::cast_slice(std::slice::from_ref(&channel));
+        let mut child = Command::new(&self.program)
+            .args([subject(access), &without.to_string()])
+            .args(numbers.iter().chain(fields).map(u32::to_string))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let begun = Instant::now();
+        while child.try_wait().expect("a child").is_none() {
+            if begun.elapsed() > Duration::from_secs(120) {
+                child.kill().expect("a child");
+                panic!("{} at {place:?} does not end", access.name());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let output = child.wait_with_output().expect("its output");
+        assert!(output.status.success(), "{}", output.status);
+        String::from_utf8(output.stdout).expect("text").trim().to_owned()
+    }
+}
+
+fn each_wait_that_is_left_out_shows_and_the_delay_alone_does_not() {
+    const MS: u32 = 1_000_000;
+    let host = Host::new();
+    for (access, _, place) in WAITS {
+        let name = access.name();
+        assert_eq!(host.run(access, place, false, 2 * MS), "0 wrong", "{name}: with the wait");
+        let tries = [2 * MS, 20 * MS, 200 * MS];
+        let found = tries.iter().find_map(|&ns| {
+            let report = host.run(access, place, true, ns);
+            (!report.starts_with("0 wrong")).then_some((ns / MS, report))
+        });
+        let (ms, report) = found.unwrap_or_else(|| panic!("without {name} nothing is wrong"));
+        println!("without {name}, held {place:?} for {ms} ms: {report}");
+    }
+}

@@ -1,0 +1,207 @@
+// The waits that `iris stress` leaves out on GPUs, left out in host code: skeletons of the device
+// headers over the small tiles of the models, each workgroup of each rank a thread. What is left out
+// and who is held up, which a build decides on a GPU, are variables here.
+//
+// Arguments: subject, access that is not waited for, place, nanoseconds, calls; words of a signal
+// segment, device words; the words of a channel. Prints how much was wrong.
+#include <cstdio>
+#include <cstdlib>
+
+static int held_without = -1;
+static int held_place = -1;
+static unsigned held_ns = 1;
+#define IRIS_TEST_NO_WAIT held_without
+#define IRIS_TEST_HOLD held_place
+#define IRIS_TEST_HOLD_NS held_ns
+
+#include "hooks.cpp"
+#include "ops.cpp"
+#include "primitives.cpp"
+
+namespace {
+
+std::atomic<u32> wrong;
+/// The boundary between two launches of this rank: all of its workgroups come to it.
+thread_local std::barrier<>* boundary;
+
+/// As Tiles, and C is filled before each call with what is no result.
+struct HeldTiles : Tiles {
+    void fill_out() const {
+        hold<Hold::Filling>(me());
+        for (u32 i = 0; i < ranks() * in.tiles; ++i) put(cell(me(), OUT, i), -1);
+        iris_model_boundary();
+    }
+    void add(u32 owner, u32 tile, u32 parity) {
+        const u64 place = at(owner, WORK, slot(parity), tile, mine());
+        const i32 sum = get(place);
+        hold<Hold::Adding>(me());
+        put(place, sum + produced(tile, mine()));
+    }
+};
+
+/// From the last rank to all.
+struct FromLast {
+    u32 tiles, me, last;
+    u32 produced() const { return sent(me, 0); }
+    u32 sent(u32 from, u32) const { return from == last ? tiles : 0; }
+};
+
+void sleep_ns(u64 ns) {
+    for (const u64 begun = port::now(); port::now() - begun < ns;) port::sleep(1000);
+}
+
+int all_gather(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        HeldTiles body{{model}};
+        body.fill_out();
+        const bool done =
+            flow::deliver(model.launch(), Delivery{in.tiles, body.me(), false}, body);
+        iris_model_boundary();
+        for (u32 source = 0; source < body.ranks(); ++source) {
+            if (source == body.me() || !done) continue;
+            body.consume(source, [&](u32 tile, u32 element) {
+                return value(source, body.call, tile, element);
+            });
+        }
+        return done;
+    });
+}
+
+int broadcast(const Input& in) {
+    bool first = true;
+    return calls(in, [&](const Model& model) {
+        HeldTiles body{{model}};
+        const u32 last = body.ranks() - 1;
+        // The others are in the first call, and see the root's entry, before it runs away.
+        if (first && body.me() == last) sleep_ns(20ull * held_ns);
+        first = false;
+        return flow::deliver(model.launch(), FromLast{in.tiles, body.me(), last}, body);
+    });
+}
+
+int spinlock(const Input& in) { return accumulate<HeldTiles>(in); }
+
+int message(const Input& in) {
+    const Words m{*in.heap, *in.channel};
+    const SymWord there = m.signal(1, 0, 0), back = m.signal(0, 1, 0);
+    for (u32 position = 0; position < in.calls && in.channel->rank < 2; ++position) {
+        const Model model(in, position);
+        const Call version = model.number();
+        const u64 cell = model.cell(1, 0, 0);
+        const i32 wanted = value(0, version.number(), 0, 0);
+        if (model.me() == 0) {
+            hold<Hold::Filling>(0);
+            Model::put(cell, wanted);
+            lock::publish_version(m, there, version);
+            if (!lock::wait_version(m, back, version, 1)) return 0;
+        } else {
+            if (!lock::wait_version(m, there, version, 0)) return 0;
+            Model::expect(cell, wanted);
+            lock::publish_version(m, back, version);
+        }
+    }
+    return 1;
+}
+
+constexpr struct {
+    const char* name;
+    int (*run)(const Input&);
+    bool direct;
+} SUBJECTS[] = {
+    {"broadcast", broadcast, false},
+    {"all_gather", all_gather, true},
+    {"one_shot", iris_model_one_shot, false},
+    {"pull", iris_model_pull, false},
+    {"gather", iris_model_gather, false},
+    {"message", message, false},
+    {"spinlock", spinlock, false},
+    {"staged", iris_model_staged, false},
+};
+
+} // namespace
+
+extern "C" {
+void iris_model_boundary(void) { boundary->arrive_and_wait(); }
+void iris_model_check(u64, i32 seen, i32 wanted) { wrong += seen != wanted; }
+}
+
+namespace {
+
+constexpr u32 GROUPS = 2, TILES = 2;
+
+struct Rank {
+    std::vector<i32> data = std::vector<i32>(6 * 256), signal, device;
+    alignas(64) i32 control[16] = {};
+    HeapView heap{};
+    Channel channel;
+    Record record{};
+    std::barrier<> launches{GROUPS};
+};
+
+/// Run calls of a subject over all ranks of a channel; whether every rank got through.
+bool run(int (*subject)(const Input&), bool direct, u32 count, const Channel& laid_out, u32 words,
+         u32 device_words) {
+    const u32 size = laid_out.size;
+    std::vector<std::unique_ptr<Rank>> ranks;
+    for (u32 rank = 0; rank < size; ++rank) {
+        Rank& own = *ranks.emplace_back(std::make_unique<Rank>());
+        own.signal.resize(words);
+        own.device.resize(device_words);
+        own.channel = laid_out;
+        own.channel.rank = rank;
+        own.device[own.channel.call] = 1;
+        own.record.direct = direct;
+    }
+    const std::vector<u32> used(count, TILES);
+    std::atomic<bool> through = true;
+    std::vector<std::thread> threads;
+    std::vector<std::unique_ptr<Group>> groups;
+    for (u32 rank = 0; rank < size; ++rank) {
+        Rank& own = *ranks[rank];
+        own.heap.rank = rank;
+        own.heap.size = size;
+        for (u32 at = 0; at < size; ++at) {
+            own.heap.data[at] = reinterpret_cast<u64>(ranks[at]->data.data());
+            own.heap.signal[at] = reinterpret_cast<u64>(ranks[at]->signal.data());
+        }
+        own.heap.control = reinterpret_cast<u64>(own.control);
+        own.heap.device_words = reinterpret_cast<u64>(own.device.data());
+        own.heap.entry_deadline_ns = own.heap.progress_deadline_ns = 60'000'000'000ull;
+    }
+    for (u32 at = 0; at < size * GROUPS; ++at) {
+        groups.push_back(std::make_unique<Group>(at % GROUPS, GROUPS));
+        threads.emplace_back([&, own = ranks[at / GROUPS].get(), here = groups.back().get()] {
+            group = here;
+            lane_index = rounds = 0;
+            boundary = &own->launches;
+            const Input in{&own->heap, &own->channel, &own->record,       1,           count,
+                           TILES,      0,             (1ull << size) - 1, used.data(), 0};
+            if (subject(in) == 0) through = false;
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return through;
+}
+
+} // namespace
+
+int main(int count, char** values) {
+    Channel channel;
+    constexpr int FIELDS_OF_CHANNEL = sizeof(Channel) / 4;
+    if (count != 8 + FIELDS_OF_CHANNEL) return 2;
+    const auto number = [&](int at) { return static_cast<u32>(std::strtol(values[at], nullptr, 10)); };
+    u32 fields[FIELDS_OF_CHANNEL];
+    for (int i = 0; i < FIELDS_OF_CHANNEL; ++i) fields[i] = number(8 + i);
+    std::memcpy(&channel, fields, sizeof channel);
+    held_without = static_cast<int>(number(2));
+    held_place = static_cast<int>(number(3));
+    held_ns = number(4);
+    for (const auto& subject : SUBJECTS) {
+        if (std::strcmp(subject.name, values[1]) != 0) continue;
+        const bool through =
+            run(subject.run, subject.direct, number(5), channel, number(6), number(7));
+        std::printf("%u wrong%s\n", wrong.load(), through ? "" : ", and gave up");
+        return 0;
+    }
+    return 2;
+}
