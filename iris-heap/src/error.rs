@@ -218,12 +218,13 @@ pub enum Error {
         problem: String,
     },
     /// A system call failed.
-    #[error("{call}: {source}")]
+    // Shown as part of this error, and so no source of it: a chain of errors would say it twice.
+    #[error("{call}: {error}")]
     System {
         /// The call, with its object.
         call: String,
         /// The system's error.
-        source: Arc<std::io::Error>,
+        error: Arc<std::io::Error>,
     },
     /// A library that is loaded at run time is missing or cannot be used.
     #[error("{library} could not be loaded: {problem}; looked for it in {looked}")]
@@ -313,8 +314,8 @@ impl Error {
         Error::Other(Arc::new(error))
     }
 
-    pub(crate) fn system(call: impl Into<String>, source: impl Into<std::io::Error>) -> Error {
-        Error::System { call: call.into(), source: Arc::new(source.into()) }
+    pub(crate) fn system(call: impl Into<String>, error: impl Into<std::io::Error>) -> Error {
+        Error::System { call: call.into(), error: Arc::new(error.into()) }
     }
 
     pub(crate) fn invalid(
@@ -339,7 +340,7 @@ fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
 }
 
 /// `1, 3 and 4`
-fn list_ranks(ranks: &[usize]) -> String {
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     let mut texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match texts.pop() {
         None => "none".into(),
@@ -378,6 +379,26 @@ pub(crate) fn odd_ranks(values: &[String]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As `{:#}` of anyhow prints it.
+    fn chain(error: &dyn std::error::Error) -> String {
+        let mut text = error.to_string();
+        let mut at = error.source();
+        while let Some(source) = at {
+            text = format!("{text}: {source}");
+            at = source.source();
+        }
+        text
+    }
+
+    #[test]
+    fn a_source_is_said_once() {
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let system = Error::system("opening x", missing());
+        let expected = format!("opening x: {}", missing());
+        assert_eq!(chain(&system), expected);
+        assert_eq!(chain(&Error::other(system)), expected);
+    }
 
     #[test]
     fn values_are_listed_once_with_their_ranks() {
