@@ -20,7 +20,7 @@ use crate::abi::{ABORT_WORD, abort};
 use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::segment::SharedMemory;
+use crate::segment::{JointMemory, SharedMemory};
 use crate::stream::{CpuKernel, Event, EventBackend, Group, Stream, StreamBackend};
 use crate::world::{World, lock, panic_message};
 
@@ -117,6 +117,27 @@ fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     builder.spawn(f).map_err(|e| Error::system(format!("starting thread {name}"), e))
 }
 
+/// Memory of the heap's on all ranks: one file, that of rank 0, with each rank's part at an offset.
+/// So a rank receives one descriptor, however many ranks there are; descriptors on their way are
+/// limited for each user.
+fn share_joint(world: &World, name: &str, sizes: &[u64]) -> Result<Vec<Arc<dyn Mapping>>> {
+    let made = match world.rank() {
+        0 => JointMemory::create(name, sizes).map(|joint| vec![joint]),
+        _ => Ok(Vec::new()),
+    };
+    let mine = world.all_ok("making the memory of all ranks", made)?;
+    // Rank 0 is a peer like the others from here on.
+    let descriptors = mine.into_iter().map(JointMemory::into_descriptor).collect();
+    let mut passed = world.share_descriptors(descriptors)?.into_iter().flatten();
+    let descriptor = passed.next().ok_or_else(|| broken(0, "no descriptor"))?;
+    let parts = JointMemory::import(descriptor, sizes)?.map()?;
+    Ok(parts.into_iter().map(|part| Arc::new(part) as Arc<dyn Mapping>).collect())
+}
+
+fn broken(rank: usize, problem: &str) -> Error {
+    Error::Wire { what: format!("memory of rank {rank}"), problem: problem.into() }
+}
+
 impl Backend for CpuBackend {
     fn device(&self) -> DeviceInfo {
         DeviceInfo {
@@ -156,7 +177,21 @@ impl Backend for CpuBackend {
             };
             return all.into_iter().map(take).collect();
         }
-        let sizes = world.allgather(&mapping.bytes().to_le_bytes())?;
+        // The size of each rank's part, and whether it is memory of the heap's or of the caller's.
+        let mut part = memory.bytes().to_le_bytes().to_vec();
+        part.push(u8::from(memory.is_fresh()));
+        let mut sizes = Vec::with_capacity(world.size());
+        let mut fresh = true;
+        for (rank, part) in world.allgather(&part)?.iter().enumerate() {
+            let Some((size, [is_fresh])) = part.split_first_chunk::<8>() else {
+                return Err(broken(rank, "no size"));
+            };
+            sizes.push(u64::from_le_bytes(*size));
+            fresh &= *is_fresh == 1;
+        }
+        if fresh {
+            return share_joint(world, memory.name(), &sizes);
+        }
         // Also with nothing to give: the peers wait.
         let (mine, failure) = match memory.export() {
             Ok(descriptor) => (vec![descriptor], None),
@@ -173,13 +208,8 @@ impl Backend for CpuBackend {
                 all.push(mapping.clone());
                 continue;
             }
-            let broken = |problem: &str| Error::Wire {
-                what: format!("memory of rank {rank}"),
-                problem: problem.into(),
-            };
-            let size = <[u8; 8]>::try_from(size).map_err(|_| broken("no size"))?;
-            let descriptor = descriptors.pop().ok_or_else(|| broken("no descriptor"))?;
-            let peer = SharedMemory::import(descriptor, u64::from_le_bytes(size))?;
+            let descriptor = descriptors.pop().ok_or_else(|| broken(rank, "no descriptor"))?;
+            let peer = SharedMemory::import(descriptor, size)?;
             peer.close_descriptor();
             all.push(Arc::new(peer));
         }
