@@ -79,6 +79,7 @@
 pub mod abi;
 pub mod backend;
 pub mod bootstrap;
+mod call_site;
 mod control;
 mod dtype;
 pub mod env;
@@ -94,6 +95,7 @@ mod world;
 pub use abi::{HeapView, MAX_RANKS};
 pub use backend::{BackendKind, cuda};
 pub use bootstrap::launch::UniqueId;
+pub use call_site::CallSite;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;

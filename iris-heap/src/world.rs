@@ -16,6 +16,7 @@ use crate::bootstrap::rendezvous;
 use crate::bootstrap::threads::Threads;
 use crate::bootstrap::unix::Processes;
 use crate::bootstrap::{Bootstrap, Object, Step};
+use crate::call_site::{CallSite, call_site};
 use crate::control::{Control, code_of};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result, odd_ranks};
@@ -95,7 +96,8 @@ impl World {
     ///
     /// A process may make several worlds, one after the other: all ranks in the same order.
     ///
-    /// Ranks that have not come after a hundredth of the deadline, 6 s, are named in a warning.
+    /// Ranks that have not come after a hundredth of the deadline, 6 s, are named in a warning: on
+    /// stderr, or to `tracing` where the program has set that up.
     ///
     /// # Errors
     /// [`Error::Env`] for a value that means nothing; [`Error::Unsupported`] for ranks on several
@@ -113,7 +115,7 @@ impl World {
         let folder = env::read("IRIS_RENDEZVOUS")?;
         let job = folder.map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
         let job = format!("{job}, world {number}");
-        World::meet(&job, rank, size, place, settings)
+        World::meet(&job, true, rank, size, place, settings)
     }
 
     /// The world of the `size` processes of this host that know `id`, for programs with a launcher
@@ -131,7 +133,7 @@ impl World {
         if size == 1 {
             return Ok(World::alone(settings, place));
         }
-        World::meet(&format!("unique id {id}"), rank, size, place, settings)
+        World::meet(&format!("unique id {id}"), false, rank, size, place, settings)
     }
 
     fn alone(settings: Settings, place: Place) -> World {
@@ -141,12 +143,13 @@ impl World {
 
     fn meet(
         job: &str,
+        launched: bool,
         rank: usize,
         size: usize,
         place: Place,
         settings: Settings,
     ) -> Result<World> {
-        let meeting = rendezvous::Place::new(job.into())?;
+        let meeting = rendezvous::Place::new(job.into(), launched)?;
         let processes = Processes::meet(meeting, rank, size, settings.host_deadline())?;
         tracing::debug!(rank, size, job, "all ranks have met");
         Ok(World::new(Arc::new(processes), settings, place, None))
@@ -375,7 +378,7 @@ impl World {
         items: &[(&str, String)],
         bytes: &[u8],
     ) -> Result<Vec<Vec<u8>>> {
-        let at = Location::caller();
+        let at = call_site();
         let mut message = Writer::default();
         message.u64(items.len() as u64);
         for (name, value) in items {
@@ -428,6 +431,7 @@ impl World {
     /// [`Error::PeerFailed`]; this rank's error; as [`World::barrier`].
     #[track_caller]
     pub fn all_ok<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
+        let _site = CallSite::enter();
         let message = match &mine {
             Ok(_) => Vec::new(),
             Err(e) => Writer::default().text(&e.to_string()).finish(),
@@ -451,7 +455,7 @@ impl World {
     /// As [`World::barrier`].
     #[track_caller]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<World>> {
-        let at = Location::caller();
+        let at = call_site();
         let mut m = Writer::default();
         m.u64(color.map_or(u64::MAX, u64::from)).u64(key as u64).u64(self.node() as u64);
         let all = self.collective("split", &m.finish())?;
@@ -498,7 +502,7 @@ impl World {
     /// As [`World::barrier`]; [`Error::Unsupported`] where ranks are not on one host.
     #[track_caller]
     pub fn share_descriptors(&self, descriptors: Vec<OwnedFd>) -> Result<Vec<Vec<OwnedFd>>> {
-        let step = self.step("descriptors", Location::caller());
+        let step = self.step("descriptors", call_site());
         self.collective("descriptors", &[])?;
         let _sequence = lock(&self.inner.sequence);
         self.inner.bootstrap.share_descriptors(descriptors, &step)
@@ -510,7 +514,7 @@ impl World {
     /// As [`World::barrier`]; [`Error::Unsupported`] unless [`World::same_process`].
     #[track_caller]
     pub fn share_objects(&self, object: Object) -> Result<Vec<Object>> {
-        let step = self.step("objects", Location::caller());
+        let step = self.step("objects", call_site());
         self.collective("objects", &[])?;
         let _sequence = lock(&self.inner.sequence);
         self.inner.bootstrap.share_objects(object, &step)
@@ -524,6 +528,7 @@ impl World {
     /// world open; as [`World::barrier`], and this rank is closed all the same.
     #[track_caller]
     pub fn close(self) -> Result<()> {
+        let _site = CallSite::enter();
         let heaps = self.inner.heaps.load(Ordering::Relaxed);
         let worlds = self.inner.children.load(Ordering::Relaxed);
         let message = Writer::default().u64(heaps as u64).u64(worlds as u64).finish();
@@ -564,7 +569,7 @@ impl World {
     /// One exchange with its tag checked.
     #[track_caller]
     pub(crate) fn collective(&self, kind: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let at = Location::caller();
+        let at = call_site();
         if *lock(&self.inner.closed) {
             return Err(Error::Closed { what: "the world" });
         }

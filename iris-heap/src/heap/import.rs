@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{Imported, SymmetricHeap};
 use crate::backend::Mapping;
 use crate::bootstrap::unsupported;
+use crate::call_site::CallSite;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::slice::{Segment, SymSlice};
@@ -90,6 +91,7 @@ impl SymmetricHeap {
         bytes: u64,
         make: impl FnOnce() -> Result<Arc<dyn Mapping>>,
     ) -> Result<SymSlice<T>> {
+        let _site = CallSite::enter();
         self.world.agree(what, &[("elements", format!("{} x {len}", T::DTYPE))])?;
         let made = self.backend.check_no_capture(what).and_then(|()| make());
         let mapping = self.world.all_ok(what, made)?;

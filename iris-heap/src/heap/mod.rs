@@ -23,6 +23,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{Backend, BackendKind, Mapping, Memory, Purpose};
 use crate::bootstrap::unsupported;
+use crate::call_site::CallSite;
 use crate::control::Control;
 use crate::dtype::Element;
 use crate::env;
@@ -113,6 +114,7 @@ impl SymmetricHeap {
     /// [`World::barrier`].
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
+        let _site = CallSite::enter();
         let made = SymmetricHeap::make_local(world, &options);
         let device = made.as_ref().map_or(String::new(), |(b, ..)| b.device().name);
         let mut items = vec![
@@ -394,6 +396,7 @@ impl SymmetricHeap {
     /// all; those of [`World::barrier`], and what is local is closed all the same.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
+        let _site = CallSite::enter();
         let _step = lock(&self.step);
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {

@@ -84,6 +84,7 @@ impl Core {
         plan: &Plan,
         prepare: impl FnOnce(&Self, Channel) -> Result<()>,
     ) -> Result<Self> {
+        let _site = iris_heap::CallSite::enter();
         let world = heap.world();
         world.agree(op, &plan.fingerprint()).in_op(op)?;
         // What can fail on one rank alone is done before memory is taken together.
