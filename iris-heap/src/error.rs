@@ -381,7 +381,7 @@ fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
 }
 
 /// `1, 3 and 4`
-fn list_ranks(ranks: &[usize]) -> String {
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     let mut texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match texts.pop() {
         None => "none".into(),
@@ -420,6 +420,26 @@ pub(crate) fn odd_ranks(values: &[String]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As `{:#}` of anyhow prints it.
+    fn chain(error: &dyn std::error::Error) -> String {
+        let mut text = error.to_string();
+        let mut at = error.source();
+        while let Some(source) = at {
+            text = format!("{text}: {source}");
+            at = source.source();
+        }
+        text
+    }
+
+    #[test]
+    fn a_source_is_said_once() {
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let system = Error::system("opening x", missing());
+        let expected = format!("opening x: {}", missing());
+        assert_eq!(chain(&system), expected);
+        assert_eq!(chain(&Error::other(system)), expected);
+    }
 
     #[test]
     fn values_are_listed_once_with_their_ranks() {

@@ -20,6 +20,9 @@ pub(crate) struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
     owned: bool,
+    /// The name of memory that was made here and not yet shared: nothing is in it, and each rank's
+    /// may be exchanged for a part of one file.
+    fresh: Option<&'static str>,
     /// Kept until it has been passed on; a mapping does not need it.
     descriptor: Mutex<Option<OwnedFd>>,
 }
@@ -32,54 +35,21 @@ unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// New memory, all zero. It takes pages only where it is touched.
-    pub(crate) fn create(name: &str, bytes: u64) -> Result<SharedMemory> {
+    pub(crate) fn create(name: &'static str, bytes: u64) -> Result<SharedMemory> {
         let size = whole_pages(bytes)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create(name, flags)
-            .map_err(|e| Error::system(format!("memfd_create({name})"), e))?;
-        rustix::fs::ftruncate(&fd, size as u64)
-            .map_err(|e| Error::system(format!("ftruncate of {name} to {size} bytes"), e))?;
-        // A file that shrinks under a mapping would kill the process that touches the mapping.
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals)
-            .map_err(|e| Error::system(format!("sealing {name}"), e))?;
-        SharedMemory::map(fd, size)
+        let fd = create_file(name, size)?;
+        let base = map(&fd, 0, size)?;
+        let descriptor = Mutex::new(Some(fd));
+        Ok(SharedMemory { base, bytes: size, owned: true, fresh: Some(name), descriptor })
     }
 
     /// Maps memory that came as a descriptor: at least `bytes`, sealed against shrinking.
     pub(crate) fn import(fd: OwnedFd, bytes: u64) -> Result<SharedMemory> {
         let size = whole_pages(bytes)?;
-        let there = rustix::fs::fstat(&fd)
-            .map_err(|e| Error::system("fstat of a passed descriptor", e))?
-            .st_size;
-        if (there as u64) < bytes {
-            return Err(Error::invalid(
-                "size of passed memory",
-                there,
-                format!("at least {bytes} bytes"),
-            ));
-        }
-        let seals = rustix::fs::fcntl_get_seals(&fd)
-            .map_err(|e| Error::system("seals of a passed descriptor (is it a memfd?)", e))?;
-        if !seals.contains(SealFlags::SHRINK) {
-            return Err(Error::invalid(
-                "passed memory",
-                "a memfd that may shrink",
-                "one with the seal F_SEAL_SHRINK",
-            ));
-        }
-        SharedMemory::map(fd, size)
-    }
-
-    fn map(fd: OwnedFd, bytes: usize) -> Result<SharedMemory> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { rustix::mm::mmap(null_mut(), bytes, prot, MapFlags::SHARED, &fd, 0) }
-            .map_err(|e| Error::system(format!("mmap of {bytes} bytes"), e))?;
-        let Some(base) = NonNull::new(base.cast::<u8>()) else {
-            return Err(Error::invalid("address of a mapping", 0, "an address"));
-        };
-        Ok(SharedMemory { base, bytes, owned: true, descriptor: Mutex::new(Some(fd)) })
+        check_file(&fd, bytes)?;
+        let base = map(&fd, 0, size)?;
+        let descriptor = Mutex::new(Some(fd));
+        Ok(SharedMemory { base, bytes: size, owned: true, fresh: None, descriptor })
     }
 
     /// Memory of the caller's.
@@ -93,7 +63,8 @@ impl SharedMemory {
         match (base, range) {
             (Some(base), Some(_)) => {
                 let bytes = bytes as usize;
-                Ok(SharedMemory { base, bytes, owned: false, descriptor: Mutex::new(None) })
+                let descriptor = Mutex::new(None);
+                Ok(SharedMemory { base, bytes, owned: false, fresh: None, descriptor })
             }
             _ => Err(Error::invalid(
                 "imported memory",
@@ -109,6 +80,16 @@ impl SharedMemory {
 
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes as u64
+    }
+
+    /// Whether this is memory that was made here and never shared.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.fresh.is_some()
+    }
+
+    /// The name it was made with.
+    pub(crate) fn name(&self) -> &'static str {
+        self.fresh.unwrap_or("iris")
     }
 
     /// A duplicate of the descriptor, for a peer.
@@ -208,6 +189,101 @@ impl Drop for SharedMemory {
     }
 }
 
+/// One file that holds memory of all ranks: each rank's part in whole pages, one after the other.
+#[derive(Debug)]
+pub(crate) struct JointMemory {
+    descriptor: OwnedFd,
+    /// Pages of each part, in bytes.
+    sizes: Vec<usize>,
+}
+
+impl JointMemory {
+    /// A new file for parts of these sizes, all zero.
+    pub(crate) fn create(name: &str, sizes: &[u64]) -> Result<JointMemory> {
+        let (sizes, whole) = JointMemory::parts(sizes)?;
+        Ok(JointMemory { descriptor: create_file(name, whole)?, sizes })
+    }
+
+    /// A file that another rank made for parts of these sizes.
+    pub(crate) fn import(descriptor: OwnedFd, sizes: &[u64]) -> Result<JointMemory> {
+        let (sizes, whole) = JointMemory::parts(sizes)?;
+        check_file(&descriptor, whole as u64)?;
+        Ok(JointMemory { descriptor, sizes })
+    }
+
+    fn parts(sizes: &[u64]) -> Result<(Vec<usize>, usize)> {
+        let parts = sizes.iter().map(|&bytes| whole_pages(bytes)).collect::<Result<Vec<_>>>()?;
+        let whole = parts.iter().try_fold(0u64, |sum, &part| sum.checked_add(part as u64));
+        // Of pages already: what is rejected is a sum that no mapping could have.
+        let whole = whole_pages(whole.unwrap_or(u64::MAX))?;
+        Ok((parts, whole))
+    }
+
+    pub(crate) fn into_descriptor(self) -> OwnedFd {
+        self.descriptor
+    }
+
+    /// A mapping of each part. They need the descriptor no longer.
+    pub(crate) fn map(self) -> Result<Vec<SharedMemory>> {
+        let mut offset = 0;
+        let mut mapped = Vec::with_capacity(self.sizes.len());
+        for &bytes in &self.sizes {
+            let base = map(&self.descriptor, offset, bytes)?;
+            let descriptor = Mutex::new(None);
+            mapped.push(SharedMemory { base, bytes, owned: true, fresh: None, descriptor });
+            offset += bytes as u64;
+        }
+        Ok(mapped)
+    }
+}
+
+fn create_file(name: &str, size: usize) -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create(name, flags)
+        .map_err(|e| Error::system(format!("memfd_create({name})"), e))?;
+    rustix::fs::ftruncate(&fd, size as u64)
+        .map_err(|e| Error::system(format!("ftruncate of {name} to {size} bytes"), e))?;
+    // A file that shrinks under a mapping would kill the process that touches the mapping.
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&fd, seals)
+        .map_err(|e| Error::system(format!("sealing {name}"), e))?;
+    Ok(fd)
+}
+
+/// A descriptor that came from elsewhere: at least `bytes`, sealed against shrinking.
+fn check_file(fd: &OwnedFd, bytes: u64) -> Result<()> {
+    let there = rustix::fs::fstat(fd)
+        .map_err(|e| Error::system("fstat of a passed descriptor", e))?
+        .st_size;
+    if (there as u64) < bytes {
+        return Err(Error::invalid(
+            "size of passed memory",
+            there,
+            format!("at least {bytes} bytes"),
+        ));
+    }
+    let seals = rustix::fs::fcntl_get_seals(fd)
+        .map_err(|e| Error::system("seals of a passed descriptor (is it a memfd?)", e))?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(Error::invalid(
+            "passed memory",
+            "a memfd that may shrink",
+            "one with the seal F_SEAL_SHRINK",
+        ));
+    }
+    Ok(())
+}
+
+/// Maps `bytes` bytes from `offset` on, both of whole pages.
+fn map(fd: &OwnedFd, offset: u64, bytes: usize) -> Result<NonNull<u8>> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let base = unsafe { rustix::mm::mmap(null_mut(), bytes, prot, MapFlags::SHARED, fd, offset) }
+        .map_err(|e| Error::system(format!("mmap of {bytes} bytes"), e))?;
+    NonNull::new(base.cast::<u8>())
+        .ok_or_else(|| Error::invalid("address of a mapping", 0, "an address"))
+}
+
 pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     fd.try_clone_to_owned().map_err(|e| Error::system("duplicating a descriptor", e))
 }
@@ -246,6 +322,28 @@ mod tests {
         drop(a);
         b.read(4997, &mut got).unwrap();
         assert_eq!(got, [0, 1, 2, 3], "the memory outlives the mapping it came from");
+    }
+
+    #[test]
+    fn parts_of_one_file_do_not_overlap() {
+        let sizes = [5000, 1, 4096];
+        let made = JointMemory::create("iris-test", &sizes).unwrap();
+        let other = made.descriptor.try_clone().unwrap();
+        let (a, b) = (made.map().unwrap(), JointMemory::import(other, &sizes).unwrap());
+        let b = b.map().unwrap();
+        assert_eq!(a.iter().map(SharedMemory::bytes).collect::<Vec<_>>(), [8192, 4096, 4096]);
+        for (rank, part) in a.iter().enumerate() {
+            part.fill(0, part.bytes(), rank as u8 + 1).unwrap();
+        }
+        for (rank, part) in b.iter().enumerate() {
+            let mut got = vec![0; part.bytes() as usize];
+            part.read(0, &mut got).unwrap();
+            assert!(got.iter().all(|&byte| byte == rank as u8 + 1), "part {rank}");
+        }
+        assert!(!a[0].is_fresh(), "a part is shared already");
+        assert!(JointMemory::create("iris-test", &[1 << 62, 1 << 62]).is_err());
+        let short = JointMemory::create("iris-test", &[4096]).unwrap().into_descriptor();
+        assert!(JointMemory::import(short, &[4096, 1]).is_err());
     }
 
     #[test]

@@ -95,7 +95,8 @@ impl World {
     ///
     /// A process may make several worlds, one after the other: all ranks in the same order.
     ///
-    /// Ranks that have not come after a hundredth of the deadline, 6 s, are named in a warning.
+    /// Ranks that have not come after a hundredth of the deadline, 6 s, are named in a warning: on
+    /// stderr, or to `tracing` where the program has set that up.
     ///
     /// # Errors
     /// [`Error::Env`] for a value that means nothing; [`Error::Unsupported`] for ranks on several
@@ -113,7 +114,7 @@ impl World {
         let folder = env::read("IRIS_RENDEZVOUS")?;
         let job = folder.map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
         let job = format!("{job}, world {number}");
-        World::meet(&job, rank, size, place, settings)
+        World::meet(&job, true, rank, size, place, settings)
     }
 
     /// The world of the `size` processes of this host that know `id`, for programs with a launcher
@@ -131,7 +132,7 @@ impl World {
         if size == 1 {
             return Ok(World::alone(settings, place));
         }
-        World::meet(&format!("unique id {id}"), rank, size, place, settings)
+        World::meet(&format!("unique id {id}"), false, rank, size, place, settings)
     }
 
     fn alone(settings: Settings, place: Place) -> World {
@@ -141,12 +142,13 @@ impl World {
 
     fn meet(
         job: &str,
+        launched: bool,
         rank: usize,
         size: usize,
         place: Place,
         settings: Settings,
     ) -> Result<World> {
-        let meeting = rendezvous::Place::new(job.into())?;
+        let meeting = rendezvous::Place::new(job.into(), launched)?;
         let processes = Processes::meet(meeting, rank, size, settings.host_deadline())?;
         tracing::debug!(rank, size, job, "all ranks have met");
         Ok(World::new(Arc::new(processes), settings, place, None))

@@ -2,15 +2,13 @@
 //!
 //! Long because a rank and the test that starts it must be the same program.
 
-use std::io::Read;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+mod job;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, UniqueId, World};
-
-const CASE: &str = "HEAP_TEST_CASE";
+use job::{CASE, Job, all_ok, contains, deadline, env, no_vars, report, result};
 
 fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(1)
@@ -40,18 +38,11 @@ fn rank_program() {
         "many" => many(),
         other => panic!("no case {other}"),
     };
-    match result {
-        Ok(text) => println!("RESULT ok {text}"),
-        Err(e) => println!("RESULT error {e}"),
-    }
+    report(result);
 }
 
 fn world() -> Result<World, Error> {
     World::from_env()
-}
-
-fn env(name: &str) -> String {
-    std::env::var(name).unwrap_or_default()
 }
 
 fn heap() -> Result<String, Error> {
@@ -290,108 +281,6 @@ fn many() -> Result<String, Error> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.contains("memfd:iris"), "{maps}");
     Ok("many".into())
-}
-
-/// A case's processes, and the folder they meet in.
-struct Job {
-    temp: tempfile::TempDir,
-    case: &'static str,
-}
-
-impl Job {
-    fn new(case: &'static str) -> Job {
-        Job { temp: tempfile::tempdir().unwrap(), case }
-    }
-
-    fn rank(&self, vars: &[(&str, &str)]) -> Child {
-        rank(self.case, self.temp.path(), vars)
-    }
-
-    /// Ranks as a launcher starts them; `vars` for each.
-    fn ranks(
-        &self,
-        size: usize,
-        vars: impl Fn(usize) -> Vec<(&'static str, String)>,
-    ) -> Vec<Child> {
-        (0..size)
-            .map(|r| {
-                let (rank, size) = (r.to_string(), size.to_string());
-                let extra = vars(r);
-                let mut all = vec![("RANK", rank.as_str()), ("WORLD_SIZE", &size)];
-                all.extend(extra.iter().map(|(n, v)| (*n, v.as_str())));
-                self.rank(&all)
-            })
-            .collect()
-    }
-
-    /// The results, by rank; nothing is left in the folder.
-    #[track_caller]
-    fn results(&self, ranks: Vec<Child>) -> Vec<String> {
-        let results = ranks.into_iter().map(result).collect();
-        let left: Vec<_> = std::fs::read_dir(self.temp.path()).unwrap().collect();
-        assert!(left.is_empty(), "left behind: {left:?}");
-        results
-    }
-}
-
-fn rank(case: &str, temp: &Path, vars: &[(&str, &str)]) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "rank_program", "--ignored", "--nocapture", "--test-threads=1"])
-        .env_clear()
-        .env(CASE, case)
-        .env("TMPDIR", temp)
-        .envs(vars.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command.spawn().unwrap()
-}
-
-/// What a rank says; a rank that takes more than a minute is killed.
-#[track_caller]
-fn result(mut child: Child) -> String {
-    let until = Instant::now() + Duration::from_secs(60);
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if Instant::now() > until {
-            child.kill().unwrap();
-            break child.wait().unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let (mut out, mut err) = (String::new(), String::new());
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-    match out.split_once("RESULT ") {
-        Some((_, text)) => text.lines().next().unwrap_or_default().to_string(),
-        None => format!("{status}: {err}"),
-    }
-}
-
-fn no_vars(_: usize) -> Vec<(&'static str, String)> {
-    Vec::new()
-}
-
-fn deadline(factor: &'static str) -> impl Fn(usize) -> Vec<(&'static str, String)> {
-    move |_| vec![("IRIS_DEADLINE", factor.to_string())]
-}
-
-#[track_caller]
-fn all_ok(case: &'static str, size: usize) {
-    let job = Job::new(case);
-    for (rank, text) in job.results(job.ranks(size, no_vars)).into_iter().enumerate() {
-        assert!(text.starts_with("ok "), "rank {rank}: {text}");
-    }
-}
-
-#[track_caller]
-fn contains(text: &str, words: &[&str]) {
-    for word in words {
-        assert!(text.contains(word), "no {word:?} in: {text}");
-    }
 }
 
 #[test]

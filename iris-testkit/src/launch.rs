@@ -5,7 +5,8 @@
 //! of this job. What rank 0 prints is passed on as it comes; what the others print, and every rank's
 //! stderr, is kept for the report of a failure.
 //!
-//! When a rank fails, the others have a while to notice and to report it themselves; then they are
+//! When a rank has ended, a file `lost-RANK` in the job's folder tells those that still are to meet it,
+//! and when it failed, the others have a while to notice and to report it themselves; then they are
 //! ended. When the launcher itself ends, by Ctrl-C or SIGKILL, its ranks end and the folder goes:
 //! all ranks are in the process group of a small shell, the keeper, that reads from a pipe which
 //! only the launcher holds open. The kernel closes the pipe with the launcher, however it ends.
@@ -26,6 +27,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -35,7 +37,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use tempfile::TempDir;
 
 /// How much of each stream of a rank is kept, in bytes: its end.
@@ -169,10 +173,16 @@ impl Outcome {
         self.first_failure().is_none()
     }
 
-    /// The rank that failed first.
+    /// The rank that failed first. Of those that failed within half a second it is one that a signal
+    /// ended, if there is any: the system tells the others of a process's end, by its sockets, before
+    /// it tells the launcher, and they may have failed for it by then.
     pub fn first_failure(&self) -> Option<usize> {
-        let failed = self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
-        failed.min_by_key(|(_, it)| it.after).map(|(rank, _)| rank)
+        const TOGETHER: Duration = Duration::from_millis(500);
+        let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
+        let first = failed().map(|(_, it)| it.after).min()?;
+        let together = failed().filter(|(_, it)| it.after <= first + TOGETHER);
+        let follows = |end: End| !matches!(end, End::Signalled(_));
+        together.min_by_key(|(_, it)| (follows(it.end), it.after)).map(|(rank, _)| rank)
     }
 
     /// An exit code for the whole job, as a shell would have it: that of the rank that failed first,
@@ -303,6 +313,7 @@ impl Job {
         deadline: &Duration,
         grace: &Duration,
     ) -> Result<Vec<(End, Duration)>> {
+        let lost = "a rank can not be waited for";
         let mut ends = vec![None; self.ranks.len()];
         let mut first_failure = None;
         loop {
@@ -312,8 +323,8 @@ impl Job {
             } else {
                 first_failure.filter(|failure| now >= *failure + *grace).map(|_| End::Stopped)
             };
-            for (child, end) in self.ranks.iter_mut().zip(&mut ends).filter(|it| it.1.is_none()) {
-                let lost = "a rank can not be waited for";
+            let running = self.ranks.iter_mut().zip(&mut ends).enumerate();
+            for (rank, (child, end)) in running.filter(|(_, it)| it.1.is_none()) {
                 let status = match given_up {
                     None => child.try_wait().context(lost)?,
                     Some(_) => {
@@ -326,12 +337,38 @@ impl Job {
                     first_failure.get_or_insert(now);
                 }
                 *end = Some((ended(status, given_up), now));
+                // Ranks that are to meet this one need not wait for it any longer. If it can not be
+                // written, they wait until their deadline.
+                let _ = fs::write(self.folder.path().join(format!("lost-{rank}")), "");
             }
             if let Some(ends) = ends.iter().copied().collect() {
                 return Ok(ends);
             }
-            // Polling: quick at first, and never noticeable beside the time the job has taken.
-            thread::sleep((now / 50).clamp(Duration::from_millis(1), Duration::from_millis(20)));
+            let until = first_failure
+                .map_or(*deadline, |failure| deadline.min(&(failure + *grace)).to_owned());
+            self.sleep(&ends, until.saturating_sub(start.elapsed()))?;
+        }
+    }
+
+    /// Sleeps until one of the ranks ends that have not yet, or for `most`.
+    fn sleep(&self, ends: &[Option<(End, Duration)>], most: Duration) -> Result<()> {
+        let running = self.ranks.iter().zip(ends).filter(|(_, end)| end.is_none());
+        let open =
+            |(child, _): (&Child, _)| pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+        let Ok(running) = running.map(open).collect::<Result<Vec<_>, _>>() else {
+            // An old system, or too few descriptors: polling.
+            thread::sleep(most.min(Duration::from_millis(20)));
+            return Ok(());
+        };
+        let mut fds: Vec<_> = running.iter().map(|it| PollFd::new(it, PollFlags::IN)).collect();
+        let most = Timespec {
+            tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
+            // Not zero: the clock shall have passed its time.
+            tv_nsec: i64::from(most.subsec_nanos().max(1)),
+        };
+        match poll(&mut fds, Some(&most)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error).context("the ranks can not be waited for"),
         }
     }
 }

@@ -30,12 +30,16 @@ fn start(part: &str, ranks: usize, deadline: &str) -> Outcome {
 #[test]
 fn rank_program() {
     let Ok(part) = std::env::var(PART) else { return };
+    if part == format!("early-{}", std::env::var("RANK").unwrap_or_default()) {
+        kill_myself();
+    }
     let world = World::from_env().unwrap();
     let result = match part.as_str() {
         "cases" => cases(&world),
         "skip" => skip(&world),
         "die" => die(&world),
         "late" => late(&world),
+        early if early.starts_with("early-") => Ok(()),
         other => panic!("part {other}"),
     };
     result.unwrap_or_else(|e| panic!("{e:?}"));
@@ -106,8 +110,7 @@ fn die(world: &World) -> anyhow::Result<()> {
     if world.rank() == 2 {
         // Some of the others wait by now.
         std::thread::sleep(Duration::from_millis(300));
-        let me = rustix::process::getpid();
-        rustix::process::kill_process(me, rustix::process::Signal::KILL)?;
+        kill_myself();
     }
     let begun = Instant::now();
     let error = match ready.call() {
@@ -134,6 +137,28 @@ fn a_process_that_is_killed_is_named_at_once() {
     assert!(matches!(ends[2], End::Signalled(9)), "{}", outcome.report());
     let heard = outcome.ranks[..2].iter().filter(|rank| rank.stdout.contains("rank 2 is lost"));
     assert!(heard.count() > 0, "{}", outcome.report());
+}
+
+fn kill_myself() -> ! {
+    let me = rustix::process::getpid();
+    let killed = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+    panic!("still here: {killed:?}");
+}
+
+/// It has not told anybody who it is: only the launcher knows.
+#[test]
+fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
+    for victim in [0, 2] {
+        let outcome = start(&format!("early-{victim}"), 4, "1");
+        let lost = format!("PeerLost {{ rank: {victim} }}");
+        for (rank, it) in outcome.ranks.iter().enumerate().filter(|it| it.0 != victim) {
+            // By itself, and not because the launcher lost its patience.
+            assert_eq!(it.end, End::Exited(101), "rank {rank}: {}", outcome.report());
+            assert!(it.stderr.contains(&lost), "rank {rank}: {}", outcome.report());
+        }
+        assert_eq!(outcome.first_failure(), Some(victim), "{}", outcome.report());
+        assert_eq!(outcome.exit_code(), 128 + 9);
+    }
 }
 
 /// Later than the deadline of progress, but not than that of entering.

@@ -22,7 +22,7 @@ use crate::abi::{ABORT_WORD, abort};
 use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::segment::SharedMemory;
+use crate::segment::{JointMemory, SharedMemory};
 use crate::stream::{
     CpuKernel, Event, EventBackend, Group, Stream, StreamBackend, works_from_now_on,
 };
@@ -130,6 +130,34 @@ fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     builder.spawn(f).map_err(|e| Error::system(format!("starting thread {name}"), e))
 }
 
+/// What ranks that are processes have said of their memory.
+struct Parts {
+    /// Bytes of each rank's part.
+    sizes: Vec<u64>,
+    /// Whether all is memory of the heap's that nobody uses yet. Then it becomes one file, made by
+    /// rank 0, with each rank's part at an offset: a rank receives one descriptor, however many ranks
+    /// there are, since descriptors on their way are limited for each user.
+    joint: bool,
+}
+
+impl Parts {
+    fn read<'a>(described: impl Iterator<Item = &'a Vec<u8>>) -> Result<Parts> {
+        let mut parts = Parts { sizes: Vec::new(), joint: true };
+        for (rank, part) in described.enumerate() {
+            let Some((size, [is_fresh])) = part.split_first_chunk::<8>() else {
+                return Err(broken(rank, "no size"));
+            };
+            parts.sizes.push(u64::from_le_bytes(*size));
+            parts.joint &= *is_fresh == 1;
+        }
+        Ok(parts)
+    }
+}
+
+fn broken(rank: usize, problem: &str) -> Error {
+    Error::Wire { what: format!("memory of rank {rank}"), problem: problem.into() }
+}
+
 impl Backend for CpuBackend {
     fn device(&self) -> DeviceInfo {
         DeviceInfo {
@@ -154,10 +182,28 @@ impl Backend for CpuBackend {
         Ok(Arc::new(memory))
     }
 
-    fn export(&self, mapping: &dyn Mapping) -> Result<Export> {
+    fn describe(&self, mapping: &dyn Mapping) -> Result<Vec<u8>> {
         let memory = own(mapping)?;
-        let message = memory.bytes().to_le_bytes().to_vec();
-        Ok(Export { message, descriptors: vec![memory.export()?] })
+        let mut message = memory.bytes().to_le_bytes().to_vec();
+        message.push(u8::from(memory.is_fresh()));
+        Ok(message)
+    }
+
+    fn descriptors(
+        &self,
+        rank: usize,
+        mapping: &dyn Mapping,
+        described: &[Vec<u8>],
+    ) -> Result<Vec<OwnedFd>> {
+        let (memory, parts) = (own(mapping)?, Parts::read(described.iter())?);
+        match (parts.joint, rank) {
+            (true, 0) => {
+                let joint = JointMemory::create(memory.name(), &parts.sizes)?;
+                Ok(vec![joint.into_descriptor()])
+            }
+            (true, _) => Ok(Vec::new()),
+            (false, _) => Ok(vec![memory.export()?]),
+        }
     }
 
     fn import(
@@ -168,21 +214,25 @@ impl Backend for CpuBackend {
     ) -> Result<Vec<Arc<dyn Mapping>>> {
         // The peers have theirs.
         own(&*mapping)?.close_descriptor();
-        let map = |(from, mut export): (usize, Export)| -> Result<Arc<dyn Mapping>> {
+        let Parts { sizes, joint } = Parts::read(all.iter().map(|export| &export.message))?;
+        let mut passed = all.into_iter().map(|mut export| export.descriptors.pop());
+        if joint {
+            let descriptor = passed.next().flatten();
+            let descriptor = descriptor.ok_or_else(|| broken(0, "no descriptor"))?;
+            let parts = JointMemory::import(descriptor, &sizes)?.map()?;
+            return Ok(parts.into_iter().map(|part| Arc::new(part) as Arc<dyn Mapping>).collect());
+        }
+        let map = |(from, (descriptor, size))| -> Result<Arc<dyn Mapping>> {
             if from == rank {
                 return Ok(mapping.clone());
             }
-            let broken = |problem: &str| Error::Wire {
-                what: format!("memory of rank {from}"),
-                problem: problem.into(),
-            };
-            let size = <[u8; 8]>::try_from(export.message).map_err(|_| broken("no size"))?;
-            let descriptor = export.descriptors.pop().ok_or_else(|| broken("no descriptor"))?;
-            let peer = SharedMemory::import(descriptor, u64::from_le_bytes(size))?;
+            let descriptor: Option<OwnedFd> = descriptor;
+            let descriptor = descriptor.ok_or_else(|| broken(from, "no descriptor"))?;
+            let peer = SharedMemory::import(descriptor, size)?;
             peer.close_descriptor();
             Ok(Arc::new(peer))
         };
-        all.into_iter().enumerate().map(map).collect()
+        passed.zip(sizes).enumerate().map(map).collect()
     }
 
     fn join(

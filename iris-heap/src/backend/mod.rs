@@ -124,7 +124,7 @@ pub(crate) struct Imported {
 /// What a rank gives other processes so that they can map its memory.
 #[derive(Debug, Default)]
 pub struct Export {
-    /// What the backend says of it.
+    /// What [`Backend::describe`] said of it.
     pub message: Vec<u8>,
     /// Descriptors of it.
     pub descriptors: Vec<OwnedFd>,
@@ -144,11 +144,23 @@ pub trait Backend: Send + Sync {
     /// [`Error::System`] if there is none.
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
-    /// What other processes need to map a mapping of this rank's.
+    /// What this rank tells other processes of a mapping that they are to map.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]; those of the device.
+    fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>>;
+
+    /// The descriptors that `rank`, which this is, passes to other processes, given what each rank
+    /// has said of its mapping.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; those of the system or the device.
-    fn export(&self, own: &dyn Mapping) -> Result<Export>;
+    fn descriptors(
+        &self,
+        rank: usize,
+        own: &dyn Mapping,
+        described: &[Vec<u8>],
+    ) -> Result<Vec<OwnedFd>>;
 
     /// Maps what all ranks, which are processes, have exported. That of `rank`, which this is, stays as
     /// it is.

@@ -24,6 +24,9 @@ const DESCRIPTORS: usize = 128;
 const HEADER: usize = 16;
 /// No frame is longer: a length above it means that this is no frame.
 const LONGEST: u64 = 1 << 30;
+/// The longest body of a hello. Together with the number of strangers it bounds what those can have
+/// stored here.
+const HELLO: usize = 8 << 10;
 
 /// One rank's part of an exchange.
 #[derive(Debug, Default)]
@@ -55,6 +58,13 @@ pub(crate) enum Frame {
     Leave { group: u64, clean: bool },
     /// Hub to process: all is over, in good order.
     Goodbye,
+    /// Process to hub: I cannot go on in a group, and this is why.
+    GaveUp { group: u64, error: Error },
+    /// Process to hub: I have waited a while in an exchange; who is missing?
+    Ask { group: u64, number: u64 },
+    /// Hub to process: these ranks of the group are. `teller` is the one of those that wait which
+    /// says so to the user.
+    Missing { group: u64, number: u64, ranks: Vec<u64>, teller: u64 },
 }
 
 /// A frame as it travels. Cheap to clone: one goes to many.
@@ -78,6 +88,9 @@ fn put_error(w: &mut Writer, error: &Error) {
         Error::Rendezvous { place, problem } => {
             w.u64(3).text(place).text(problem);
         }
+        Error::PeerFailed { rank, what, message } => {
+            w.u64(4).u64(*rank as u64).text(what).text(message);
+        }
         other => {
             w.u64(0).text(&other.to_string());
         }
@@ -96,8 +109,23 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
             Error::Absent { ranks, what, waited }
         }
         3 => Error::Rendezvous { place: r.text()?, problem: r.text()? },
+        4 => {
+            let rank = r.u64()? as usize;
+            Error::PeerFailed { rank, what: r.text()?, message: r.text()? }
+        }
         _ => Error::Wire { what: "world".into(), problem: r.text()? },
     })
+}
+
+/// An error as bytes, for those who read it without a connection.
+pub(crate) fn error_to_bytes(error: &Error) -> Vec<u8> {
+    let mut w = Writer::default();
+    put_error(&mut w, error);
+    w.finish()
+}
+
+pub(crate) fn error_of_bytes(bytes: &[u8]) -> Result<Error> {
+    take_error(&mut Reader::new("note", bytes))
 }
 
 impl Frame {
@@ -147,6 +175,21 @@ impl Frame {
                 9
             }
             Frame::Goodbye => 10,
+            Frame::GaveUp { group, error } => {
+                put_error(w.u64(group), &error);
+                11
+            }
+            Frame::Ask { group, number } => {
+                w.u64(group).u64(number);
+                12
+            }
+            Frame::Missing { group, number, ranks, teller } => {
+                w.u64(group).u64(number).u64(teller).u64(ranks.len() as u64);
+                for rank in ranks {
+                    w.u64(rank);
+                }
+                13
+            }
         };
         let body = w.finish();
         let mut bytes = Vec::with_capacity(HEADER + body.len());
@@ -200,6 +243,16 @@ impl Frame {
             8 => Frame::Broken { group: r.u64()?, error: take_error(&mut r)? },
             9 => Frame::Leave { group: r.u64()?, clean: r.u64()? == 1 },
             10 => Frame::Goodbye,
+            11 => Frame::GaveUp { group: r.u64()?, error: take_error(&mut r)? },
+            12 => Frame::Ask { group: r.u64()?, number: r.u64()? },
+            13 => {
+                let (group, number, teller) = (r.u64()?, r.u64()?, r.u64()?);
+                let mut ranks = Vec::new();
+                for _ in 0..r.u64()? {
+                    ranks.push(r.u64()?);
+                }
+                Frame::Missing { group, number, ranks, teller }
+            }
             other => return Err(broken(&format!("a frame of kind {other}"))),
         })
     }
@@ -227,7 +280,14 @@ impl Outbox {
         self.packets.is_empty()
     }
 
-    /// Writes until all is written, or until the socket takes no more for now.
+    /// Takes the first packet back, if nothing of it has been written: what follows it then still is
+    /// understood. Otherwise the stream is broken off in the middle of a frame.
+    pub(crate) fn take_back(&mut self) -> bool {
+        self.bytes_sent == 0 && self.descriptors_sent == 0 && self.packets.pop_front().is_some()
+    }
+
+    /// Writes until all is written, or until the socket takes no more for now. After an error that
+    /// is [`crowded`], or `WouldBlock`, the rest may be tried again later.
     pub(crate) fn flush(&mut self, socket: &UnixStream) -> std::io::Result<()> {
         while let Some(packet) = self.packets.front() {
             let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
@@ -266,17 +326,57 @@ impl Outbox {
     }
 }
 
+/// How long to wait before a message is tried again for which the system had no room.
+pub(crate) const AGAIN: Duration = Duration::from_millis(10);
+
+/// Whether the system has no room for a message just now. Descriptors that were sent and not yet
+/// received are limited for each user, by the limit of open files; memory of sockets is, too.
+pub(crate) fn crowded(error: &std::io::Error) -> bool {
+    let code = Errno::from_io_error(error);
+    code.is_some_and(|code| [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM].contains(&code))
+}
+
+/// What to say of that, with the limit that is met.
+pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
+    format!(
+        "{error}: descriptors that are on their way are limited for all processes of a user \
+         together, by the limit of open files, {}",
+        open_files()
+    )
+}
+
+/// The limit of open files, in words.
+pub(crate) fn open_files() -> String {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or("none".into(), |limit| limit.to_string())
+}
+
 /// What was read from a socket and is no whole frame yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
     descriptors: VecDeque<OwnedFd>,
+    /// The longest body and whether descriptors are taken: of one that has not said who it is.
+    stranger: bool,
 }
 
 impl Inbox {
+    /// For a connection of which nothing is known yet: it can have little stored here, and no
+    /// descriptor.
+    pub(crate) fn of_stranger() -> Inbox {
+        Inbox { stranger: true, ..Inbox::default() }
+    }
+
+    /// It has said hello.
+    pub(crate) fn trust(&mut self) {
+        self.stranger = false;
+    }
+
     /// Reads once. `false`: the peer has closed its end.
     pub(crate) fn fill(&mut self, socket: &UnixStream) -> Result<bool> {
-        let mut buffer = vec![0; 1 << 16];
+        let room =
+            if self.stranger { HEADER + HELLO - self.bytes.len().min(HELLO) } else { 1 << 16 };
+        let mut buffer = vec![0; room];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
@@ -294,9 +394,10 @@ impl Inbox {
             }
         }
         if got.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(broken(
-                "descriptors did not come through: is the limit of open files met?",
-            ));
+            return Err(Error::system("receiving descriptors", Errno::MFILE));
+        }
+        if self.stranger && !self.descriptors.is_empty() {
+            return Err(broken("descriptors came before a hello"));
         }
         self.bytes.extend_from_slice(&buffer[..got.bytes]);
         Ok(got.bytes > 0)
@@ -310,7 +411,7 @@ impl Inbox {
         let mut r = Reader::new("header", header);
         let (length, both) = (r.u64()?, r.u64()?);
         let (kind, descriptors) = (both as u32, (both >> 32) as usize);
-        if length > LONGEST {
+        if length > if self.stranger { HELLO as u64 } else { LONGEST } {
             return Err(broken(&format!("a frame of {length} bytes")));
         }
         let Some(body) = rest.get(..length as usize) else {

@@ -5,28 +5,42 @@
 //! that was stopped delays nobody's errors.
 
 use std::collections::BTreeMap;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::frames::{Frame, Inbox, Outbox, Packet, Part};
-use super::rendezvous::{Patience, Place, check_user};
-use crate::error::{Error, Result};
+use super::frames::{
+    AGAIN, Frame, Inbox, Outbox, Packet, Part, crowded, explain_crowded, open_files,
+};
+use super::notice::{Patience, notice};
+use super::rendezvous::{Place, check_user};
+use crate::error::{Error, Result, list_ranks};
 
 /// How long the last messages may take after the world was closed: only a process that has been
 /// stopped needs it.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// How many may be connected that have not said who they are. It also bounds what those can have
+/// stored here: 64 times 8 KiB.
+const STRANGERS: usize = 64;
+/// How long a stranger may be silent where the place is wanted.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long rank 0 may have no descriptor for those that connect, before it gives up.
+const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
 
 pub(crate) struct Hub {
     place: Place,
     size: usize,
     /// By rank, once it has said hello.
     peers: Vec<Option<Peer>>,
-    /// Connected, but silent so far.
+    /// Connected, but silent so far; who came first is first.
     strangers: Vec<Peer>,
     groups: BTreeMap<u64, Group>,
+    /// Ranks that gave up waiting, with what they said. Judged when all that was sent has been read.
+    late: Vec<Late>,
     /// Set when rank 0 has left in good order.
     draining: Option<Instant>,
 }
@@ -35,7 +49,20 @@ struct Peer {
     socket: UnixStream,
     inbox: Inbox,
     outbox: Outbox,
+    since: Instant,
+    /// The system has no room for the first message in the outbox, for this reason.
+    crowded: Option<String>,
     gone: bool,
+    /// Why it is gone, where the reason is here and not there.
+    fault: Option<Error>,
+}
+
+struct Late {
+    rank: usize,
+    group: u64,
+    number: u64,
+    what: String,
+    waited: Duration,
 }
 
 struct Group {
@@ -59,12 +86,36 @@ impl Group {
             broken: false,
         }
     }
+
+    /// The members that have not come to the exchange that is going on.
+    fn missing(&self) -> Vec<usize> {
+        (0..self.given.len()).filter(|&i| self.given[i].is_none()).collect()
+    }
+
+    /// An error of the process of rank 0, by its rank in this group.
+    fn fault_of_hub(&self, what: String, message: String) -> Error {
+        match self.members.iter().position(|&m| m == 0) {
+            Some(rank) => Error::PeerFailed { rank, what, message },
+            None => {
+                let problem = format!("rank 0 of the launched world failed in {what}: {message}");
+                Error::Wire { what: "world".into(), problem }
+            }
+        }
+    }
 }
 
 impl Peer {
     fn new(socket: UnixStream) -> std::io::Result<Peer> {
         socket.set_nonblocking(true)?;
-        Ok(Peer { socket, inbox: Inbox::default(), outbox: Outbox::default(), gone: false })
+        Ok(Peer {
+            socket,
+            inbox: Inbox::of_stranger(),
+            outbox: Outbox::default(),
+            since: Instant::now(),
+            crowded: None,
+            gone: false,
+            fault: None,
+        })
     }
 
     fn send(&mut self, packet: Packet) {
@@ -74,12 +125,30 @@ impl Peer {
         }
     }
 
+    /// Writes what the socket takes. What the system has no room for just now stays.
     fn flush(&mut self) {
+        self.crowded = None;
         match self.outbox.flush(&self.socket) {
             Ok(()) => {}
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            // Its end is closed; reading will tell.
-            Err(_) => self.outbox = Outbox::default(),
+            Err(e) if crowded(&e) => self.crowded = Some(explain_crowded(&e)),
+            Err(e) => {
+                if e.kind() != std::io::ErrorKind::BrokenPipe {
+                    tracing::warn!(error = %e, "a message could not be sent");
+                }
+                // Half a frame may be out: nothing after it would be understood. Where its end is
+                // closed reading tells, after what it said before; where it is not, it is told so.
+                self.outbox = Outbox::default();
+                let _ = self.socket.shutdown(Shutdown::Write);
+            }
+        }
+    }
+
+    /// Gives up a message for which the system has no room, so that the reason can be told.
+    fn make_room(&mut self) {
+        if self.crowded.take().is_some() && !self.outbox.take_back() {
+            self.outbox = Outbox::default();
+            let _ = self.socket.shutdown(Shutdown::Write);
         }
     }
 
@@ -92,6 +161,9 @@ impl Peer {
             Err(error) => {
                 tracing::warn!(%error, "a connection is given up");
                 self.gone = true;
+                if matches!(error, Error::System { .. }) {
+                    self.fault = Some(error);
+                }
             }
         }
         loop {
@@ -105,6 +177,17 @@ impl Peer {
                 }
             }
         }
+    }
+
+    /// Whether there is something to read.
+    fn is_ready(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        !self.gone && matches!(ready, Ok(n) if n > 0)
+    }
+
+    fn read_if_ready(&mut self) -> Vec<Frame> {
+        if self.is_ready() { self.read() } else { Vec::new() }
     }
 }
 
@@ -124,6 +207,7 @@ impl Hub {
             peers: (0..size).map(|_| None).collect(),
             strangers: Vec::new(),
             groups: BTreeMap::from([(0, Group::new((0..size).collect()))]),
+            late: Vec::new(),
             draining: None,
         };
         let gathered =
@@ -131,22 +215,50 @@ impl Hub {
                 hub.strangers.push(own);
                 hub.gather(&listener, deadline)
             });
-        drop(listener);
-        hub.place.clear();
-        hub.strangers.retain(|s| !s.gone);
         match gathered {
             Ok(()) => {
-                hub.strangers.clear();
+                hub.place.clear(None);
+                let complete = format!("the world of {size} ranks is complete without this one");
+                let complete = hub.place.error(complete);
+                hub.refuse(&listener, &complete);
+                drop(listener);
                 hub.broadcast(Frame::Welcome);
                 hub.serve();
             }
             Err(error) => {
                 tracing::debug!(%error, "the world comes to nothing");
-                let refusal = Frame::Refuse(error).pack();
-                let peers = hub.peers.iter_mut().rev().flatten();
-                for peer in hub.strangers.iter_mut().chain(peers) {
+                let refusal = Frame::Refuse(error.clone()).pack();
+                // Rank 0 last: its process may end when it has read this. The others' connections are
+                // closed before a note is written, which may need their descriptors.
+                let own = hub.peers[0].take();
+                for mut peer in hub.peers.drain(..).rev().flatten() {
                     peer.send(refusal.clone());
                 }
+                hub.refuse(&listener, &error);
+                hub.place.clear(Some(&error));
+                // Those that connected until the socket was unlinked.
+                hub.refuse(&listener, &error);
+                drop(listener);
+                if let Some(mut own) = own {
+                    own.send(refusal);
+                }
+            }
+        }
+    }
+
+    /// Tells those why that are connected, or just about to be, and are not of the world.
+    fn refuse(&mut self, listener: &UnixListener, error: &Error) {
+        let refusal = Frame::Refuse(error.clone()).pack();
+        for mut stranger in self.strangers.drain(..) {
+            stranger.send(refusal.clone());
+        }
+        // More may wait to be accepted.
+        for _ in 0..2 * STRANGERS {
+            let Ok((socket, _)) = listener.accept() else { break };
+            if check_user(&socket).is_ok()
+                && let Ok(mut stranger) = Peer::new(socket)
+            {
+                stranger.send(refusal.clone());
             }
         }
     }
@@ -154,60 +266,128 @@ impl Hub {
     fn gather(&mut self, listener: &UnixListener, deadline: Instant) -> Result<()> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
-        while self.peers.iter().any(Option::is_none) {
+        let mut full: Option<(Instant, std::io::Error)> = None;
+        loop {
+            // All that was sent is read before anybody is judged: this process may have been stopped
+            // for longer than the deadline, and the others have come in time.
+            match self.accept(listener) {
+                Ok(()) => full = None,
+                Err(e) => full = Some((full.map_or_else(Instant::now, |(since, _)| since), e)),
+            }
+            self.hear()?;
+            let missing = self.missing();
+            if missing.is_empty() {
+                return Ok(());
+            }
             let now = Instant::now();
+            if let Some((since, error)) = &full
+                && (now >= deadline || now - *since >= NO_DESCRIPTOR)
+            {
+                let (what, files) = (format!("rendezvous at {}", self.place), open_files());
+                let message = format!("accepting another rank: {error}; the limit is {files}");
+                return Err(Error::PeerFailed { rank: 0, what, message });
+            }
+            if let Some(rank) = self.place.lost(&missing) {
+                return Err(Error::PeerLost { rank });
+            }
             if now >= deadline {
                 return Err(Error::Absent {
-                    ranks: self.missing(),
+                    ranks: missing,
                     what: format!("rank 0 at {}", self.place),
                     waited: now - started,
                 });
             }
             if let Some(waited) = patience.is_over() {
-                let (missing, size, place) = (self.missing(), self.size, &self.place);
-                tracing::warn!(?missing, size, ?waited, %place, "waiting for ranks");
+                let missing = list_ranks(&missing);
+                notice(format_args!(
+                    "rank 0 of {} waits for rank {missing} at {}: {waited:.1?} of {:.1?}",
+                    self.size,
+                    self.place,
+                    deadline - started
+                ));
             }
-            self.wait(Some(listener), Some(deadline.min(patience.until) - now));
-            while let Ok((socket, _)) = listener.accept() {
-                match check_user(&socket) {
-                    Ok(()) => {}
-                    Err(problem) => {
-                        tracing::warn!(problem, "a connection is refused");
-                        continue;
-                    }
-                }
-                match Peer::new(socket) {
-                    Ok(peer) => self.strangers.push(peer),
-                    Err(e) => return Err(Error::system("socket of a process", e)),
-                }
+            let mut until = deadline.min(patience.until);
+            if full.is_some() {
+                until = until.min(now + AGAIN);
+            } else if self.strangers.len() >= STRANGERS {
+                until = until.min(now + SILENCE);
             }
-            for mut stranger in std::mem::take(&mut self.strangers) {
-                match stranger.read_if_ready().into_iter().next() {
-                    None if stranger.gone => {}
-                    None => self.strangers.push(stranger),
-                    Some(frame) => {
-                        let outcome = self.greet(frame);
-                        match outcome {
-                            Ok(rank) => self.peers[rank] = Some(stranger),
-                            Err(e) => {
-                                // It is told, too.
-                                self.strangers.push(stranger);
-                                return Err(e);
-                            }
-                        }
-                    }
+            if let Some(pause) = self.place.asks_for_lost() {
+                until = until.min(now + pause);
+            }
+            let heed = full.is_none() && self.strangers.len() < STRANGERS;
+            self.wait(heed.then_some(listener), Some(until.saturating_duration_since(now)));
+        }
+    }
+
+    /// Takes in who has connected. An error is one of this process: it can have no more descriptors.
+    fn accept(&mut self, listener: &UnixListener) -> std::io::Result<()> {
+        loop {
+            if self.strangers.len() >= STRANGERS {
+                let silent = |s: &Peer| s.since.elapsed() >= SILENCE;
+                self.strangers.retain(|s| !silent(s));
+                if self.strangers.len() >= STRANGERS {
+                    return Ok(());
                 }
             }
-            for rank in 0..self.size {
-                if let Some(peer) = &mut self.peers[rank] {
-                    let _ = peer.read_if_ready();
-                    if peer.gone {
-                        return Err(self.place.error(format!("rank {rank} has gone again")));
+            let socket = match listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if is_full(&e) => return Err(e),
+                // That connection came to nothing.
+                Err(_) => continue,
+            };
+            match check_user(&socket) {
+                Ok(()) => self.strangers.push(Peer::new(socket)?),
+                Err(problem) => tracing::warn!(problem, "a connection is refused"),
+            }
+        }
+    }
+
+    /// Reads what strangers and those that wait have sent.
+    fn hear(&mut self) -> Result<()> {
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            let mut frames = stranger.read_if_ready().into_iter();
+            match frames.next() {
+                None if stranger.gone => {}
+                None => self.strangers.push(stranger),
+                Some(frame) => match self.greet(frame) {
+                    Greeting::Rank(rank) => {
+                        stranger.inbox.trust();
+                        self.peers[rank] = Some(stranger);
+                        self.heed(frames)?;
                     }
-                }
+                    Greeting::Stranger(error) => {
+                        tracing::warn!(%error, "a connection is refused");
+                        stranger.send(Frame::Refuse(error).pack());
+                    }
+                    Greeting::Wrong(error) => {
+                        // It is told, too.
+                        self.strangers.push(stranger);
+                        return Err(error);
+                    }
+                },
+            }
+        }
+        for rank in 0..self.size {
+            while let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) {
+                let frames = peer.read();
+                self.heed(frames.into_iter())?;
+            }
+            if self.peers[rank].as_ref().is_some_and(|p| p.gone) {
+                return Err(Error::PeerLost { rank });
             }
         }
         Ok(())
+    }
+
+    /// What a rank can say before all have come: that it gave up.
+    fn heed(&mut self, mut frames: impl Iterator<Item = Frame>) -> Result<()> {
+        let gave_up = frames.find_map(|frame| match frame {
+            Frame::GaveUp { error, .. } => Some(error),
+            _ => None,
+        });
+        gave_up.map_or(Ok(()), Err)
     }
 
     /// The ranks that have not said hello.
@@ -215,23 +395,28 @@ impl Hub {
         (0..self.size).filter(|&r| self.peers[r].is_none()).collect()
     }
 
-    /// Whether a process that says this belongs here, and as which rank.
-    fn greet(&self, frame: Frame) -> Result<usize> {
+    /// Whether a process that says this belongs here, and as which rank. Who says anything else than
+    /// hello, or is of another job, does not concern this world; who is of this job and differs from
+    /// it makes it impossible.
+    fn greet(&self, frame: Frame) -> Greeting {
         let Frame::Hello { job, rank, size } = frame else {
-            return Err(self.place.error("a process says something else than hello"));
+            return Greeting::Stranger(
+                self.place.error("a process says something else than hello"),
+            );
         };
-        let problem = if job != self.place.job {
-            format!("a process is of the job {job}")
-        } else if size != self.size as u64 {
+        if job != self.place.job {
+            return Greeting::Stranger(self.place.error(format!("a process is of the job {job}")));
+        }
+        let problem = if size != self.size as u64 {
             format!("the size of the world is {} on rank 0, {size} on rank {rank}", self.size)
         } else if rank >= size {
             format!("a process has rank {rank}, expected 0 to {}", self.size - 1)
         } else if self.peers[rank as usize].is_some() {
             format!("two processes have rank {rank}")
         } else {
-            return Ok(rank as usize);
+            return Greeting::Rank(rank as usize);
         };
-        Err(self.place.error(problem))
+        Greeting::Wrong(self.place.error(problem))
     }
 
     fn serve(&mut self) {
@@ -247,6 +432,11 @@ impl Hub {
                     return;
                 }
                 timeout = Some(until - now);
+            }
+            if !self.late.is_empty() {
+                timeout = Some(Duration::ZERO);
+            } else if self.peers.iter().flatten().any(|p| !p.gone && p.crowded.is_some()) {
+                timeout = Some(timeout.map_or(AGAIN, |t| t.min(AGAIN)));
             }
             self.wait(None, timeout);
             for rank in 0..self.size {
@@ -265,6 +455,13 @@ impl Hub {
                     }
                 }
             }
+            // This process may have been stopped past a deadline: who is late is judged when all
+            // that the others sent meanwhile has been read.
+            if !self.peers.iter().flatten().any(Peer::is_ready) {
+                for late in std::mem::take(&mut self.late) {
+                    self.judge(late);
+                }
+            }
         }
     }
 
@@ -277,7 +474,8 @@ impl Hub {
         for peer in self.strangers.iter().chain(self.peers.iter().flatten()) {
             if !peer.gone {
                 let mut events = PollFlags::IN;
-                if !peer.outbox.is_empty() {
+                // A socket that could take more does not help where the system has no room.
+                if !peer.outbox.is_empty() && peer.crowded.is_none() {
                     events |= PollFlags::OUT;
                 }
                 fds.push(PollFd::from_borrowed_fd(peer.socket.as_fd(), events));
@@ -323,7 +521,11 @@ impl Hub {
         match frame {
             Frame::Group { group, members } => self.enter(rank, group, members),
             Frame::Give { group, number, part } => self.give(rank, group, number, part),
-            Frame::Late { group, number, what, waited } => self.late(group, number, what, waited),
+            Frame::Late { group, number, what, waited } => {
+                self.late.push(Late { rank, group, number, what, waited });
+            }
+            Frame::GaveUp { group, error } => self.give_up(rank, group, error),
+            Frame::Ask { group, number } => self.answer(rank, group, number),
             Frame::Leave { group, clean } => {
                 self.leave(rank, group, clean);
                 if (rank, group, clean) == (0, 0, true) {
@@ -369,17 +571,49 @@ impl Hub {
         }
     }
 
-    fn late(&mut self, id: u64, number: u64, what: String, waited: Duration) {
-        let Some(group) = self.groups.get_mut(&id) else {
+    /// A rank has waited until its deadline: who has not come to the exchange? If all have, and the
+    /// system had no room to say so to the one that waits, that is why.
+    fn judge(&mut self, Late { rank, group: id, number, what, waited }: Late) {
+        let Some(group) = self.groups.get_mut(&id).filter(|g| !g.broken) else {
             return;
         };
-        // Complete meanwhile, or broken: the answer is on its way.
-        if group.broken || number != group.number {
-            return;
-        }
+        let crowded = self.peers[rank].as_ref().and_then(|peer| peer.crowded.clone());
+        let error = match crowded {
+            _ if number == group.number => Error::Absent { ranks: group.missing(), what, waited },
+            Some(message) => group.fault_of_hub(format!("{what}, passing descriptors on"), message),
+            // Complete meanwhile: the answer is on its way.
+            None => return,
+        };
         group.broken = true;
-        let ranks = (0..group.given.len()).filter(|&i| group.given[i].is_none()).collect();
-        self.tell(id, Frame::Broken { group: id, error: Error::Absent { ranks, what, waited } });
+        for member in group.members.clone() {
+            if let Some(peer) = &mut self.peers[member] {
+                peer.make_room();
+            }
+        }
+        self.tell(id, Frame::Broken { group: id, error });
+    }
+
+    /// A rank cannot go on, and says why before it leaves.
+    fn give_up(&mut self, rank: usize, id: u64, error: Error) {
+        if let Some(group) = self.groups.get_mut(&id)
+            && group.members.contains(&rank)
+            && !std::mem::replace(&mut group.broken, true)
+        {
+            self.tell(id, Frame::Broken { group: id, error });
+        }
+    }
+
+    /// Tells a rank that has waited for a while whom it waits for.
+    fn answer(&mut self, rank: usize, id: u64, number: u64) {
+        let Some(group) = self.groups.get(&id).filter(|g| !g.broken && g.number == number) else {
+            return;
+        };
+        let ranks = group.missing();
+        let here = (0..group.given.len()).find(|i| !ranks.contains(i));
+        if let (Some(teller), Some(peer)) = (here, &mut self.peers[rank]) {
+            let (ranks, teller) = (ranks.iter().map(|&r| r as u64).collect(), teller as u64);
+            peer.send(Frame::Missing { group: id, number, ranks, teller }.pack());
+        }
     }
 
     fn leave(&mut self, rank: usize, id: u64, clean: bool) {
@@ -398,16 +632,30 @@ impl Hub {
         if group.left.iter().all(|&left| left) {
             self.groups.remove(&id);
         } else if !clean {
-            self.tell(id, Frame::Broken { group: id, error: Error::PeerLost { rank: index } });
+            // Where this process could not read it, the fault is here.
+            let fault = self.peers[rank].as_ref().and_then(|p| p.fault.as_ref());
+            let error = match fault {
+                Some(fault) => group.fault_of_hub(
+                    format!("messages of rank {rank}"),
+                    format!("{fault}; the limit of open files is {}", open_files()),
+                ),
+                None => Error::PeerLost { rank: index },
+            };
+            self.tell(id, Frame::Broken { group: id, error });
         }
     }
 }
 
-impl Peer {
-    /// Reads if that does not block.
-    fn read_if_ready(&mut self) -> Vec<Frame> {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        if matches!(ready, Ok(n) if n > 0) && !self.gone { self.read() } else { Vec::new() }
-    }
+/// What becomes of a connection whose first frame was read.
+enum Greeting {
+    Rank(usize),
+    Stranger(Error),
+    Wrong(Error),
+}
+
+/// Whether this process or the system can have no more descriptors.
+fn is_full(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let code = Errno::from_io_error(error);
+    code.is_some_and(|c| [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&c))
 }

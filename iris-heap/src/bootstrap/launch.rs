@@ -6,6 +6,7 @@ use std::io::Read;
 use std::str::FromStr;
 
 use crate::abi::MAX_RANKS;
+use crate::bootstrap::rendezvous::began;
 use crate::bootstrap::unsupported;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
@@ -119,40 +120,93 @@ const SLURM: Names = Names {
     local_rank: "SLURM_LOCALID",
     local_size: "",
     node: "SLURM_NODEID",
-    job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+    job: &["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID"],
     restart: "SLURM_RESTART_COUNT",
 };
+
+/// What a task of Slurm has and the script of a batch has not; the second is the older name.
+const SLURM_STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID"];
 
 impl Launch {
     pub(crate) fn from_env() -> Result<Launch> {
         Launch::detect(&read)
     }
 
-    /// The first launcher whose variables are there. Those that run inside another come first:
-    /// torchrun under Slurm sets its own.
+    /// What the launcher says that started this very process. Those that run inside another come
+    /// first: torchrun under Slurm sets its own variables. Where those of two launchers are there and
+    /// disagree, neither is believed: a world of the wrong size would be silent about it.
     fn detect(get: Get<'_>) -> Result<Launch> {
         let is_set = |name: &str| get(name).map(|v| v.is_some());
+        let step = first(get, SLURM_STEP)?.is_some();
+        let mut found = Vec::new();
         if is_set("RANK")? || (is_set("WORLD_SIZE")? && !is_set("PMIX_RANK")?) {
-            return Launch::by(&BY_HAND, get);
+            found.push(&BY_HAND);
         }
         for names in [&OPEN_MPI, &PMI] {
             if is_set(names.rank)? || is_set(names.size[0])? {
-                return Launch::by(names, get);
+                found.push(names);
             }
         }
-        // The script of a Slurm batch has the variables of a task, too, but is not one of a step.
-        let step = is_set("SLURM_STEP_ID")?;
         if step && is_set("SLURM_PROCID")? {
-            let hosts = first(get, &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?;
-            if let Some((name, hosts)) = hosts
-                && hosts != "1"
-            {
-                return Err(several_hosts(&format!("{name}={hosts}")));
-            }
-            return Launch::by(&SLURM, get);
+            found.push(&SLURM);
         }
-        if is_set("PMIX_RANK")? {
-            return Launch::by(&PMIX, get);
+        // It may speak for any of the others, and has no size of its own.
+        if found.is_empty() && is_set("PMIX_RANK")? {
+            found.push(&PMIX);
+        }
+        let Some((&names, others)) = found.split_first() else {
+            return Launch::without(get);
+        };
+        let hosts = first(get, &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?;
+        if names.rank == SLURM.rank
+            && let Some((name, hosts)) = hosts
+            && hosts != "1"
+        {
+            return Err(several_hosts(&format!("{name}={hosts}")));
+        }
+        let launch = Launch::by(names, get)?;
+        let torchrun = names.rank == BY_HAND.rank && is_set("TORCHELASTIC_RUN_ID")?;
+        for other in others {
+            let Some((size_name, size)) = first(get, other.size)? else { continue };
+            let rank = get(other.rank)?.unwrap_or_else(|| "(not set)".into());
+            if (rank.trim(), size.trim()) == (&launch.rank.to_string(), &launch.size.to_string()) {
+                continue;
+            }
+            // One task in which a launcher of ranks, or a shell, was started.
+            if size.trim() == "1" && (step || torchrun) {
+                continue;
+            }
+            let (ours, _) = first(get, names.size)?.unwrap_or((names.size[0], String::new()));
+            return Err(wrong(
+                &format!(
+                    "{}={} {ours}={} and {}",
+                    names.rank, launch.rank, launch.size, other.rank
+                ),
+                &format!("{rank} {size_name}={size}"),
+                "launchers that agree: unset the variables that are left from another one",
+            ));
+        }
+        Ok(launch)
+    }
+
+    /// No launcher is known. The script of a Slurm batch has a task's variables, too, without being
+    /// one; but so has a task from whose environment the step was lost.
+    fn without(get: Get<'_>) -> Result<Launch> {
+        if let Some(task) = get(SLURM.rank)? {
+            let tasks = first(get, SLURM.size)?;
+            let several = tasks.as_ref().is_some_and(|(_, tasks)| tasks.trim() != "1");
+            if several || task.trim() != "0" {
+                let and =
+                    tasks.map_or(String::new(), |(name, tasks)| format!(" and {name}={tasks}"));
+                return Err(wrong(
+                    SLURM_STEP[0],
+                    "(not set)",
+                    &format!(
+                        "the step, since SLURM_PROCID={task}{and}: start the ranks with srun, or set \
+                         RANK and WORLD_SIZE (0 and 1 for a program of one rank in a batch script)"
+                    ),
+                ));
+            }
         }
         let place = Place { node: 0, local_rank: 0, local_size: 1 };
         Ok(Launch { rank: 0, size: 1, place, job: String::new() })
@@ -236,11 +290,11 @@ fn several_hosts(says: &str) -> Error {
 /// shell, started have the same.
 fn parent() -> String {
     let pid = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get());
-    // The name, in brackets, may hold anything; the 20th field behind it is the time.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let began = after.split_whitespace().nth(19).unwrap_or("?");
-    format!("parent process {pid} of {began}, as nothing such as MASTER_PORT names the job")
+    let began = began(&pid.to_string()).map_or("?".into(), |began| format!("{began:.2?}"));
+    format!(
+        "parent process {pid} of {began}, since MASTER_PORT is not set: where the ranks of a job are \
+         not started by one process, set MASTER_PORT to the same number for all"
+    )
 }
 
 #[cfg(test)]
@@ -286,7 +340,7 @@ mod tests {
     fn by_hand_the_parent_names_the_job() {
         let l = detect(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "host")]).unwrap();
         assert!(l.job.contains(&format!("{}", rustix::process::getppid().unwrap())), "{}", l.job);
-        assert!(l.job.contains("MASTER_PORT") && !l.job.contains('?'), "{}", l.job);
+        assert!(l.job.contains("set MASTER_PORT") && !l.job.contains('?'), "{}", l.job);
         assert_eq!(l.place.local_rank, 1);
     }
 
@@ -323,12 +377,55 @@ mod tests {
         ];
         let l = detect(&slurm).unwrap();
         assert_eq!((l.rank, l.size, l.job.as_str()), (3, 4, "SLURM_JOB_ID=77 SLURM_STEP_ID=2"));
+        let older = slurm.map(|v| if v.0 == "SLURM_STEP_ID" { ("SLURM_STEPID", v.1) } else { v });
+        assert_eq!(detect(&older).unwrap().size, 4);
+        // A task whose step is not known, and a batch script in which srun was forgotten.
         let batch: Vec<_> = slurm.into_iter().filter(|v| v.0 != "SLURM_STEP_ID").collect();
-        assert_eq!(detect(&batch).unwrap().size, 1, "a batch script is no task");
+        fails(&batch, &["SLURM_STEP_ID=(not set)", "SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4"]);
+        fails(&[("SLURM_PROCID", "2")], &["SLURM_PROCID=2", "srun", "RANK"]);
+        fails(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")], &["SLURM_NTASKS=8", "srun"]);
+        let alone = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
+        assert_eq!(detect(&alone).unwrap().size, 1, "a batch script of one task");
+        assert_eq!(detect(&[("SLURM_PROCID", "0")]).unwrap().size, 1);
 
         let l = detect(&[("PMIX_RANK", "1"), ("WORLD_SIZE", "2"), ("PMIX_NAMESPACE", "n")]);
         assert_eq!((l.as_ref().unwrap().rank, l.unwrap().size), (1, 2));
         assert_eq!(detect(&[]).unwrap().size, 1);
+    }
+
+    #[test]
+    fn launchers_that_disagree_are_named() {
+        let mpirun = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
+        let with = |more: &[(&'static str, &'static str)]| [&mpirun[..], more].concat();
+        // Left in a shell from another run.
+        fails(
+            &with(&[("RANK", "0"), ("WORLD_SIZE", "1")]),
+            &["RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "unset"],
+        );
+        fails(&with(&[("RANK", "2"), ("WORLD_SIZE", "8")]), &["WORLD_SIZE=8", "SIZE=4"]);
+        fails(&with(&[("RANK", "1"), ("WORLD_SIZE", "4")]), &["RANK=1", "RANK=2"]);
+        fails(&with(&[("PMI_RANK", "2"), ("PMI_SIZE", "3")]), &["PMI_RANK=2 PMI_SIZE=3"]);
+        let alone = [("RANK", "1"), ("WORLD_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+        fails(&alone, &["RANK=1 WORLD_SIZE=2", "PMI_RANK=0 PMI_SIZE=1"]);
+        // A program that sets RANK from what its launcher says.
+        assert_eq!(detect(&with(&[("RANK", "2"), ("WORLD_SIZE", "4")])).unwrap().rank, 2);
+        // A launcher, or a shell, in the one task of a step; torchrun in the one task of mpirun.
+        let task = [
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "1"),
+            ("SLURM_NTASKS", "1"),
+            ("SLURM_STEP_ID", "0"),
+        ];
+        assert_eq!(detect(&with(&task)).unwrap().rank, 2);
+        let by_hand = [&task[..], &[("RANK", "1"), ("WORLD_SIZE", "2")]].concat();
+        assert_eq!(detect(&by_hand).unwrap().size, 2);
+        let torchrun = [&alone[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+        assert_eq!(detect(&torchrun).unwrap().size, 2);
+        // Slurm's own, as Open MPI sees them.
+        let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "0")];
+        assert_eq!(detect(&with(&srun)).unwrap().size, 4);
+        let stale = [&srun[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();
+        fails(&stale, &["RANK=0 WORLD_SIZE=1", "SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4"]);
     }
 
     #[test]

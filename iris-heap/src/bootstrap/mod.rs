@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 mod frames;
 mod hub;
 pub(crate) mod launch;
+pub(crate) mod notice;
 pub(crate) mod rendezvous;
 pub(crate) mod threads;
 pub(crate) mod unix;

@@ -3,48 +3,55 @@
 //! Its name is made from what the processes of one job share and those of another do not. Rank 0
 //! listens, the others connect, and once all have come the socket is unlinked. A socket without a
 //! listener is left from a process that died: rank 0 unlinks it, under a lock of the folder, and
-//! the others try again until their deadline.
+//! the others try again until their deadline, unless it is this very run's rank 0 that died.
+//!
+//! Two kinds of files tell a rank sooner than its deadline that nobody will come. Rank 0 leaves a
+//! note beside the socket when its world comes to nothing: it concerns the processes that were there
+//! by then, not those of the next run. And a launcher leaves `lost-RANK` in the folder that it made
+//! for the job, when the process of a rank has ended.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::time::{ClockId, clock_gettime};
 
+use super::frames::{error_of_bytes, error_to_bytes};
+use super::notice::{Patience, notice};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::wire::hash;
+use crate::world::lock;
 
 /// The longest path of a Unix socket, without its end.
 const LONGEST: usize = 107;
 
-/// When to say that one still waits: after a hundredth of the time there is, 6 s if nothing else is
-/// set, and again whenever the wait has doubled.
-pub(crate) struct Patience {
-    started: Instant,
-    pub(crate) until: Instant,
-}
-
-impl Patience {
-    pub(crate) fn new(started: Instant, deadline: Instant) -> Patience {
-        Patience { started, until: started + (deadline - started) / 100 }
-    }
-
-    /// How long it has been, if it is time to say so.
-    pub(crate) fn is_over(&mut self) -> Option<Duration> {
-        let now = Instant::now();
-        let waited = now - self.started;
-        (now >= self.until).then(|| {
-            self.until = now + waited;
-            waited
-        })
-    }
-}
+/// How long to wait for the lock of the folder, which is held for moments, by a process that is not
+/// stopped meanwhile.
+const LOCKED: Duration = Duration::from_secs(10);
+/// How long a note of a world that came to nothing is kept.
+const NOTE: Duration = Duration::from_secs(3600);
+/// How often is looked for a rank that the launcher knows to have ended.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a socket has to refuse before its rank 0 counts as dead: one that is just about to listen
+/// refuses, too.
+const REFUSED: Duration = Duration::from_millis(300);
+/// Ranks of one run are started one after the other. What happened so shortly before this one began
+/// may still concern it.
+const STARTS: Duration = Duration::from_secs(2);
+/// How long another rank 0 is then waited for.
+const ANOTHER: Duration = Duration::from_secs(5);
+/// The clocks of files and of processes' starts tick this slowly.
+const TICK: Duration = Duration::from_millis(10);
 
 /// A place to meet.
 #[derive(Clone, Debug)]
@@ -55,12 +62,14 @@ pub(crate) struct Place {
     pub(crate) job: String,
     /// Whether the folder is ours to remove when it is empty.
     ours: bool,
+    /// Whether it may be a launcher's, which leaves word there of ranks that have ended.
+    launched: bool,
 }
 
 impl Place {
     /// For the job that `job` describes. `IRIS_RENDEZVOUS` gives the folder, otherwise it is one of
-    /// the user's in the temporary folder.
-    pub(crate) fn new(job: String) -> Result<Place> {
+    /// the user's in the temporary folder. `launched`: the ranks are those of the launcher.
+    pub(crate) fn new(job: String, launched: bool) -> Result<Place> {
         let (folder, ours) = match env::read("IRIS_RENDEZVOUS")? {
             None => {
                 let user = rustix::process::geteuid().as_raw();
@@ -69,105 +78,210 @@ impl Place {
             Some(text) if text.starts_with('/') => (PathBuf::from(text), false),
             Some(text) => return Err(env::wrong("IRIS_RENDEZVOUS", &text, "an absolute path")),
         };
-        Ok(Place::at(folder, ours, job))
+        let place = Place::at(folder, ours, job);
+        Ok(Place { launched: launched && !ours, ..place })
     }
 
     fn at(folder: PathBuf, ours: bool, job: String) -> Place {
         let socket = folder.join(format!("{:032x}", hash(&[job.as_bytes()])));
-        Place { folder, socket, job, ours }
+        Place { folder, socket, job, ours, launched: false }
     }
 
     pub(crate) fn error(&self, problem: impl Into<String>) -> Error {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
+    /// Takes down, when it is dropped, that this process has met the others here.
+    pub(crate) fn visit(&self) -> Visit<'_> {
+        Visit(self)
+    }
+
+    /// Whether what happened here at `at`, from the system's start, happened to the run of this process,
+    /// which waits since `started`.
+    fn concerns(&self, at: Duration, started: Instant) -> bool {
+        let visited = lock(&VISITED).get(&self.socket).copied();
+        let Some(began) = began("self") else { return false };
+        // One that was here before has seen what happened.
+        visited.is_none_or(|visited| at > visited)
+            && (at > began + TICK || at + STARTS > began && started.elapsed() >= ANOTHER)
+    }
+
     /// Listens: rank 0.
     pub(crate) fn listen(&self) -> Result<UnixListener> {
         let _lock = self.lock()?;
-        match UnixStream::connect(self.short()?.as_path()) {
-            Ok(_) => {
+        match connect(self.short()?.as_path()) {
+            // One whose queue is full listens, too.
+            Err(e) if e.kind() != ErrorKind::WouldBlock => match e.kind() {
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused => self.unlink_stale()?,
+                _ => return Err(self.error(format!("looking for a listener: {e}"))),
+            },
+            _ => {
                 return Err(self.error(
                     "another process listens there: is the rank 0 given to two processes, or the \
                      same MASTER_PORT to two jobs?",
                 ));
             }
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                tracing::info!(socket = %self.socket.display(), "unlinking a stale socket");
-                fs::remove_file(&self.socket)
-                    .map_err(|e| self.error(format!("unlinking a stale socket: {e}")))?;
-            }
-            Err(e) => return Err(self.error(format!("looking for a listener: {e}"))),
         }
+        // What is said there of an earlier world.
+        let _ = fs::remove_file(self.note());
         let listener = UnixListener::bind(self.short()?.as_path())
             .map_err(|e| self.error(format!("binding: {e}")))?;
         listener.set_nonblocking(true).map_err(|e| self.error(e.to_string()))?;
         Ok(listener)
     }
 
+    /// Removes what lies where the socket should be: one that a dead process left, or a link that
+    /// leads nowhere, which is not found by whoever follows it and yet in the way.
+    fn unlink_stale(&self) -> Result<()> {
+        if fs::symlink_metadata(&self.socket).is_err() {
+            return Ok(());
+        }
+        tracing::info!(socket = %self.socket.display(), "unlinking a stale socket");
+        fs::remove_file(&self.socket)
+            .map_err(|e| self.error(format!("unlinking a stale socket: {e}")))
+    }
+
     /// Connects: all ranks but 0. Tries until `deadline`.
-    pub(crate) fn connect(&self, size: usize, deadline: Instant) -> Result<UnixStream> {
+    pub(crate) fn connect(
+        &self,
+        rank: usize,
+        size: usize,
+        deadline: Instant,
+    ) -> Result<UnixStream> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
+        let mut refused: Option<Instant> = None;
         loop {
-            match self.try_connect() {
-                Ok(Some(socket)) => return Ok(socket),
-                Ok(None) => {}
-                Err(e) => return Err(e),
+            match self.try_connect()? {
+                Tried::Connected(socket) => return Ok(socket),
+                Tried::Absent => refused = None,
+                Tried::Refused => {
+                    let since = *refused.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= REFUSED && self.died(started) {
+                        return Err(Error::PeerLost { rank: 0 });
+                    }
+                }
+            }
+            if let Some(error) = self.came_to_nothing(Some(started)) {
+                return Err(error);
+            }
+            if let Some(rank) = self.lost(&(0..size).filter(|&r| r != rank).collect::<Vec<_>>()) {
+                return Err(Error::PeerLost { rank });
             }
             if Instant::now() >= deadline {
                 tracing::error!(socket = %self.socket.display(), job = %self.job, "nobody listens");
                 return Err(Error::Absent {
                     ranks: vec![0],
-                    what: format!("a rank of a world of {size} at {self}"),
+                    what: format!("rank {rank} of {size} at {self}"),
                     waited: started.elapsed(),
                 });
             }
             if let Some(waited) = patience.is_over() {
-                tracing::warn!(missing = 0, size, ?waited, place = %self, "waiting for rank 0");
+                let most = deadline - started;
+                notice(format_args!(
+                    "rank {rank} of {size} waits for rank 0 at {self}: {waited:.1?} of {most:.1?}"
+                ));
             }
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(50));
+            pause = (pause * 2).min(LOOK);
         }
     }
 
-    /// `None`: not yet.
-    fn try_connect(&self) -> Result<Option<UnixStream>> {
+    fn try_connect(&self) -> Result<Tried> {
         match self.check_folder() {
             Ok(()) => {}
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Tried::Absent),
             Err(e) => return Err(self.error(e.to_string())),
         }
-        match UnixStream::connect(self.short()?.as_path()) {
+        match connect(self.short()?.as_path()) {
             Ok(socket) => {
                 check_user(&socket).map_err(|e| self.error(e))?;
-                Ok(Some(socket))
+                Ok(Tried::Connected(socket))
             }
-            // No socket yet; a stale one; or one whose queue is full.
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::WouldBlock
-                ) =>
-            {
-                Ok(None)
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(Tried::Refused),
+            // No socket yet, or one whose queue is full.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {
+                Ok(Tried::Absent)
             }
             Err(e) => Err(self.error(format!("connecting: {e}"))),
         }
     }
 
+    /// The first of these ranks whose process has ended, as the launcher says.
+    pub(crate) fn lost(&self, ranks: &[usize]) -> Option<usize> {
+        self.asks_for_lost()?;
+        let lost = |rank: &usize| self.folder.join(format!("lost-{rank}")).exists();
+        ranks.iter().copied().find(lost)
+    }
+
+    /// How often to look for a rank that the launcher says is lost.
+    pub(crate) fn asks_for_lost(&self) -> Option<Duration> {
+        self.launched.then_some(LOOK)
+    }
+
+    /// Whether the socket that refuses is of this run, and not of a rank 0 of an earlier one.
+    fn died(&self, started: Instant) -> bool {
+        let bound = fs::symlink_metadata(&self.socket).and_then(|m| m.modified());
+        let age = bound.ok().and_then(|bound| SystemTime::now().duration_since(bound).ok());
+        age.is_some_and(|age| self.concerns(up().saturating_sub(age), started))
+    }
+
+    /// Why the world of this run's rank 0 came to nothing, if it did: then no other is to be expected
+    /// by one that waits since `started`, or was connected already.
+    pub(crate) fn came_to_nothing(&self, started: Option<Instant>) -> Option<Error> {
+        let note = fs::read(self.note()).ok()?;
+        let (at, error) = note.split_first_chunk::<8>()?;
+        let at = Duration::from_nanos(u64::from_le_bytes(*at));
+        let ours = started.is_none_or(|started| self.concerns(at, started));
+        ours.then(|| error_of_bytes(error).ok()).flatten()
+    }
+
+    /// Where the note of a world that came to nothing lies.
+    fn note(&self) -> PathBuf {
+        self.socket.with_extension("over")
+    }
+
+    fn leave_note(&self, error: &Error) -> std::io::Result<()> {
+        let now = u64::try_from(up().as_nanos()).unwrap_or(u64::MAX);
+        // Under another name first: whoever reads it reads all.
+        let part = self.socket.with_extension("part");
+        let mut file = File::create(&part)?;
+        file.write_all(&now.to_le_bytes())?;
+        file.write_all(&error_to_bytes(error))?;
+        fs::rename(part, self.note())
+    }
+
+    /// Removes notes that concern nobody any more.
+    fn sweep(&self) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let old = |m: fs::Metadata| Some(m.modified().ok()?.elapsed().ok()? >= NOTE);
+            if path.extension().is_some_and(|e| e == "over")
+                && entry.metadata().ok().and_then(old).unwrap_or(false)
+            {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
     /// Unlinks the socket, and the folder if it is ours and empty. Whoever waits for the lock then
-    /// finds that the folder is another one.
-    pub(crate) fn clear(&self) {
+    /// finds that the folder is another one. If the world came to nothing, a note says why.
+    pub(crate) fn clear(&self, error: Option<&Error>) {
         let Ok(_lock) = self.lock() else {
             return;
         };
+        if let Some(error) = error
+            && let Err(e) = self.leave_note(error)
+        {
+            tracing::warn!(note = %self.note().display(), error = %e, "cannot leave a note");
+        }
         if let Err(e) = fs::remove_file(&self.socket)
             && e.kind() != ErrorKind::NotFound
         {
             tracing::warn!(socket = %self.socket.display(), error = %e, "cannot unlink the socket");
         }
+        self.sweep();
         if self.ours {
             // It is not empty while other jobs meet there.
             let _ = fs::remove_dir(&self.folder);
@@ -176,6 +290,7 @@ impl Place {
 
     /// Makes the folder if need be and locks it, until the file is dropped.
     fn lock(&self) -> Result<File> {
+        let until = Instant::now() + LOCKED;
         loop {
             match DirBuilder::new().mode(0o700).create(&self.folder) {
                 Ok(()) => {}
@@ -192,8 +307,14 @@ impl Place {
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(self.error(e.to_string())),
             };
-            flock(file.as_fd(), FlockOperation::LockExclusive)
-                .map_err(|e| self.error(format!("locking the folder: {e}")))?;
+            match flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(2));
+                    continue;
+                }
+                Err(e) => return Err(self.error(format!("locking the folder: {e}"))),
+            }
             let mine = file.metadata().map_err(|e| self.error(e.to_string()))?;
             match fs::metadata(&self.folder) {
                 Ok(there) if (there.dev(), there.ino()) == (mine.dev(), mine.ino()) => {
@@ -258,6 +379,52 @@ impl ShortPath {
     }
 }
 
+/// When this process last met others at a place, in vain or not.
+static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
+
+/// See [`Place::visit`].
+pub(crate) struct Visit<'a>(&'a Place);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        lock(&VISITED).insert(self.0.socket.clone(), up());
+    }
+}
+
+/// What came of an attempt to connect.
+enum Tried {
+    Connected(UnixStream),
+    /// There is no socket yet.
+    Absent,
+    /// There is one, and nobody listens.
+    Refused,
+}
+
+/// Connects without waiting: a queue that is full would hold this rank up for as long as rank 0 is
+/// stopped. It is `WouldBlock`.
+fn connect(path: &Path) -> std::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let socket = UnixStream::from(socket);
+    socket.set_nonblocking(false)?;
+    Ok(socket)
+}
+
+/// The time since the system started, as processes' start times count it.
+fn up() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
+}
+
+/// When a process began, from the system's start: `pid` is its number or `self`.
+pub(crate) fn began(pid: &str) -> Option<Duration> {
+    // The name, in brackets, may hold anything; the 20th field behind it is the time.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    let second = rustix::param::clock_ticks_per_second();
+    Some(Duration::from_secs(ticks / second) + Duration::from_secs(ticks % second) / second as u32)
+}
+
 /// The process at the other end is of this user.
 pub(crate) fn check_user(socket: &UnixStream) -> Result<(), String> {
     let peer = rustix::net::sockopt::socket_peercred(socket)
@@ -286,21 +453,21 @@ mod tests {
     fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().join("iris"), true, "job".into());
-        assert!(matches!(place.connect(2, soon()), Err(Error::Absent { .. })));
+        assert!(matches!(place.connect(1, 2, soon()), Err(Error::Absent { .. })));
         drop(place.listen().unwrap());
         assert!(place.socket.exists(), "a dead process leaves its socket");
-        assert!(place.connect(2, soon()).is_err());
+        assert!(place.connect(1, 2, soon()).is_err());
         let listener = place.listen().unwrap();
-        assert!(place.connect(2, soon()).is_ok());
+        assert!(place.connect(1, 2, soon()).is_ok());
         let e = place.listen().unwrap_err().to_string();
         assert!(e.contains("another process listens") && e.contains("job"), "{e}");
         drop(listener);
         let other = Place::at(temp.path().join("iris"), true, "other".into());
         let listener = other.listen().unwrap();
-        place.clear();
-        assert!(!place.socket.exists() && other.connect(2, soon()).is_ok());
+        place.clear(None);
+        assert!(!place.socket.exists() && other.connect(1, 2, soon()).is_ok());
         drop(listener);
-        other.clear();
+        other.clear(None);
         assert!(!temp.path().join("iris").exists(), "nothing is left");
     }
 
@@ -309,12 +476,12 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().into(), false, "job".into());
         fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        for e in [place.listen().unwrap_err(), place.connect(2, soon()).unwrap_err()] {
+        for e in [place.listen().unwrap_err(), place.connect(1, 2, soon()).unwrap_err()] {
             assert!(e.to_string().contains("mode 755, expected 700"), "{e}");
         }
         fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o700)).unwrap();
         place.listen().unwrap();
-        place.clear();
+        place.clear(None);
         assert!(temp.path().exists(), "a given folder is not ours to remove");
     }
 
@@ -322,9 +489,9 @@ mod tests {
     fn a_long_path_is_no_obstacle() {
         let temp = tempfile::tempdir().unwrap();
         let place = Place::at(temp.path().join("x".repeat(120)), true, "job".into());
-        assert!(place.connect(2, soon()).is_err());
+        assert!(place.connect(1, 2, soon()).is_err());
         let _listener = place.listen().unwrap();
-        assert!(place.connect(2, soon()).is_ok());
-        place.clear();
+        assert!(place.connect(1, 2, soon()).is_ok());
+        place.clear(None);
     }
 }

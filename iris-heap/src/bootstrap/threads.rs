@@ -2,10 +2,11 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::notice::{Patience, notice};
 use super::{Bootstrap, Object, Step, Watcher};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, list_ranks};
 
 /// What one rank brings to an exchange.
 #[derive(Clone, Default)]
@@ -83,6 +84,11 @@ impl Threads {
             self.hub.changed.notify_all();
             return Ok(table.complete.clone());
         }
+        let mut deadline = step.deadline;
+        let mut patience = Patience::new(started, deadline);
+        let missing = |table: &Table| -> Vec<usize> {
+            (0..self.size).filter(|&r| table.coming[r].is_none()).collect()
+        };
         loop {
             // In this order: what is complete stays so, even if a peer has died since.
             if table.generation != mine {
@@ -92,10 +98,9 @@ impl Threads {
                 return Err(error.clone());
             }
             let now = Instant::now();
-            if now >= step.deadline {
-                let ranks = (0..self.size).filter(|&r| table.coming[r].is_none()).collect();
+            if now >= deadline {
                 let error = Error::Absent {
-                    ranks,
+                    ranks: missing(&table),
                     what: format!("rank {} in {}", self.rank, step.what),
                     waited: now - started,
                 };
@@ -103,8 +108,28 @@ impl Threads {
                 self.hub.changed.notify_all();
                 return Err(error);
             }
-            let wait = self.hub.changed.wait_timeout(table, step.deadline - now);
+            if let Some(waited) = patience.is_over() {
+                let ranks = missing(&table);
+                // The first of those that wait says it for all.
+                if (0..self.rank).all(|r| ranks.contains(&r)) {
+                    notice(format_args!(
+                        "rank {} in {} waits for rank {}: {waited:.1?} of {:.1?}",
+                        self.rank,
+                        step.what,
+                        list_ranks(&ranks),
+                        step.deadline.saturating_duration_since(started)
+                    ));
+                }
+            }
+            let until = deadline.min(patience.until);
+            let wait = self.hub.changed.wait_timeout(table, until.saturating_duration_since(now));
             table = wait.unwrap_or_else(PoisonError::into_inner).0;
+            // The process was stopped meanwhile, and the ranks that are to come with it: that time
+            // is not theirs.
+            let overslept = until.elapsed();
+            if overslept > Duration::from_secs(1) {
+                deadline += overslept;
+            }
         }
     }
 }

@@ -11,11 +11,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::frames::{Frame, Inbox, Outbox, Part};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::frames::{AGAIN, Frame, Inbox, Outbox, Part, crowded, explain_crowded};
 use super::hub::Hub;
+use super::notice::{Patience, notice};
 use super::rendezvous::Place;
 use super::{Bootstrap, Step, Watcher};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, list_ranks};
 use crate::world::lock;
 
 /// What arrives for one group.
@@ -30,6 +33,8 @@ struct Letters {
     lost: Option<Error>,
     watchers: Vec<Watcher>,
     left: bool,
+    /// The hub's answer in an exchange: the ranks that are missing, and who tells the user.
+    missing: Option<(u64, Vec<usize>, usize)>,
 }
 
 #[derive(Default)]
@@ -60,6 +65,16 @@ pub(crate) struct Processes {
     rank: usize,
 }
 
+/// How many descriptors of one exchange may be on their way to the ranks together. All processes of a
+/// user share one limit, that of open files, which may be as low as 256.
+const ON_THEIR_WAY: usize = 128;
+/// How long the control thread may take to find why nothing can be sent.
+const REASON: Duration = Duration::from_secs(2);
+/// How long a message may take that nobody waits for.
+const PARTING: Duration = Duration::from_secs(2);
+/// How long the hub may take to say who is missing, before that is worth a word itself.
+const ANSWER: Duration = Duration::from_secs(2);
+
 impl Processes {
     /// Meets the other processes of a job.
     pub(crate) fn meet(
@@ -68,9 +83,9 @@ impl Processes {
         size: usize,
         timeout: Duration,
     ) -> Result<Processes> {
+        let _visit = place.visit();
         let started = Instant::now();
         let deadline = started + timeout;
-        let job = place.job.clone();
         let (socket, hub) = if rank == 0 {
             let listener = place.listen()?;
             let pair = UnixStream::pair().map_err(|e| Error::system("socketpair", e));
@@ -83,22 +98,53 @@ impl Processes {
             match started {
                 Ok((mine, hub)) => (mine, Some(hub)),
                 Err(e) => {
-                    place.clear();
+                    place.clear(Some(&failed(0, &e)));
                     return Err(e);
                 }
             }
         } else {
-            (place.connect(size, deadline)?, None)
+            (place.connect(rank, size, deadline)?, None)
         };
-        let connection = Connection::start(socket, hub, rank, timeout)?;
-        connection.send(Frame::Hello { job, rank: rank as u64, size: size as u64 })?;
+        let hello = Frame::Hello { job: place.job.clone(), rank: rank as u64, size: size as u64 };
+        let connection = match Connection::start(&socket, hub, rank) {
+            Ok(connection) => connection,
+            Err(error) => {
+                // The others need not wait for this rank.
+                let mut outbox = Outbox::default();
+                outbox.push(hello.pack());
+                outbox.push(Frame::GaveUp { group: 0, error: failed(rank, &error) }.pack());
+                let _ = outbox.flush(&socket);
+                return Err(error);
+            }
+        };
+        let greeted = connection.send(hello, deadline);
+        let what = || format!("rank {rank} of {size} at {place}");
         // The hub's own deadline comes first: it knows who is missing.
-        connection.welcome(deadline + grace(timeout), started)?;
+        let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);
         let members = (0..size).collect();
-        Ok(Processes { connection, group: 0, members, rank })
+        let processes = Processes { connection, group: 0, members, rank };
+        match outcome {
+            Ok(()) => Ok(processes),
+            Err(error) => {
+                processes.explain(&error);
+                // Rank 0 may have closed its end before this rank had a word from it.
+                Err(match error {
+                    Error::PeerLost { rank: 0 } => place.came_to_nothing(None).unwrap_or(error),
+                    error => error,
+                })
+            }
+        }
     }
 
     fn exchange(&self, part: Part, step: &Step) -> Result<Vec<Part>> {
+        let outcome = self.wait_for_all(part, step);
+        if let Err(error) = &outcome {
+            self.explain(error);
+        }
+        outcome
+    }
+
+    fn wait_for_all(&self, part: Part, step: &Step) -> Result<Vec<Part>> {
         let started = Instant::now();
         let (mail, changed) = &*self.connection.mail;
         let number = {
@@ -111,9 +157,14 @@ impl Processes {
             group.number
         };
         let frame = Frame::Give { group: self.group, number, part };
-        let sent = self.connection.send(frame);
-        let mut limit = step.deadline;
-        let mut asked = false;
+        let whole = step.deadline.saturating_duration_since(started);
+        // Not until the deadline: the others shall hear the reason before they judge for themselves.
+        let sent = self.connection.send(frame, started + whole / 10 * 8);
+        let what = format!("rank {} in {}", self.rank, step.what);
+        let mut patience = Patience::new(started, step.deadline);
+        // When the hub should have said who is missing, and when it should have judged.
+        let (mut answer, mut verdict): (Option<Instant>, Option<LastChance>) = (None, None);
+        let sent_at = Instant::now();
         let mut mail = lock(mail);
         loop {
             // In this order: what is complete stays so, even if a peer has died since.
@@ -127,37 +178,93 @@ impl Processes {
                 return Err(error.clone());
             }
             let now = Instant::now();
-            if let Err(error) = &sent
-                && now >= started + Duration::from_secs(2)
-            {
-                // The control thread would have found the reason by now.
-                group.broken = Some(error.clone());
-                return Err(error.clone());
-            }
-            if sent.is_err() {
-                limit = started + Duration::from_secs(2);
-            } else if now >= limit {
-                let what = format!("rank {} in {}", self.rank, step.what);
-                let waited = now - started;
-                if asked {
-                    // The hub does not answer: rank 0 is stopped or starved.
-                    let ranks = vec![0];
-                    let error = Error::Absent { ranks, what, waited };
+            let mut limit = step.deadline;
+            if let Err(error) = &sent {
+                limit = sent_at + REASON;
+                // One that is of no connection, but of this message, needs no other reason.
+                let crowded = matches!(error, Error::Wire { .. });
+                if crowded || now >= limit {
+                    // The control thread would have found the reason by now.
                     group.broken = Some(error.clone());
-                    return Err(error);
+                    return Err(error.clone());
                 }
-                asked = true;
-                limit = now + grace(step.deadline - started);
+            } else if let Some(chance) = &mut verdict {
+                match chance.is_over(now, || self.connection.has_unread()) {
+                    false => limit = chance.until,
+                    true => {
+                        // The hub does not answer: rank 0 is stopped or starved.
+                        let waited = now - started;
+                        let error = match self.members.iter().position(|&m| m == 0) {
+                            Some(hub) => Error::Absent { ranks: vec![hub], what, waited },
+                            None => Error::HubLost,
+                        };
+                        group.broken = Some(error.clone());
+                        return Err(error);
+                    }
+                }
+            } else if now >= limit {
+                verdict = Some(LastChance::new(now + grace(whole)));
                 drop(mail);
-                let late = Frame::Late { group: self.group, number, what, waited };
-                let _ = self.connection.send(late);
+                let (group, what, waited) = (self.group, what.clone(), now - started);
+                let _ = self
+                    .connection
+                    .send(Frame::Late { group, number, what, waited }, now + PARTING);
                 mail = lock(&self.connection.mail.0);
                 continue;
+            } else if let Some(waited) = patience.is_over() {
+                answer = Some(now + ANSWER);
+                tracing::debug!(what, ?waited, "asking who is missing");
+                drop(mail);
+                let ask = Frame::Ask { group: self.group, number };
+                let _ = self.connection.send(ask, now + PARTING);
+                mail = lock(&self.connection.mail.0);
+                continue;
+            } else {
+                limit = limit.min(patience.until);
+                if let Some((n, ranks, teller)) = group.missing.take() {
+                    answer = None;
+                    if n == number && teller == self.rank {
+                        let waited = now - started;
+                        notice(format_args!(
+                            "{what} waits for rank {}: {waited:.1?} of {whole:.1?}",
+                            list_ranks(&ranks)
+                        ));
+                    }
+                } else if let Some(until) = answer {
+                    if now >= until {
+                        answer = None;
+                        let waited = now - started;
+                        notice(format_args!(
+                            "{what}: {waited:.1?} of {whole:.1?}; the process of rank 0, which \
+                             carries the messages, does not answer: is it stopped?"
+                        ));
+                    } else {
+                        limit = limit.min(until);
+                    }
+                }
             }
             let wait = changed.wait_timeout(mail, limit.saturating_duration_since(now));
             mail = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+
+    /// Tells the others why this rank cannot go on, where the reason is its own: what the hub said
+    /// they know.
+    fn explain(&self, error: &Error) {
+        let error = match error {
+            Error::Absent { .. } => error.clone(),
+            Error::System { .. } | Error::Wire { .. } => failed(self.rank, error),
+            _ => return,
+        };
+        let frame = Frame::GaveUp { group: self.group, error };
+        let _ = self.connection.send(frame, Instant::now() + PARTING);
+    }
+}
+
+/// What the others are told of an error of this rank.
+fn failed(rank: usize, error: &Error) -> Error {
+    let what = "talking to the other ranks".into();
+    Error::PeerFailed { rank, what, message: error.to_string() }
 }
 
 /// How long to wait for the hub's verdict after a deadline.
@@ -165,17 +272,44 @@ fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
 
+/// The end of a wait of which this process may have slept through a part: before anybody is blamed,
+/// the control thread reads what has come meanwhile.
+struct LastChance {
+    until: Instant,
+    rounds: u32,
+}
+
+impl LastChance {
+    const ROUND: Duration = Duration::from_millis(20);
+
+    fn new(until: Instant) -> LastChance {
+        LastChance { until, rounds: 0 }
+    }
+
+    /// Whether the wait is over. At its end it goes on for a round, and, while something has not been
+    /// read, for up to a second.
+    fn is_over(&mut self, now: Instant, unread: impl FnOnce() -> bool) -> bool {
+        if now < self.until {
+            return false;
+        }
+        if self.rounds > 0 && (self.rounds >= 50 || !unread()) {
+            return true;
+        }
+        self.rounds += 1;
+        self.until = now + Self::ROUND;
+        false
+    }
+}
+
 impl Connection {
     fn start(
-        socket: UnixStream,
+        socket: &UnixStream,
         hub: Option<JoinHandle<()>>,
         rank: usize,
-        timeout: Duration,
     ) -> Result<Arc<Connection>> {
         let system = |e| Error::system("socket to rank 0", e);
-        // Zero would be refused, and mean for ever.
-        socket.set_write_timeout(Some(timeout.max(Duration::from_secs(1)))).map_err(system)?;
-        let reading = socket.try_clone().map_err(system)?;
+        let (socket, reading) =
+            (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
         let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
         lock(&mail.0).groups.insert(0, Letters::default());
         let (for_control, in_group_0) = (mail.clone(), rank);
@@ -192,31 +326,67 @@ impl Connection {
         }))
     }
 
-    fn send(&self, frame: Frame) -> Result<()> {
+    /// Sends a frame. What the system has no room for is tried again until `until`.
+    fn send(&self, frame: Frame, until: Instant) -> Result<()> {
         let mut outbox = lock(&self.outbox);
         outbox.push(frame.pack());
-        let sent = outbox.flush(&self.socket);
-        if sent.is_err() {
-            // Half a frame may be out: nothing after it would be understood.
-            *outbox = Outbox::default();
-            let _ = self.socket.shutdown(Shutdown::Both);
+        loop {
+            // Zero would be refused, and mean for ever.
+            let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
+            let sent = self.socket.set_write_timeout(Some(rest));
+            let Err(error) = sent.and_then(|()| outbox.flush(&self.socket)) else {
+                return Ok(());
+            };
+            let crowded = crowded(&error);
+            if crowded && Instant::now() < until {
+                std::thread::sleep(AGAIN);
+                continue;
+            }
+            if !(crowded && outbox.take_back()) {
+                // Half a frame may be out: nothing after it would be understood. What was sent to
+                // this rank can still be read.
+                *outbox = Outbox::default();
+                let _ = self.socket.shutdown(Shutdown::Write);
+            }
+            return Err(match crowded {
+                false => Error::system("sending to rank 0", error),
+                true => {
+                    let what = "message to rank 0".into();
+                    Error::Wire { what, problem: explain_crowded(&error) }
+                }
+            });
         }
-        sent.map_err(|e| Error::system("sending to rank 0", e))
     }
 
-    fn welcome(&self, deadline: Instant, started: Instant) -> Result<()> {
+    /// Whether something has come that the control thread has not read.
+    fn has_unread(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+    }
+
+    /// Waits for the hub's answer to a hello that was `greeted`.
+    fn welcome(
+        &self,
+        deadline: Instant,
+        started: Instant,
+        greeted: Result<()>,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
         let (mail, changed) = &*self.mail;
+        // The reason for which a hello cannot be sent may be there to be read.
+        let deadline = if greeted.is_err() { Instant::now() + REASON } else { deadline };
+        let mut chance = LastChance::new(deadline);
         let mut mail = lock(mail);
         loop {
             if let Some(welcome) = mail.welcome.take() {
                 return welcome;
             }
             let now = Instant::now();
-            if now >= deadline {
-                let (ranks, what) = (vec![0], "rendezvous".into());
-                return Err(Error::Absent { ranks, what, waited: now - started });
+            if chance.is_over(now, || self.has_unread()) {
+                greeted?;
+                return Err(Error::Absent { ranks: vec![0], what: what(), waited: now - started });
             }
-            let wait = changed.wait_timeout(mail, deadline - now);
+            let wait = changed.wait_timeout(mail, chance.until.saturating_duration_since(now));
             mail = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -256,6 +426,11 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
                         told = group.fail(&error).into_iter().map(|w| (w, error.clone())).collect();
                     }
                     Frame::Goodbye => state.over = true,
+                    Frame::Missing { group, number, ranks, teller } => {
+                        let ranks = ranks.into_iter().map(|r| r as usize).collect();
+                        let group = state.groups.entry(group).or_default();
+                        group.missing = Some((number, ranks, teller as usize));
+                    }
                     other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
                 }
                 drop(state);
@@ -289,10 +464,8 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
             told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
         }
     }
-    let gone = "rank 0 has gone, or its world came to nothing".into();
-    state
-        .welcome
-        .get_or_insert(Err(Error::Rendezvous { place: "its socket".into(), problem: gone }));
+    let lost = outcome.err().unwrap_or(Error::PeerLost { rank: 0 });
+    state.welcome.get_or_insert(Err(lost));
     drop(state);
     changed.notify_all();
     for (watcher, error) in told {
@@ -332,15 +505,38 @@ impl Bootstrap for Processes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        let part = Part { bytes: Vec::new(), descriptors };
-        Ok(self.exchange(part, step)?.into_iter().map(|p| p.descriptors).collect())
+        // So few in each exchange that the limit of descriptors on their way is not met: nobody gives
+        // the next ones before it has received these.
+        let count = (descriptors.len() as u64).to_le_bytes();
+        let mut counts = Vec::new();
+        for bytes in self.allgather(&count, step)? {
+            let count = <[u8; 8]>::try_from(bytes).map_err(|b| Error::Wire {
+                what: "descriptors".into(),
+                problem: format!("{} bytes where a number should be", b.len()),
+            })?;
+            counts.push(u64::from_le_bytes(count) as usize);
+        }
+        let share = (ON_THEIR_WAY / self.size()).max(1);
+        let before: usize = counts[..self.rank].iter().sum();
+        let mut mine = descriptors.into_iter();
+        let mut all: Vec<Vec<OwnedFd>> = counts.iter().map(|_| Vec::new()).collect();
+        for first in (0..counts.iter().sum()).step_by(share) {
+            let now = (before..before + counts[self.rank])
+                .filter(|at| (first..first + share).contains(at))
+                .count();
+            let part = Part { bytes: Vec::new(), descriptors: mine.by_ref().take(now).collect() };
+            for (all, part) in all.iter_mut().zip(self.exchange(part, step)?) {
+                all.extend(part.descriptors);
+            }
+        }
+        Ok(all)
     }
 
     fn split(
         &self,
         members: &[usize],
         group: u64,
-        _step: &Step,
+        step: &Step,
     ) -> Result<Option<Arc<dyn Bootstrap>>> {
         let Some(rank) = members.iter().position(|&m| m == self.rank) else {
             return Ok(None);
@@ -351,7 +547,7 @@ impl Bootstrap for Processes {
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
         lock(&self.connection.mail.0).groups.entry(group).or_default();
         let launched = members.iter().map(|&m| m as u64).collect();
-        self.connection.send(Frame::Group { group, members: launched })?;
+        self.connection.send(Frame::Group { group, members: launched }, step.deadline)?;
         let connection = self.connection.clone();
         Ok(Some(Arc::new(Processes { connection, group, members, rank })))
     }
@@ -379,9 +575,14 @@ impl Bootstrap for Processes {
         if std::mem::replace(&mut group.left, true) {
             return;
         }
+        let reason = group.broken.clone().filter(|_| !clean);
         drop(mail);
+        if let Some(error) = reason {
+            self.explain(&error);
+        }
         // If it cannot be sent, rank 0 has gone, and there is nobody to tell.
-        let _ = self.connection.send(Frame::Leave { group: self.group, clean });
+        let frame = Frame::Leave { group: self.group, clean };
+        let _ = self.connection.send(frame, Instant::now() + PARTING);
         if clean && self.group == 0 && self.rank == 0 {
             // This process may end now, and the hub with it: first it hands its last messages to
             // the system. It waits for no answer, and for a stopped process not long.

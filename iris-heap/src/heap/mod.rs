@@ -672,11 +672,13 @@ fn share(
         return backend.join(&*own, all);
     }
     // Both exchanges take place even if this rank has nothing to give: its peers wait in them.
-    let (Export { message, descriptors }, failure) = match backend.export(&*own) {
-        Ok(export) => (export, None),
-        Err(error) => (Export::default(), Some(error)),
+    let described = backend.describe(&*own);
+    let messages = world.allgather(described.as_deref().unwrap_or_default())?;
+    let descriptors = described.and_then(|_| backend.descriptors(world.rank(), &*own, &messages));
+    let (descriptors, failure) = match descriptors {
+        Ok(descriptors) => (descriptors, None),
+        Err(error) => (Vec::new(), Some(error)),
     };
-    let messages = world.allgather(&message)?;
     let passed = world.share_descriptors(descriptors)?;
     if let Some(error) = failure {
         return Err(error);

@@ -111,6 +111,38 @@ fn the_first_failure_gives_the_exit_code() {
 }
 
 #[test]
+fn of_ranks_that_end_together_the_killed_one_failed_first() {
+    // The others learn of its end as they do in earnest: the system closes what it held open.
+    let text = "cd $FIFOS; case $RANK in
+        2) exec 5>0 6>1 7>3; sleep 0.05; kill -KILL $$;;
+        *) cat $RANK; exit 1;;
+    esac";
+    for _ in 0..5 {
+        let fifos = tempfile::tempdir().expect("no temporary folder");
+        for rank in ["0", "1", "3"] {
+            let made = Command::new("mkfifo").arg(fifos.path().join(rank)).status();
+            assert!(made.expect("mkfifo did not start").success());
+        }
+        let outcome = shell(text, 4, quiet().env("FIFOS", fifos.path()));
+        assert_eq!((outcome.first_failure(), outcome.exit_code()), (Some(2), 128 + 9));
+        assert!(outcome.report().contains("rank 2: ended by signal 9"), "{}", outcome.report());
+    }
+}
+
+#[test]
+fn a_rank_that_ended_leaves_word_in_the_folder() {
+    // Nobody else ends before both have been seen.
+    let text = "case $RANK in
+        0) while ! [ -e $IRIS_RENDEZVOUS/lost-1 ] || ! [ -e $IRIS_RENDEZVOUS/lost-2 ]; do
+               sleep 0.01; done; ls $IRIS_RENDEZVOUS;;
+        1) ;;
+        2) kill -KILL $$;;
+    esac";
+    let outcome = shell(text, 3, quiet());
+    assert_eq!(outcome.ranks[0].stdout, "lost-1\nlost-2\n");
+}
+
+#[test]
 fn a_job_ends_at_its_deadline() {
     let start = Instant::now();
     // The shell's child would outlive it, and hold the pipes open.

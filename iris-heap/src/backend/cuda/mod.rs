@@ -223,11 +223,11 @@ impl Backend for CudaBackend {
         Ok(mapping)
     }
 
-    fn export(&self, own: &dyn Mapping) -> Result<Export> {
+    fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>> {
         let region = memory::own(own)?.region()?;
-        let (mut descriptors, mut legacy) = (Vec::new(), Vec::new());
+        let mut legacy = Vec::new();
         match region.kind() {
-            Kind::Virtual { .. } => descriptors.push(region.export()?),
+            Kind::Virtual { .. } => (),
             Kind::Plain => legacy.extend(region.legacy_handle()?),
             Kind::Legacy | Kind::Foreign => {
                 let why = "it is not this process's own allocation";
@@ -236,7 +236,20 @@ impl Backend for CudaBackend {
         }
         let mut message = Writer::default();
         message.u64(region.bytes()).bytes(&self.shared.device.uuid).bytes(&legacy);
-        Ok(Export { message: message.finish(), descriptors })
+        Ok(message.finish())
+    }
+
+    fn descriptors(
+        &self,
+        _rank: usize,
+        own: &dyn Mapping,
+        _described: &[Vec<u8>],
+    ) -> Result<Vec<OwnedFd>> {
+        let region = memory::own(own)?.region()?;
+        match region.kind() {
+            Kind::Virtual { .. } => Ok(vec![region.export()?]),
+            _ => Ok(Vec::new()),
+        }
     }
 
     fn import(

@@ -1,0 +1,413 @@
+//! Processes that meet, and what keeps them from it: limits of the system, ranks that die, stop or
+//! come too late, and strangers at the door.
+//!
+//! This test program starts itself, once a rank. Long because each way to fail needs its part of a
+//! rank and its test.
+
+mod job;
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+use job::{CASE, Job, contains, env, no_vars, report, result, said, within_a_minute};
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// One rank of a case, started by the tests below.
+#[test]
+#[ignore = "the program of one rank, which the other tests start"]
+fn rank_program() {
+    let case = std::env::var(CASE).expect("the other tests say what to do");
+    report(match case.as_str() {
+        "heap" => heap(),
+        "descriptors" => descriptors(),
+        "hog" => hog(),
+        "barrier" => barrier(),
+        "busy" => busy(),
+        "skip" => skip(),
+        "stopped" => stopped(),
+        "stopped-in-barrier" => stopped_in_barrier(),
+        other => panic!("no case {other}"),
+    });
+}
+
+/// Every rank reads what every other wrote.
+fn heap() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let options = HeapOptions::new().data_bytes(1 << 16).signal_bytes(1 << 16).threads(1);
+    let heap = SymmetricHeap::open(&world, options)?;
+    let mine = heap.full(4, world.rank() as i32)?;
+    for rank in 0..world.size() {
+        assert_eq!(heap.read_from(mine, rank)?, [rank as i32; 4]);
+    }
+    world.barrier()?;
+    heap.close()?;
+    world.close()?;
+    Ok("read".into())
+}
+
+/// As the memory of a GPU is shared: each rank gives descriptors of its own, some ranks more; or one
+/// rank alone gives one.
+fn descriptors() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let giver = env("GIVER").parse::<usize>().ok();
+    let count = |rank: usize| match giver {
+        Some(giver) => usize::from(rank == giver),
+        None if rank % 5 == 0 => 3,
+        None => 1,
+    };
+    let file = |at: usize| {
+        let file = rustix::fs::memfd_create("iris-test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, (1000 * world.rank() + at) as u64).unwrap();
+        file
+    };
+    for _ in 0..2 {
+        let mine = (0..count(world.rank())).map(file).collect();
+        for (rank, theirs) in world.share_descriptors(mine)?.iter().enumerate() {
+            let size = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_size as usize;
+            let sizes: Vec<_> = theirs.iter().map(size).collect();
+            let expected: Vec<_> = (0..count(rank)).map(|at| 1000 * rank + at).collect();
+            assert_eq!(sizes, expected, "of rank {rank}");
+        }
+    }
+    world.close()?;
+    Ok("shared".into())
+}
+
+/// Has 200 descriptors on their way, to nobody who receives them, until the file `GO` is there.
+fn hog() -> Result<String, Error> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let (from, _to) = UnixStream::pair().unwrap();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(100))];
+    for _ in 0..2 {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let many = [from.as_fd(); 100];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        let byte = [std::io::IoSlice::new(b"x")];
+        sendmsg(&from, &byte, &mut control, SendFlags::empty()).unwrap();
+    }
+    std::fs::write(env("HELD"), "").unwrap();
+    within_a_minute("a sign to go", || Path::new(&env("GO")).exists().then_some(()));
+    Ok("gone".into())
+}
+
+/// Begins to meet when the file `GO` is there.
+fn barrier() -> Result<String, Error> {
+    let go = env("GO");
+    if !go.is_empty() {
+        within_a_minute("a sign to go", || Path::new(&go).exists().then_some(()));
+    }
+    let world = World::from_env()?;
+    world.barrier()?;
+    world.close()?;
+    Ok("met".into())
+}
+
+/// A barrier, and the part of the time this process computed.
+fn busy() -> Result<String, Error> {
+    let started = Instant::now();
+    let met = barrier();
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks: f64 = fields[11..13].iter().map(|f| f.parse::<f64>().unwrap()).sum();
+    let part = ticks / 100.0 / started.elapsed().as_secs_f64();
+    println!("computed for {:.0} % of the time", 100.0 * part);
+    assert!(part < 0.5, "a busy loop: {part}");
+    met
+}
+
+fn skip() -> Result<String, Error> {
+    let world = World::from_env()?;
+    if world.rank() == 1 {
+        std::thread::sleep(Duration::from_millis(3500));
+    }
+    world.barrier()?;
+    world.close()?;
+    Ok("met".into())
+}
+
+fn stop() {
+    let me = rustix::process::getpid();
+    kill_process(me, Signal::STOP).unwrap();
+}
+
+/// Rank 0 is stopped before a barrier, until the others have given up.
+fn stopped() -> Result<String, Error> {
+    let world = World::from_env()?;
+    world.barrier()?;
+    if world.rank() == 0 {
+        stop();
+    }
+    let first = world.barrier();
+    world.barrier()?;
+    first.map(|()| "met".into())
+}
+
+/// Rank 0 is stopped while it waits in a barrier for rank 2, until the others have given up.
+fn stopped_in_barrier() -> Result<String, Error> {
+    let world = World::from_env()?;
+    world.barrier()?;
+    if world.rank() == 0 {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            stop();
+        });
+    } else if world.rank() == 2 {
+        std::thread::sleep(Duration::from_millis(900));
+    }
+    world.barrier()?;
+    world.barrier().map(|()| "met".into())
+}
+
+#[track_caller]
+fn all_are(expected: &str, texts: &[String]) {
+    for (rank, text) in texts.iter().enumerate() {
+        assert!(text == expected, "rank {rank} of {}: {text}", texts.len());
+    }
+}
+
+#[test]
+fn an_ordinary_users_limits_suffice() {
+    // Only so many files, and so many descriptors on their way from all processes of the user.
+    for (ranks, limit) in [(64, 1024), (16, 256)] {
+        for (case, expected) in [("heap", "ok read"), ("descriptors", "ok shared")] {
+            let job = Job::limited(case, limit, 65534);
+            let vars = |_| vec![("IRIS_DEADLINE", "0.05".to_string())];
+            all_are(expected, &job.results(job.ranks(ranks, vars)));
+        }
+    }
+}
+
+#[test]
+fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
+    let start = |factor: &str, giver: usize| {
+        let job = Job::limited("descriptors", 64, 65533);
+        let (held, go) = (job.temp.path().join("held"), job.temp.path().join("go"));
+        let path = |it: &Path| it.to_str().unwrap().to_string();
+        let hog = Job::limited("hog", 1024, 65533);
+        let hog = hog.start("hog", &[("HELD", &path(&held)), ("GO", &path(&go))]);
+        within_a_minute("all descriptors", || held.exists().then_some(()));
+        let ranks = job.ranks(3, |rank| {
+            // The hub of rank 0 cannot pass on what another rank could give.
+            let limit = if rank == 0 { 64 } else { 1024 };
+            vec![
+                ("IRIS_DEADLINE", factor.to_string()),
+                ("GIVER", giver.to_string()),
+                ("LIMIT", limit.to_string()),
+            ]
+        });
+        (job, hog, ranks, go)
+    };
+    for giver in [0, 1] {
+        // Time enough, and the descriptors are received while the ranks try.
+        let (job, hog, ranks, go) = start("1", giver);
+        std::thread::sleep(Duration::from_millis(500));
+        std::fs::write(&go, "").unwrap();
+        assert_eq!(result(hog), "ok gone");
+        all_are("ok shared", &ranks.into_iter().map(result).collect::<Vec<_>>());
+        drop(job);
+        let (job, hog, ranks, go) = start("0.003", giver);
+        for text in ranks.into_iter().map(result) {
+            contains(&text, &["rank 0", "oo many references", "limit of open files, 64"]);
+        }
+        std::fs::write(&go, "").unwrap();
+        assert_eq!(result(hog), "ok gone");
+        drop(job);
+    }
+}
+
+#[test]
+fn a_rank_0_without_descriptors_is_named() {
+    let job = Job::limited("busy", 12, 65532);
+    let texts: Vec<_> = job.ranks(12, no_vars).into_iter().map(result).collect();
+    for text in &texts {
+        contains(text, &["error", "rank 0", "oo many open files", "the limit is 12"]);
+    }
+    job.check_left();
+}
+
+#[test]
+fn a_reason_reaches_all_however_late_they_are() {
+    let job = Job::new("barrier");
+    let go = job.temp.path().join("go");
+    let late = |go: &str| job.rank(&[("RANK", "3"), ("WORLD_SIZE", "4"), ("GO", go)]);
+    let late = late(go.to_str().unwrap());
+    // A rank that begins later than the world's end does not belong to it.
+    std::thread::sleep(Duration::from_millis(200));
+    let size = |rank: usize| if rank == 1 { "3" } else { "4" };
+    let ranks =
+        (0..3).map(|rank| job.rank(&[("RANK", &rank.to_string()), ("WORLD_SIZE", size(rank))]));
+    let mut texts: Vec<_> = ranks.collect::<Vec<_>>().into_iter().map(result).collect();
+    std::fs::write(&go, "").unwrap();
+    texts.push(result(late));
+    for text in &texts {
+        contains(text, &["error", "the size of the world is 4 on rank 0, 3 on rank 1"]);
+    }
+    std::fs::remove_file(go).unwrap();
+    // The next run is not concerned, whoever of it comes first.
+    let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2")]);
+    std::thread::sleep(Duration::from_millis(200));
+    let zero = job.rank(&[("RANK", "0"), ("WORLD_SIZE", "2")]);
+    assert_eq!([result(zero), result(one)], ["ok met"; 2]);
+    job.check_left();
+}
+
+#[test]
+fn a_rank_0_that_gave_up_or_died_is_not_waited_for() {
+    let vars = [("WORLD_SIZE", "3"), ("MASTER_PORT", "29511")];
+    let with = |job: &Job, more: &[(&str, &str)]| job.rank(&[&vars[..], more].concat());
+    for killed in [false, true] {
+        let job = Job::new("barrier");
+        let go = job.temp.path().join("go");
+        let late = with(&job, &[("RANK", "2"), ("GO", go.to_str().unwrap())]);
+        std::thread::sleep(Duration::from_millis(200));
+        let mut zero = with(&job, &[("RANK", "0"), ("IRIS_DEADLINE", "0.002")]);
+        if killed {
+            job.socket();
+            zero.kill().unwrap();
+        }
+        let zero = result(zero);
+        std::fs::write(&go, "").unwrap();
+        let late = result(late);
+        if killed {
+            contains(&zero, &["signal"]);
+            contains(&late, &["error", "rank 0 is lost"]);
+        } else {
+            contains(&zero, &["error", "waited", "for rank 1 and 2"]);
+            contains(&late, &["error", "waited", "for rank 1 and 2"]);
+        }
+    }
+}
+
+#[test]
+fn a_rank_0_that_was_stopped_blames_nobody_else() {
+    let factor = ("IRIS_DEADLINE", "0.003");
+    // Before the others have come: it listens, and they connect.
+    let gathering = std::thread::spawn(move || {
+        let job = Job::new("barrier");
+        let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
+        let zero = with("0");
+        job.socket();
+        kill_process(Pid::from_child(&zero), Signal::STOP).unwrap();
+        let others = ["1", "2", "3"].map(with).map(result);
+        kill_process(Pid::from_child(&zero), Signal::CONT).unwrap();
+        (others.to_vec(), result(zero))
+    });
+    let serving = ["stopped", "stopped-in-barrier"].map(|case| {
+        std::thread::spawn(move || {
+            let job = Job::new(case);
+            let mut ranks = job.ranks(4, |_| vec![(factor.0, factor.1.into())]);
+            let zero = ranks.remove(0);
+            let others: Vec<_> = ranks.into_iter().map(result).collect();
+            kill_process(Pid::from_child(&zero), Signal::CONT).unwrap();
+            (others, result(zero))
+        })
+    });
+    for played in [gathering].into_iter().chain(serving) {
+        let (others, zero) = played.join().unwrap();
+        for text in &others {
+            contains(text, &["error", "for rank 0"]);
+        }
+        contains(&zero, &["error", "for rank 0"]);
+    }
+}
+
+#[test]
+fn who_is_missing_is_said_on_stderr() {
+    let factor = ("IRIS_DEADLINE", "0.004");
+    let job = Job::new("barrier");
+    let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
+    let texts = ["0", "3"].map(with).map(said);
+    contains(&texts[0].err, &["iris: rank 0 of 4 waits for rank 1 and 2", " of 2.4s"]);
+    let job = Job::new("barrier");
+    let text = said(job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2"), factor]));
+    contains(&text.err, &["iris: rank 1 of 2 waits for rank 0", "set MASTER_PORT"]);
+    let job = Job::new("skip");
+    let factor = ("IRIS_DEADLINE", "0.1");
+    let texts: Vec<_> =
+        job.ranks(3, |_| vec![(factor.0, factor.1.into())]).into_iter().map(said).collect();
+    assert!(texts.iter().all(|said| said.result() == "ok met"), "{texts:?}");
+    contains(&texts[0].err, &["iris: rank 0 in barrier at", "meeting.rs", "waits for rank 1:"]);
+    assert_eq!(texts[2].err.matches("waits for").count(), 0, "one rank says it for all");
+}
+
+/// The bytes of a frame: the length of its body, its kind, descriptors, body.
+fn frame(kind: u32, body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u64).to_le_bytes()[..], &kind.to_le_bytes(), &[0; 4], body].concat()
+}
+
+#[test]
+fn strangers_hurt_nobody() {
+    let job = Job::new("barrier");
+    let zero = job.rank(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29512")]);
+    let socket = job.socket();
+    let connect = || {
+        let stream = UnixStream::connect(&socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    };
+    // What a hello of another job looks like.
+    let mut hello = Vec::new();
+    for text in [&b"another job"[..]] {
+        hello.extend((text.len() as u64).to_le_bytes());
+        hello.extend(text);
+    }
+    hello.extend([1u64.to_le_bytes(), 2u64.to_le_bytes()].concat());
+    let wrong = [
+        vec![0xff; 64],
+        frame(2, &[]),
+        frame(5, &[0; 24]),
+        frame(10, &[]),
+        frame(11, &[0; 64]),
+        frame(1, b"no hello"),
+        frame(1, &hello),
+        frame(77, &[]),
+        (2u64 << 20).to_le_bytes().into_iter().chain([1, 0, 0, 0, 0, 0, 0, 0]).collect(),
+    ];
+    for bytes in wrong {
+        let mut stream = connect();
+        stream.write_all(&bytes).unwrap();
+        // Closed, with or without a word.
+        let mut rest = Vec::new();
+        let closed = stream.read_to_end(&mut rest);
+        let reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(closed.as_ref().map_or_else(reset, |_| true), "{bytes:?}: {closed:?}");
+    }
+    // A frame that never ends is not stored.
+    let mut stream = connect();
+    let mut header = frame(1, &[]);
+    header[..8].copy_from_slice(&(64u64 << 20).to_le_bytes());
+    let chunk = vec![0; 1 << 16];
+    let mut taken = stream.write(&header).unwrap();
+    while taken < 64 << 20
+        && let Ok(more) = stream.write(&chunk)
+    {
+        taken += more;
+    }
+    assert!(taken < 1 << 20, "{taken} bytes were taken of a stranger");
+    // As many silent ones as there is room for, and more.
+    let silent: Vec<_> = (0..100).map(|_| connect()).collect();
+    let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29512")]);
+    assert_eq!([result(zero), result(one)], ["ok met"; 2]);
+    drop(silent);
+    job.check_left();
+}
+
+#[test]
+fn a_link_that_leads_nowhere_is_replaced() {
+    let job = Job::new("barrier");
+    let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29513")]);
+    let mut dead = with("0");
+    let socket = job.socket();
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    std::os::unix::fs::symlink("/nowhere/at/all", &socket).unwrap();
+    assert_eq!(["0", "1"].map(with).map(result), ["ok met"; 2]);
+    job.check_left();
+}
