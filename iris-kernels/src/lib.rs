@@ -28,6 +28,7 @@ pub mod rtc;
 pub mod schedule;
 pub mod source;
 pub mod trace;
+pub mod vendor;
 
 pub use kernel::Kernel;
 pub use launch::{Launcher, UserKernel};

@@ -19,6 +19,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-ops/tests/cuda/", "kernels and memory of the user's"),
     ("iris-ops/src/matrix.rs", "the caller's memory, whose life the caller vouches for"),
     ("iris-kernels/tests/device_host.rs", "the device source as host code, through raw addresses"),
+    ("iris-kernels/src/vendor/", "the vendors' libraries of products, on memory of the device"),
+    ("iris-kernels/tests/vendor.rs", "products over memory of the heap"),
     ("iris-kernels/src/rtc/", "the run-time compilers, loaded by path"),
     ("iris-testkit/src/model/", "the hooks that let a model run the device headers"),
     ("iris-testkit/examples/check_my_protocol.rs", "the declaration of a program in C++"),
