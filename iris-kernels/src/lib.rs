@@ -21,6 +21,7 @@ pub mod args;
 pub mod build;
 pub mod cache;
 pub mod cpu;
+pub mod gemm;
 mod kernel;
 mod launch;
 mod parallel;

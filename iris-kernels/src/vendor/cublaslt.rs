@@ -70,9 +70,12 @@ const DESC_BIAS_POINTER: c_int = 8;
 const OP_T: c_int = 1;
 const EPILOGUE_BIAS: c_int = 4;
 const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+const PREF_REDUCTION_SCHEME_MASK: c_int = 3;
+/// No reduction, or one in the type of sums.
+const REDUCTION_COMPUTE_TYPE: u32 = 2;
 /// Of A, B, C and D, one behind the other.
 const PREF_MIN_ALIGNMENT_BYTES: [c_int; 4] = [5, 6, 7, 8];
-const STATUS_NOT_SUPPORTED: c_int = 15;
+pub(super) const STATUS_NOT_SUPPORTED: c_int = 15;
 
 impl Table {
     fn check(&self, function: &'static str, code: c_int) -> Result<()> {
@@ -352,6 +355,9 @@ impl<'a> Preference<'a> {
         let code = unsafe { (table.cublasLtMatmulPreferenceCreate)(&mut new.handle) };
         table.check("cublasLtMatmulPreferenceCreate", code)?;
         new.set(PREF_MAX_WORKSPACE_BYTES, &problem.workspace)?;
+        if problem.rounds_once {
+            new.set(PREF_REDUCTION_SCHEME_MASK, &REDUCTION_COMPUTE_TYPE)?;
+        }
         for attribute in PREF_MIN_ALIGNMENT_BYTES {
             new.set(attribute, &problem.alignment)?;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use iris_heap::DType;
 
-use super::cublaslt::{Algorithm, Multiplier};
+use super::cublaslt::{Algorithm, Multiplier, STATUS_NOT_SUPPORTED};
 use super::problem::{Addresses, Layout, Problem};
 use super::{Error, Result};
 use crate::args::{Matrix, OpArgs, dtype_code};
@@ -27,7 +27,7 @@ pub struct Prepared {
     algorithms: Vec<Option<Algorithm>>,
 }
 
-/// The fewest rows that have algorithms of their own.
+/// The fewest rows above one that have algorithms of their own.
 const LEAST_ROWS: usize = 16;
 
 /// Which way a call goes, beside its rows.
@@ -123,6 +123,7 @@ impl Prepared {
             b: factor(way.b, k, n),
             c: Layout::rows(self.output, ld(n, self.output.size())),
             bias: way.bias,
+            rounds_once: true,
             accumulates: false,
             alignment: if way.aligned { 16 } else { size.min(self.output.size()) as u32 },
             workspace: self.workspace,
@@ -194,20 +195,29 @@ impl Prepared {
         let [a, b, c, bias] = [a, b, c, bias].map(|it| it.address);
         let at = Addresses { a, b, c, bias, workspace };
         // SAFETY: the caller vouches for it.
-        unsafe { self.of.enqueue(&problem, algorithm, at, stream) }.map(|()| true)
+        match unsafe { self.of.enqueue(&problem, algorithm, at, stream) } {
+            // It was chosen for more rows.
+            Err(Error::Call { code: STATUS_NOT_SUPPORTED, .. }) => Ok(false),
+            outcome => outcome.map(|()| true),
+        }
     }
 }
 
-/// Rows are in buckets: the first has up to `LEAST_ROWS`, each next one twice as many, the last as many
-/// as there may be.
+/// Rows are in buckets: the first has one, which libraries multiply otherwise, the next up to
+/// `LEAST_ROWS`, each next one twice as many, the last as many as there may be.
 fn bucket_of(rows: usize, most: usize) -> usize {
-    let rows = rows.min(most).max(1);
-    rows.div_ceil(LEAST_ROWS).next_power_of_two().trailing_zeros() as usize
+    match rows.min(most) {
+        0 | 1 => 0,
+        rows => 1 + rows.div_ceil(LEAST_ROWS).next_power_of_two().trailing_zeros() as usize,
+    }
 }
 
 /// The most rows of a bucket.
 fn rows_of(bucket: usize, most: usize) -> usize {
-    (LEAST_ROWS << bucket).min(most.max(1))
+    match bucket {
+        0 => 1,
+        _ => (LEAST_ROWS << (bucket - 1)).min(most),
+    }
 }
 
 #[cfg(test)]

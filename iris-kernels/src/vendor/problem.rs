@@ -29,6 +29,9 @@ pub struct Problem {
     pub c: Layout,
     /// Whether a row of n elements of C's type is added to every row.
     pub bias: bool,
+    /// Whether sums are f32 until they are rounded to C, once. Else a library may split the depth and
+    /// add partial results of C's type.
+    pub rounds_once: bool,
     /// Whether the product is added to what C holds.
     pub accumulates: bool,
     /// What every address is a multiple of, in bytes.
@@ -175,6 +178,7 @@ mod tests {
                 b,
                 c,
                 bias: false,
+                rounds_once: true,
                 accumulates: false,
                 alignment: 16,
                 workspace: 0,
@@ -200,6 +204,7 @@ mod tests {
             b: Layout::columns(DType::BF16, 24),
             c: Layout::rows(DType::F32, 16),
             bias: true,
+            rounds_once: true,
             accumulates: false,
             alignment: 16,
             workspace: 1024,

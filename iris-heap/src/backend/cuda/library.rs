@@ -25,6 +25,20 @@ impl CudaBackend {
         queue.in_order(|| enqueue(queue.raw() as u64))
     }
 
+    /// Multiprocessors of the device, whoever shares it.
+    pub fn multiprocessors(&self) -> u32 {
+        self.shared.device.multiprocessors
+    }
+
+    /// Calls `f` with the device's context current.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device); those of `f`.
+    pub fn current<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _bound = self.shared.device.bind()?;
+        f()
+    }
+
     /// Calls `f` with the device's context current, such that a capture of another thread is not
     /// broken by what it does: for what a library prepares.
     ///

@@ -35,6 +35,7 @@ impl Multiplier {
             b: Layout::rows(dtype, n),
             c: Layout::rows(dtype, n),
             bias: false,
+            rounds_once: false,
             accumulates: adds,
             // Blocks of the heap begin at multiples of more, and parts of them at rows.
             alignment: 16,
