@@ -30,6 +30,8 @@ pub mod schedule;
 pub mod source;
 pub mod trace;
 pub mod vendor;
+mod whole;
 
 pub use kernel::Kernel;
 pub use launch::{Launcher, UserKernel};
+pub use whole::{Library, Whole, WholeProduct};

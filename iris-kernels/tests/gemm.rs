@@ -12,7 +12,7 @@ use iris_heap::{BackendKind, DType, Error, HeapOptions, SymSlice, SymmetricHeap,
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::gemm::{Config, Gemm};
 use iris_kernels::rtc::{self, Compiler};
-use iris_kernels::source;
+use iris_kernels::{Library, Whole, WholeProduct, source};
 use iris_testkit::harness::{self, Group, named};
 
 const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
@@ -34,6 +34,7 @@ fn main() -> ExitCode {
                 integers_are_exact,
                 large_shapes_are_right_where_sampled,
                 what_does_not_fit_is_left_to_others,
+                a_whole_product_is_that_of_whichever_library,
             ],
         ),
     ])
@@ -267,7 +268,7 @@ fn compare(
 fn odd_shapes_are_right_in_every_element() {
     on_the_gpu(|heap| {
         let shapes =
-            [[1, 8, 8], [3, 17, 8], [64, 64, 64], [65, 129, 72], [130, 300, 136], [257, 520, 328]];
+            [[1, 8, 8], [3, 24, 13], [64, 64, 64], [65, 136, 77], [130, 304, 136], [257, 520, 329]];
         for dtype in [DType::F16, DType::BF16] {
             for shape in shapes {
                 compare(heap, shape, dtype, (&builds(), &LAYOUTS), (&real, None))?;
@@ -342,6 +343,49 @@ fn what_does_not_fit_is_left_to_others() {
             change(&mut args);
             assert!(!gemm.fits(&args), "change {at}");
         }
+        Ok(())
+    });
+}
+
+fn a_whole_product_is_that_of_whichever_library() {
+    on_the_gpu(|heap| {
+        let (m, n, k) = (100, 512, 264);
+        let stream = heap.stream()?;
+        let dtype = DType::BF16;
+        let a = Placed::new(heap, dtype, (m, k), (false, 0), &integer)?;
+        let b = Placed::new(heap, dtype, (k, n), (false, 0), &|at| integer(at + 5))?;
+        let c = Placed::new(heap, dtype, (m, n), (false, 0), &|_| POISON)?;
+        let args = OpArgs {
+            a: a.matrix,
+            b: b.matrix,
+            c: c.matrix,
+            m: m as u32,
+            n: n as u32,
+            k: k as u32,
+            ..OpArgs::zeroed()
+        };
+        let mut results = Vec::new();
+        for library in [Library::Vendor, Library::Ours] {
+            let shape = [128, n, k];
+            let whole = Whole { library, shape, dtype, output: dtype };
+            let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
+            println!("{library}: {}", product.title());
+            let bytes = Whole::workspace_bytes(library, BackendKind::Cuda).max(1);
+            let workspace = heap.alloc::<u8>(bytes as usize)?;
+            let at = heap.view().data[0] + workspace.offset();
+            heap.write(c.slice, bytemuck::cast_slice(&c.held))?;
+            // SAFETY: the matrices are in the heap, which is closed after its streams.
+            assert!(unsafe { product.enqueue(heap, &stream, &args, at) }?);
+            let gelu = OpArgs { epilogue: 1, ..args };
+            // SAFETY: as above.
+            assert!(!unsafe { product.enqueue(heap, &stream, &gelu, at) }?);
+            stream.sync()?;
+            results.push(heap.read(c.slice)?);
+            heap.free(workspace)?;
+        }
+        // Sums of integers are the same in any order.
+        assert!(results[0] == results[1], "the two products differ");
+        assert!(results[0] != bytemuck::cast_slice::<u16, u8>(&c.held));
         Ok(())
     });
 }

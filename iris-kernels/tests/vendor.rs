@@ -170,6 +170,16 @@ impl Sample {
         args
     }
 
+    /// Whether all addresses, and lines if there are several, are multiples of 16 bytes.
+    fn is_aligned(&self) -> bool {
+        let all = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
+        all.into_iter().flatten().all(|it| {
+            let lines = if it.matrix.transposed == 1 { it.matrix.cols } else { it.matrix.rows };
+            let step = if lines > 1 { it.matrix.ld * it.dtype.size() as u64 } else { 0 };
+            it.matrix.address.is_multiple_of(16) && step.is_multiple_of(16)
+        })
+    }
+
     fn poison(&self, heap: &SymmetricHeap) -> Result<(), Error> {
         self.c.fill(heap, |_| POISON).map(drop)
     }
@@ -268,16 +278,14 @@ fn products_are_those_of_the_reference() {
                     let sample = Sample::new(heap, case)?;
                     sample.poison(heap)?;
                     let taken = enqueue(heap, &stream, &library, &sample.args())?;
-                    // Of one row that lies by columns the library need not have everything.
-                    assert!(
-                        taken || case.shape[0] == 1 && case.a_columns,
-                        "{case:?} was not taken"
-                    );
+                    // Left to others: a bias where something is not aligned. Of one row that lies by
+                    // columns the library need not have everything.
+                    let refused = case.bias && !sample.is_aligned();
+                    let may_be = shape[0] == 1 && case.a_columns;
+                    assert!(taken != refused || may_be, "{case:?} was taken: {taken}");
                     stream.sync()?;
                     if taken {
                         sample.check(heap, &case)?;
-                    } else {
-                        println!("not taken: {case:?}");
                     }
                     sample.free(heap)?;
                 }

@@ -37,7 +37,7 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
 ];
 
 /// The most rows of C for tiles of C transposed.
-const FLIPPED_ROWS: usize = 64;
+const FLIPPED_ROWS: usize = 128;
 
 impl Config {
     /// Tiles of C of this width, of A and B by rows.
@@ -97,7 +97,7 @@ impl Config {
     /// The builds for products of up to so many rows: those for a few, and that for the most.
     pub fn of_plan(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
         let [most, n, k] = shape;
-        let rows = [16, FLIPPED_ROWS, 2 * FLIPPED_ROWS, most].map(|it| it.min(most));
+        let rows = [16, FLIPPED_ROWS / 2, FLIPPED_ROWS, most].map(|it| it.min(most));
         let mut configs: Vec<Config> = Vec::new();
         for rows in rows {
             let config = Self::choose([rows, n, k], multiprocessors);
@@ -116,7 +116,7 @@ impl Config {
             let hold = config.hold && k.div_ceil(64) > config.chunks() as usize;
             Config { hold, ..config }
         });
-        let flipped = [16, 32, 64].map(|width| Self::flipped(width, 1, 8));
+        let flipped = [16, 32, 64, 128].map(|width| Self::flipped(width, 1, 8));
         wide.chain(flipped).collect()
     }
 
@@ -223,7 +223,8 @@ mod tests {
         assert_eq!(width(4096, 3584, 8192), (224, false));
         assert_eq!(width(1024, 7168, 8192), (224, false));
         assert_eq!(width(512, 8192, 3584), (256, false));
-        assert_eq!(width(128, 8192, 3584), (64, false));
+        assert_eq!(width(256, 8192, 3584), (128, false));
+        assert_eq!(width(128, 8192, 3584), (128, true));
         assert_eq!(width(64, 8192, 3584), (64, true));
         assert_eq!(width(17, 8192, 3584), (32, true));
         assert_eq!(width(1, 8192, 3584), (16, true));

@@ -14,8 +14,8 @@ use crate::args::{Matrix, OpArgs, dtype_code};
 /// The library's products for all calls of an operator of up to so many rows.
 ///
 /// The heuristic is asked once, when this is made: for each power of two of rows, for A and B by rows
-/// and by columns, aligned to 16 bytes or to an element only, with and without a bias. A call takes
-/// the algorithm of the next such number of rows, so the bits of a call depend on the plan, too.
+/// and by columns, aligned to 16 bytes or to an element only, with a bias where they are aligned, and
+/// without. A call takes the algorithm of the next such number of rows, so the bits of a call depend on the plan, too.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,
@@ -81,6 +81,11 @@ impl Prepared {
         let mut refused = None;
         for bucket in 0..=bucket_of(most, most) {
             for way in (0..Way::COUNT).map(Way::of) {
+                // Those round the product before they add the bias.
+                if way.bias && !way.aligned {
+                    new.algorithms.push(None);
+                    continue;
+                }
                 let problem = new.problem(rows_of(bucket, most), way);
                 let algorithm = match new.of.algorithms(&problem, 1) {
                     Ok(found) => found.first().copied(),
