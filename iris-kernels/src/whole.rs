@@ -6,6 +6,7 @@ use iris_heap::{BackendKind, DType, Error, Result, Stream, SymmetricHeap};
 
 use crate::args::OpArgs;
 use crate::gemm::Gemm;
+use crate::rtc;
 use crate::vendor::{Blas, Multiplier, Prepared};
 
 /// Whose product of whole matrices is used, where operands fit it.
@@ -48,17 +49,29 @@ pub struct Whole {
     pub shape: [usize; 3],
     /// Type of A and B.
     pub dtype: DType,
-    /// Type of C.
+    /// Type of C, or of the partial.
     pub output: DType,
 }
 
+/// Lines of a partial begin at multiples of so many elements.
+pub(crate) const PARTIAL_LINE: u32 = 8;
+
 impl Whole {
-    /// Bytes of workspace that a call is given, on a kind of device.
-    pub fn workspace_bytes(library: Library, backend: BackendKind) -> u64 {
-        match (library, backend) {
+    /// Bytes of workspace of the library, on a kind of device.
+    pub(crate) fn library_bytes(&self, backend: BackendKind) -> u64 {
+        match (self.library, backend) {
             (Library::Vendor, BackendKind::Cuda) => Prepared::WORKSPACE,
             _ => 0,
         }
+    }
+
+    /// Bytes that a call needs: the workspace of the library, and behind it this rank's partial, if
+    /// there is one.
+    pub fn memory(&self, backend: BackendKind, partial: bool) -> u64 {
+        let [m, n, _] = self.shape.map(|it| it as u64);
+        let line = n.next_multiple_of(u64::from(PARTIAL_LINE)) * self.output.size() as u64;
+        let partial = if partial { m.saturating_mul(line) } else { 0 };
+        self.library_bytes(backend).saturating_add(partial)
     }
 }
 
@@ -93,7 +106,16 @@ impl WholeProduct {
             return Ok(None);
         }
         let layouts = [(false, false), (false, true)];
-        Gemm::new(backend, shape, dtype, &layouts).map(|gemm| Some(WholeProduct::Ours(gemm)))
+        match Gemm::new(backend, shape, dtype, &layouts) {
+            Ok(gemm) => Ok(Some(WholeProduct::Ours(gemm))),
+            // A host without the compiler, whose kernels came with the program.
+            Err(Error::Other(why))
+                if matches!(why.downcast_ref(), Some(rtc::Error::NotFound { .. })) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// What it is: with the device it decides the bits of results.
@@ -113,7 +135,7 @@ impl WholeProduct {
     }
 
     /// Enqueues the product of a call in the order of the heap's ops, if it does this call; whether it
-    /// does. `workspace` is the address of as many bytes as [`Whole::workspace_bytes`] says.
+    /// does. `workspace` is the address of as many bytes as [`Whole::memory`] says.
     ///
     /// # Errors
     /// [`Error::Device`], [`Error::Closed`], those of the library; [`Error::Invalid`] or

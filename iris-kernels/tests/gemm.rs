@@ -370,7 +370,7 @@ fn a_whole_product_is_that_of_whichever_library() {
             let whole = Whole { library, shape, dtype, output: dtype };
             let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
-            let bytes = Whole::workspace_bytes(library, BackendKind::Cuda).max(1);
+            let bytes = whole.memory(BackendKind::Cuda, false).max(1);
             let workspace = heap.alloc::<u8>(bytes as usize)?;
             let at = heap.view().data[0] + workspace.offset();
             heap.write(c.slice, bytemuck::cast_slice(&c.held))?;
