@@ -48,6 +48,18 @@ pub const VARIABLES: &[Variable] = &[
               looked for where it is usually installed",
         agreed: false,
     },
+    Variable {
+        name: "IRIS_NCCL",
+        doc: "NCCL's library, or the folder it is in, for benchmarks beside it; default: it is \
+              looked for where it is usually installed",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_CUBLASLT",
+        doc: "cuBLASLt's library, or the folder it is in; default: it is looked for where it is \
+              usually installed",
+        agreed: false,
+    },
     Variable { name: "IRIS_HIPRTC", doc: "the same of AMD's", agreed: false },
     Variable {
         name: "IRIS_DELAY",

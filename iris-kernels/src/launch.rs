@@ -6,12 +6,14 @@ use iris_heap::backend::{Backend, Memory};
 use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
 use iris_heap::{BackendKind, Error, Group, Result, Stream, SymmetricHeap};
 
-use crate::args::{OpArgs, TileView};
+use crate::args::{Matrix, OpArgs, TileView, producer};
 use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
 use crate::rtc::{self, KernelSource, Options, Vendor};
+use crate::schedule::split;
 use crate::trace::MAX_GROUPS;
+use crate::whole::{PARTIAL_LINE, Whole, WholeProduct};
 
 /// A kernel that was loaded.
 #[derive(Clone, Debug)]
@@ -28,7 +30,21 @@ struct Prepared {
 pub struct Launcher {
     resident: u32,
     device: Device,
+    ahead: Option<Arc<Ahead>>,
 }
+
+/// A product of whole matrices that is multiplied ahead of a kernel, or instead of one.
+#[derive(Debug)]
+struct Ahead {
+    product: WholeProduct,
+    whole: Whole,
+    /// The kernel that then takes partials from memory; none where nothing comes after the product.
+    rest: Option<Prepared>,
+    resident: u32,
+}
+
+/// Workgroups of a kernel behind a product: as many as messages have.
+const REST_GROUPS: u32 = 65;
 
 #[derive(Clone, Debug)]
 enum Device {
@@ -48,33 +64,69 @@ impl Launcher {
     /// many ranks share the device that not one workgroup of each is resident.
     pub fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         match heap.backend().device().kind {
-            BackendKind::Cpu => Ok(Self { resident: heap.workgroups(), device: Device::Cpu }),
+            BackendKind::Cpu => {
+                Ok(Self { resident: heap.workgroups(), device: Device::Cpu, ahead: None })
+            }
             BackendKind::Cuda => Self::cuda(CudaBackend::of(heap)?, op, kernels),
             other => Err(unsupported(format!("kernels on {other}"), "there are none yet")),
         }
     }
 
     fn cuda(backend: &CudaBackend, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
-        let arch = build::cuda_arch(backend.arch());
         let mut functions: Vec<Prepared> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
         for &kernel in kernels {
-            let name = kernel.name();
-            if functions.iter().any(|known| known.name == name) {
+            if functions.iter().any(|known| known.name == kernel.name()) {
                 continue;
             }
-            let build = op.of(kernel).map_err(|what| {
-                unsupported(format!("{} on CUDA: {what}", op.op), "no device source has it")
-            })?;
-            let image = build::compile(&build, &arch).map_err(Error::other)?;
-            let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &arch));
-            let function = backend.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
+            let (prepared, fits) = prepare(backend, op, kernel)?;
             if !matches!(kernel, Kernel::Barrier { .. }) {
-                resident = resident.min(share(backend, &function, threads, shared_bytes)?);
+                resident = resident.min(fits()?);
             }
-            functions.push(Prepared { name, function, threads, shared_bytes });
+            functions.push(prepared);
         }
-        Ok(Self { resident, device: Device::Cuda(functions) })
+        Ok(Self { resident, device: Device::Cuda(functions), ahead: None })
+    }
+
+    /// The same with a product of whole matrices by whose library `whole` says, where there is one on
+    /// the heap's device. Of `matmul` it is the whole call. Of the others it comes ahead of `kernel`,
+    /// which then takes this rank's partial from memory; words, workspace and results are those of the
+    /// kernel that multiplies, so that it does not matter if a peer's does. A call that does not fit the
+    /// library is done by the kernels that were prepared.
+    ///
+    /// A call needs [`Whole::memory`] bytes where its arguments say the workspace is.
+    ///
+    /// # Errors
+    /// As [`Launcher::new`], and [`WholeProduct::new`].
+    pub fn with_whole(
+        mut self,
+        heap: &SymmetricHeap,
+        op: &OpBuild,
+        kernel: Kernel,
+        whole: &Whole,
+    ) -> Result<Self> {
+        let Some(product) = WholeProduct::new(heap, whole)? else { return Ok(self) };
+        let (rest, resident) = match op.op.strip_prefix("matmul_") {
+            None => (None, 0),
+            Some(name) => {
+                let message = OpBuild { op: name, product: false, ..*op };
+                let (rest, fits) = prepare(CudaBackend::of(heap)?, &message, kernel)?;
+                (Some(rest), fits()?)
+            }
+        };
+        self.ahead = Some(Arc::new(Ahead { product, whole: *whole, rest, resident }));
+        Ok(self)
+    }
+
+    /// The library of [`Launcher::with_whole`], if there is one.
+    pub fn whole(&self) -> Option<String> {
+        self.ahead.as_ref().map(|ahead| ahead.product.title())
+    }
+
+    /// The same without it: for ranks of which not all have it.
+    #[must_use]
+    pub fn without_whole(self) -> Self {
+        Self { ahead: None, ..self }
     }
 
     /// Workgroups that run at the same time, all of them: a launch may have no more.
@@ -119,6 +171,12 @@ impl Launcher {
                 return stream.launch_cpu(name, groups, Arc::new(run));
             }
         };
+        if let Some(ahead) = &self.ahead {
+            // SAFETY: as the caller says.
+            if unsafe { ahead.launch(heap, stream, kernel, &args, groups) }? {
+                return Ok(());
+            }
+        }
         let name = kernel.name();
         let function = functions.iter().find(|known| known.name == name);
         let &Prepared { ref function, threads, shared_bytes, .. } = function.ok_or_else(|| {
@@ -139,6 +197,86 @@ impl Launcher {
             _ => unsafe { function.launch(stream, shape, &[args]) },
         }
     }
+}
+
+impl Ahead {
+    /// Enqueue a call, if it fits the library; whether it does.
+    ///
+    /// # Safety
+    /// As for [`Launcher::launch`].
+    unsafe fn launch(
+        &self,
+        heap: &SymmetricHeap,
+        stream: &Stream,
+        kernel: Kernel,
+        args: &OpArgs,
+        groups: u32,
+    ) -> Result<bool> {
+        let data = args.heap.data[args.heap.rank as usize];
+        let workspace = data + args.workspace;
+        // The rows of this rank's product.
+        let mut product = OpArgs { m: args.a.rows, ..*args };
+        let mut rest = *args;
+        match kernel {
+            Kernel::Local => {}
+            // Its own rows of C, which is gathered where it lies.
+            Kernel::AllGather => {
+                let rows = split(args.m, args.channel.size, args.channel.rank);
+                if args.c.transposed != 0 {
+                    return Ok(false);
+                }
+                let size = self.whole.output.size() as u64;
+                product.c.address += u64::from(rows.start) * args.c.ld * size;
+                product.c.rows = rows.end - rows.start;
+                rest.a = product.c;
+                (rest.bias, rest.epilogue) = (Matrix::default(), 0);
+            }
+            // What is done to results is done once they are added up.
+            _ => {
+                product.c = Matrix {
+                    address: workspace + self.whole.library_bytes(BackendKind::Cuda),
+                    ld: u64::from(args.n.next_multiple_of(PARTIAL_LINE)),
+                    rows: args.a.rows,
+                    cols: args.n,
+                    dtype: args.wire,
+                    transposed: 0,
+                };
+                (product.bias, product.epilogue) = (Matrix::default(), 0);
+                rest.a = product.c;
+            }
+        }
+        rest.producer = producer::LOAD;
+        // SAFETY: the caller vouches for the matrices and the workspace, where there is room.
+        if !unsafe { self.product.enqueue(heap, stream, &product, workspace) }? {
+            return Ok(false);
+        }
+        let Some(Prepared { function, threads, shared_bytes, .. }) = &self.rest else {
+            return Ok(true);
+        };
+        let groups = groups.min(self.resident).min(REST_GROUPS);
+        let shape = LaunchShape { groups, threads: *threads, shared_bytes: *shared_bytes };
+        // SAFETY: the one parameter is an `OpArgs`, of the same call but for A, which is what was
+        // multiplied; `groups` are resident.
+        unsafe { function.launch(stream, shape, &[bytemuck::bytes_of(&rest)]) }.map(|()| true)
+    }
+}
+
+/// Compile and load a kernel; with how many of its workgroups run at the same time.
+fn prepare<'a>(
+    backend: &'a CudaBackend,
+    op: &OpBuild,
+    kernel: Kernel,
+) -> Result<(Prepared, impl FnOnce() -> Result<u32> + use<'a>)> {
+    let arch = build::cuda_arch(backend.arch());
+    let build = op.of(kernel).map_err(|what| {
+        unsupported(format!("{} on CUDA: {what}", op.op), "no device source has it")
+    })?;
+    let image = build::compile(&build, &arch).map_err(Error::other)?;
+    let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &arch));
+    let name = kernel.name();
+    let function = backend.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
+    let prepared = Prepared { name, function: function.clone(), threads, shared_bytes };
+    Ok((prepared, move || share(backend, &function, threads, shared_bytes)))
 }
 
 /// A kernel of the user's on the CUDA device of a heap, from source that may include the headers of

@@ -21,6 +21,7 @@ pub mod args;
 pub mod build;
 pub mod cache;
 pub mod cpu;
+pub mod gemm;
 mod kernel;
 mod launch;
 mod parallel;
@@ -28,6 +29,9 @@ pub mod rtc;
 pub mod schedule;
 pub mod source;
 pub mod trace;
+pub mod vendor;
+mod whole;
 
 pub use kernel::Kernel;
 pub use launch::{Launcher, UserKernel};
+pub use whole::{Library, Whole, WholeProduct};

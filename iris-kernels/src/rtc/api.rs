@@ -76,28 +76,9 @@ impl Api {
         is_library: impl Fn(&str) -> bool,
         before: impl Fn(&str) -> bool,
     ) -> Result<Self> {
-        let mut looked = Vec::new();
-        let told = search::variable(variable);
-        let files: Vec<PathBuf> = match &told {
-            Some(file) if !file.is_dir() => vec![file.clone()],
-            _ => {
-                let all = told.as_ref().map_or(folders, std::slice::from_ref);
-                looked.extend(all.iter().map(|folder| folder.display().to_string()));
-                all.iter().flat_map(|folder| search::named(folder, &is_library)).collect()
-            }
-        };
-        let mut bare: Vec<PathBuf> = bare.iter().map(PathBuf::from).collect();
-        if told.is_some() {
-            looked.insert(0, format!("{variable} says"));
-            bare.clear();
-        }
-        for file in files.into_iter().chain(bare) {
-            match Self::open(names, &file, &before) {
-                Ok(api) => return Ok(api),
-                Err(why) => looked.push(format!("{} ({why})", file.display())),
-            }
-        }
-        Err(Error::NotFound { what: names.what, looked })
+        let open = |file: &Path| Self::open(names, file, &before);
+        search::first(variable, folders, bare, is_library, open)
+            .map_err(|looked| Error::NotFound { what: names.what, looked })
     }
 
     fn open(

@@ -20,7 +20,7 @@ mod error;
 pub(crate) mod hash;
 mod hiprtc;
 mod nvrtc;
-mod search;
+pub(crate) mod search;
 mod slow;
 
 use std::collections::HashSet;

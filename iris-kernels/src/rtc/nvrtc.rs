@@ -1,7 +1,5 @@
 //! NVRTC: where it is, and the options it always gets.
 
-use std::path::PathBuf;
-
 use super::api::{Api, Names};
 use super::{Compiler, Result, Vendor, search};
 
@@ -20,19 +18,8 @@ const NAMES: Names = Names {
     error: "nvrtcGetErrorString",
 };
 
-/// The folders to look in, in order.
-fn folders() -> Vec<PathBuf> {
-    let inside = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| search::variable(name));
-    let installed = search::named("/usr/local".as_ref(), |name| name.starts_with("cuda"));
-    let mut folders: Vec<PathBuf> =
-        toolkits.chain(installed).flat_map(|root| inside.map(|folder| root.join(folder))).collect();
-    let wheels = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
-    for packages in search::python_packages() {
-        folders.extend(wheels.map(|wheel| packages.join(wheel)));
-    }
-    folders
-}
+/// Where Python's packages have it.
+const WHEELS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
 
 fn is_library(name: &str) -> bool {
     name.starts_with("libnvrtc.so")
@@ -43,7 +30,8 @@ pub(super) fn load() -> Result<Compiler> {
     // The builtins are loaded by their bare name later on, which is found only if they are in the
     // process already.
     let before = |name: &str| name.starts_with("libnvrtc-builtins.so");
-    let api = Api::find(&NAMES, "IRIS_NVRTC", &folders(), &bare, is_library, before)?;
+    let api =
+        Api::find(&NAMES, "IRIS_NVRTC", &search::cuda_folders(&WHEELS), &bare, is_library, before)?;
     Compiler::new(Vendor::Nvidia, api)
 }
 

@@ -4,6 +4,53 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// What opens first of a vendor's library: where the variable says, else in the folders, else by bare
+/// name where the loader looks. If nothing does, every place that was looked at, with what was wrong
+/// with it.
+pub(crate) fn first<T, E: std::fmt::Display>(
+    variable_name: &str,
+    folders: &[PathBuf],
+    bare: &[&str],
+    is_library: impl Fn(&str) -> bool,
+    open: impl Fn(&Path) -> Result<T, E>,
+) -> Result<T, Vec<String>> {
+    let mut looked = Vec::new();
+    let told = variable(variable_name);
+    let files: Vec<PathBuf> = match &told {
+        Some(file) if !file.is_dir() => vec![file.clone()],
+        _ => {
+            let all = told.as_ref().map_or(folders, std::slice::from_ref);
+            looked.extend(all.iter().map(|folder| folder.display().to_string()));
+            all.iter().flat_map(|folder| named(folder, &is_library)).collect()
+        }
+    };
+    let mut bare: Vec<PathBuf> = bare.iter().map(PathBuf::from).collect();
+    if told.is_some() {
+        looked.insert(0, format!("{variable_name} says"));
+        bare.clear();
+    }
+    for file in files.into_iter().chain(bare) {
+        match open(&file) {
+            Ok(library) => return Ok(library),
+            Err(why) => looked.push(format!("{} ({why})", file.display())),
+        }
+    }
+    Err(looked)
+}
+
+/// The folders of CUDA's libraries: of its toolkits, and `wheels` below those of Python's packages.
+pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
+    let inside = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| variable(name));
+    let installed = named("/usr/local".as_ref(), |name| name.starts_with("cuda"));
+    let mut folders: Vec<PathBuf> =
+        toolkits.chain(installed).flat_map(|root| inside.map(|folder| root.join(folder))).collect();
+    for packages in python_packages() {
+        folders.extend(wheels.iter().map(|wheel| packages.join(wheel)));
+    }
+    folders
+}
+
 /// The names in a folder that match, the latest version first.
 pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };

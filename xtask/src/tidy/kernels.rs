@@ -30,8 +30,8 @@ const RULES: &[Confined] = &[
             "__nvvm_*",
             "__builtin_amdgcn_*",
         ],
-        may: |path| is_port(path) || is_mma(path),
-        place: "iris/port*.h and iris/mma*.h",
+        may: |path| is_port(path) || is_mma(path) || is_gemm(path),
+        place: "iris/port*.h, iris/mma*.h and iris/gemm/*_ptx.h, *_wgmma.h",
     },
     Confined {
         // The scope of an access is in the type of its word; these would go around it.
@@ -68,8 +68,8 @@ const RULES: &[Confined] = &[
             "atomicSub*",
             "atomicXor*",
         ],
-        may: |path| is_port(path) || is_mma(path),
-        place: "iris/port*.h and iris/mma*.h",
+        may: |path| is_port(path) || is_mma(path) || is_gemm(path),
+        place: "iris/port*.h, iris/mma*.h and iris/gemm/*_ptx.h, *_wgmma.h",
     },
     Confined {
         // The types of words say it; whoever says it besides goes around them.
@@ -97,6 +97,11 @@ fn is_port(path: &str) -> bool {
 /// The name of a header in `iris/`; empty for any other file.
 fn header(path: &str) -> &str {
     path.strip_prefix("iris/").unwrap_or_default()
+}
+
+/// The instructions of whole products on one architecture: what is written with them names none.
+fn is_gemm(path: &str) -> bool {
+    path.starts_with("iris/gemm/") && (path.ends_with("_ptx.h") || path.ends_with("_wgmma.h"))
 }
 
 fn is_mma(path: &str) -> bool {

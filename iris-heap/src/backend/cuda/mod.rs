@@ -41,6 +41,7 @@ mod apart;
 mod api;
 mod device;
 mod event;
+mod library;
 mod memory;
 mod module;
 mod pinned;

@@ -36,7 +36,7 @@ pub(crate) struct Baseline<'a> {
 }
 
 enum Step<'a> {
-    Multiply { product: Product<'a>, a: Buffer, b: Buffer, c: Buffer },
+    Multiply { product: Product, a: Buffer, b: Buffer, c: Buffer },
     Collective { of: &'a Communicator<'a>, kind: Kind, from: Buffer, to: Buffer, count: usize },
 }
 
@@ -54,12 +54,12 @@ enum Kind {
 
 /// The libraries of a rank; of one that is missing, why.
 pub(crate) type Libraries<'a> =
-    (Result<&'a Communicator<'a>, String>, Result<&'a Multiplier<'a>, String>);
+    (Result<&'a Communicator<'a>, String>, Result<&'a Multiplier, String>);
 
 impl<'a> Baseline<'a> {
     /// The product of this rank alone: of its own A, or of one that was gathered.
     pub(crate) fn product(
-        blas: &'a Multiplier<'a>,
+        blas: &'a Multiplier,
         shape: [usize; 3],
         dtype: DType,
         at: &Buffers,

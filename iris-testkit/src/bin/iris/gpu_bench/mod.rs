@@ -242,7 +242,7 @@ struct Rank<'a> {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     nccl: Result<Communicator<'a>, String>,
-    blas: Result<Multiplier<'a>, String>,
+    blas: Result<Multiplier, String>,
 }
 
 /// One rank's part. Rank 0 reports the lines of each shape.

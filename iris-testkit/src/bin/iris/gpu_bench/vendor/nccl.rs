@@ -3,11 +3,13 @@
 #![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
 
 use std::ffi::{CStr, c_char, c_int};
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use anyhow::{Result, bail};
 use cudarc::driver::CudaStream;
 use iris_heap::DType;
+use iris_kernels::vendor::{find, library};
 
 use super::{Buffer, Handle, Vendors};
 
@@ -39,6 +41,19 @@ impl Table {
         unsafe { (self.ncclGetVersion)(&mut version) };
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }
+}
+
+/// The library of this machine, first looked for in `folders`.
+pub(super) fn load(folders: &[PathBuf]) -> Result<Table> {
+    let open = |file: &Path| {
+        // SAFETY: the vendor's library is made to be loaded by any program.
+        let library = unsafe { libloading::Library::new(file) };
+        library.map_err(|e| e.to_string()).and_then(Table::of)
+    };
+    let names = ("NCCL (libnccl.so)", "IRIS_NCCL");
+    let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
+    let bare = ["libnccl.so.2", "libnccl.so"];
+    Ok(find(names, folders, &wheels, ("libnccl.so", &bare), open)?)
 }
 
 /// A rank's communicator.

@@ -1,0 +1,264 @@
+//! The builds of the product, and which is for what.
+
+use crate::rtc::Options;
+
+/// The shape of a build: the macros of `iris/gemm/sm90.h`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Config {
+    /// Columns of a tile.
+    pub width: u32,
+    /// Consumers, each with 64 rows of a tile.
+    pub groups: u32,
+    /// Workgroups of a cluster.
+    pub cluster: u32,
+    /// Places of the ring.
+    pub stages: u32,
+    /// Whether a tile is stored in the shadow of the next.
+    pub hold: bool,
+    /// Whether tiles are those of C transposed.
+    pub flipped: bool,
+    /// Whether the depth goes from line to line of the tiles' left factor.
+    pub a_across: bool,
+    /// The same of the right factor.
+    pub b_across: bool,
+    /// Rows of clusters that are taken before the next column of tiles.
+    pub group: u32,
+}
+
+/// What a column of a tile costs, in percent of one of the widest, and clusters and stages of each
+/// width, as measured on an H200: bench/NOTES.md.
+const WIDTHS: [(u32, u32, u32, u64); 6] = [
+    (256, 2, 4, 100),
+    (224, 2, 4, 105),
+    (192, 2, 4, 107),
+    (160, 2, 5, 108),
+    (128, 2, 6, 115),
+    (64, 1, 7, 130),
+];
+
+/// The most rows of C for tiles of C transposed.
+const FLIPPED_ROWS: usize = 128;
+
+impl Config {
+    /// Tiles of C of this width, of A and B by rows.
+    pub fn wide(width: u32, cluster: u32, stages: u32) -> Config {
+        Config {
+            width,
+            groups: 2,
+            cluster,
+            stages,
+            hold: width > 64,
+            flipped: false,
+            a_across: false,
+            b_across: true,
+            group: 8,
+        }
+    }
+
+    /// Tiles of C transposed, for up to `width` rows of C, of A and B by rows. With one consumer there
+    /// are more workgroups that load at a time.
+    pub fn flipped(width: u32, groups: u32, stages: u32) -> Config {
+        Config {
+            width,
+            groups,
+            cluster: 1,
+            stages,
+            hold: false,
+            flipped: true,
+            a_across: true,
+            b_across: false,
+            group: 8,
+        }
+    }
+
+    /// The same where A and B lie by columns or not.
+    #[must_use]
+    pub fn with_layout(self, (a_columns, b_columns): (bool, bool)) -> Config {
+        if self.flipped {
+            Config { a_across: !b_columns, b_across: a_columns, ..self }
+        } else {
+            Config { a_across: a_columns, b_across: !b_columns, ..self }
+        }
+    }
+
+    /// Whether A and B lie by columns.
+    pub fn layout(&self) -> (bool, bool) {
+        if self.flipped { (self.b_across, !self.a_across) } else { (self.a_across, !self.b_across) }
+    }
+
+    /// The build for a product of this shape, of A and B by rows.
+    pub fn choose(shape: [usize; 3], multiprocessors: u32) -> Config {
+        let all = Self::all(shape[2]).into_iter().filter(|config| config.takes(shape));
+        let best = all.min_by_key(|config| config.cost(shape, multiprocessors));
+        // The widest takes everything.
+        best.unwrap_or(Self::wide(256, 2, 4))
+    }
+
+    /// The builds for products of up to so many rows: those for a few, and that for the most.
+    pub fn of_plan(shape: [usize; 3], multiprocessors: u32) -> Vec<Config> {
+        let [most, n, k] = shape;
+        let rows = [16, FLIPPED_ROWS / 2, FLIPPED_ROWS, most].map(|it| it.min(most));
+        let mut configs: Vec<Config> = Vec::new();
+        for rows in rows {
+            let config = Self::choose([rows, n, k], multiprocessors);
+            if !configs.contains(&config) {
+                configs.push(config);
+            }
+        }
+        configs
+    }
+
+    /// Every build for a depth.
+    fn all(k: usize) -> Vec<Config> {
+        let wide = WIDTHS.iter().map(|&(width, cluster, stages, _)| {
+            let config = Self::wide(width, cluster, stages);
+            // The chunks of a tile go into the shadow of as many slabs of the next, and one more.
+            let hold = config.hold && k.div_ceil(64) > config.chunks() as usize;
+            Config { hold, ..config }
+        });
+        let flipped = [16, 32, 64, 128].map(|width| Self::flipped(width, 1, 8));
+        wide.chain(flipped).collect()
+    }
+
+    /// Whether it multiplies matrices of this shape.
+    pub fn takes(&self, [m, _, k]: [usize; 3]) -> bool {
+        let slabs = k.div_ceil(64);
+        (!self.flipped || m <= self.width as usize)
+            && (!self.hold || slabs > self.chunks() as usize)
+    }
+
+    /// What a product costs, to compare builds: the waves of its tiles, each as wide as it is.
+    pub fn cost(&self, [m, n, _]: [usize; 3], multiprocessors: u32) -> u64 {
+        let (rows, cols) = if self.flipped { (n, m) } else { (m, n) };
+        let (units, tiles) = self.tiles(rows as u32, cols as u32);
+        let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);
+        let waves = all.div_ceil(u64::from(multiprocessors));
+        if self.flipped {
+            // Nothing else is as fast where it is enough.
+            return waves * u64::from(self.width);
+        }
+        let known = WIDTHS.iter().find(|it| it.0 == self.width);
+        waves * u64::from(self.width) * known.map_or(130, |it| it.3)
+    }
+
+    /// Rows of a tile.
+    pub fn rows(&self) -> u32 {
+        64 * self.groups
+    }
+
+    /// Threads of a workgroup.
+    pub fn threads(&self) -> u32 {
+        128 * (self.groups + 1)
+    }
+
+    /// Columns that are stored at a time.
+    pub(super) fn chunk_cols(&self) -> u32 {
+        match self.width {
+            width if self.flipped => width,
+            width if width % 64 == 0 => 64,
+            _ => 32,
+        }
+    }
+
+    fn chunks(&self) -> u32 {
+        self.width / self.chunk_cols()
+    }
+
+    /// Clusters below each other, and tiles beside each other.
+    pub(super) fn tiles(&self, rows: u32, cols: u32) -> (u32, u32) {
+        (rows.div_ceil(self.rows() * self.cluster), cols.div_ceil(self.width))
+    }
+
+    /// Workgroups of a launch that has so many tiles for a cluster.
+    pub(super) fn workgroups(&self, tiles: u32, multiprocessors: u32) -> u32 {
+        let most = multiprocessors / self.cluster;
+        // Whole waves without four multiprocessors are faster than more of them that are cut off.
+        let whole = 128 / self.cluster;
+        let clusters = if most > whole && tiles.is_multiple_of(whole) { whole } else { most };
+        clusters.min(tiles) * self.cluster
+    }
+
+    /// Bytes of dynamic shared memory: `SHARED_BYTES`.
+    pub fn shared_bytes(&self) -> u32 {
+        let b_loaded = match self.b_across {
+            true => self.width.div_ceil(64) * 8192,
+            false => self.width * 128,
+        };
+        let stage = self.rows() * 128 + b_loaded.next_multiple_of(1024);
+        let staging = self.groups * 2 * 64 * self.chunk_cols() * 2;
+        let barriers = (2 * self.stages + 4 * self.groups) * 8;
+        self.stages * stage + staging + barriers + 1024
+    }
+
+    /// What it is compiled with, for elements of this type ([`crate::args::dtype_code`]).
+    pub fn options(&self, dtype: u32) -> Options {
+        let flag = u32::from;
+        Options::new()
+            .define("IRIS_DTYPE", dtype)
+            .define("IRIS_GEMM_WIDTH", self.width)
+            .define("IRIS_GEMM_GROUPS", self.groups)
+            .define("IRIS_GEMM_CLUSTER", self.cluster)
+            .define("IRIS_GEMM_STAGES", self.stages)
+            .define("IRIS_GEMM_HOLD", flag(self.hold))
+            .define("IRIS_GEMM_FLIPPED", flag(self.flipped))
+            .define("IRIS_GEMM_A_ACROSS", flag(self.a_across))
+            .define("IRIS_GEMM_B_ACROSS", flag(self.b_across))
+            .define("IRIS_GEMM_SHARED_BYTES", self.shared_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: u32 = 132;
+
+    #[test]
+    fn the_choice_is_the_one_that_was_measured() {
+        let width = |m, n, k| {
+            let config = Config::choose([m, n, k], H200);
+            (config.width, config.flipped)
+        };
+        assert_eq!(width(8192, 8192, 3584), (256, false));
+        assert_eq!(width(4096, 3584, 8192), (224, false));
+        assert_eq!(width(1024, 7168, 8192), (224, false));
+        assert_eq!(width(512, 8192, 3584), (256, false));
+        assert_eq!(width(256, 8192, 3584), (128, false));
+        assert_eq!(width(128, 8192, 3584), (128, true));
+        assert_eq!(width(64, 8192, 3584), (64, true));
+        assert_eq!(width(17, 8192, 3584), (32, true));
+        assert_eq!(width(1, 8192, 3584), (16, true));
+    }
+
+    #[test]
+    fn a_plan_has_a_build_for_every_number_of_rows() {
+        for shape in [[1, 8, 8], [100, 8192, 3584], [8192, 8192, 3584], [300, 256, 64]] {
+            let configs = Config::of_plan(shape, H200);
+            let [most, n, k] = shape;
+            for rows in 1..=most {
+                let any = configs.iter().any(|config| config.takes([rows, n, k]));
+                assert!(any, "{rows} of {shape:?}: {configs:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_layout_is_that_of_the_factors() {
+        for config in [Config::wide(256, 2, 4), Config::flipped(64, 2, 8)] {
+            assert_eq!(config.layout(), (false, false));
+            for layout in [(false, false), (false, true), (true, false), (true, true)] {
+                assert_eq!(config.with_layout(layout).layout(), layout);
+            }
+        }
+    }
+
+    #[test]
+    fn every_build_fits_a_multiprocessor() {
+        for config in Config::all(8192) {
+            for layout in [(false, false), (false, true), (true, false), (true, true)] {
+                let config = config.with_layout(layout);
+                assert!(config.shared_bytes() <= 227 << 10, "{config:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Our own product of whole matrices on sm_90a: which build of `kernels/gemm_sm90.cu` multiplies what,
+//! and its launch.
+//!
+//! **Problem.** The product that operators fuse their messages with works on tiles that an operator
+//! hands out, and reaches half the rate of the device. A product of its own can do better: it copies by
+//! tensor maps, and multiplies the next tile while it stores the last.
+//!
+//! **Solution.** [`Config`] is the shape of a build. [`Config::choose`] picks one by the shape of the
+//! product, with a rule that was measured; [`Gemm`] has the loaded kernels for the calls of one
+//! operator. Tensor maps are encoded in each call, from its addresses, and go into the launch by value:
+//! nothing is allocated, and a launch can be captured.
+//!
+//! **Limits.** f16 and bf16, C of the same type by rows, no GELU; addresses, leading dimensions and rows
+//! of C that are multiples of 16 bytes. What does not fit is left to the other kernels: [`Gemm::fits`].
+
+mod config;
+mod tensor_map;
+
+use bytemuck::{Pod, Zeroable};
+use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
+use iris_heap::{DType, Error, Result, Stream};
+
+use crate::args::{Matrix, OpArgs, dtype_code};
+use crate::rtc::{self, Vendor};
+use crate::{build, source};
+
+pub use config::Config;
+use tensor_map::TensorMap;
+
+/// The longest that the loader of a workgroup waits for its consumers: none of them waits for another
+/// rank.
+const DEADLINE_NS: u64 = 10_000_000_000;
+
+/// What the kernel is given beside its maps: `Arguments` of `gemm_sm90.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Arguments {
+    bias: u64,
+    deadline_ns: u64,
+    rows: u32,
+    cols: u32,
+    depth: u32,
+    row_units: u32,
+    col_tiles: u32,
+    group: u32,
+}
+
+/// Loaded kernels for products of up to so many rows.
+#[derive(Debug)]
+pub struct Gemm {
+    dtype: DType,
+    shape: [usize; 3],
+    multiprocessors: u32,
+    kernels: Vec<(Config, Function)>,
+}
+
+impl Gemm {
+    /// Whether there are such products on an architecture (90 for 9.0).
+    pub fn is_there(arch: u32, dtype: DType) -> bool {
+        arch == 90 && matches!(dtype, DType::F16 | DType::BF16)
+    }
+
+    /// Loads the builds for C (up to `shape[0]` x `shape[1]`) = A B of depth `shape[2]`: for any rows up
+    /// to these and A and B in these `layouts`, each whether it lies by columns. Compiles those that
+    /// were not compiled before.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for another architecture or type; [`Error::Other`] with an [`rtc::Error`];
+    /// [`Error::Device`].
+    pub fn new(
+        backend: &CudaBackend,
+        shape: [usize; 3],
+        dtype: DType,
+        layouts: &[(bool, bool)],
+    ) -> Result<Gemm> {
+        let multiprocessors = backend.multiprocessors();
+        let configs: Vec<Config> = Config::of_plan(shape, multiprocessors)
+            .into_iter()
+            .flat_map(|config| layouts.iter().map(move |&layout| config.with_layout(layout)))
+            .collect();
+        Self::of(backend, shape, dtype, &configs)
+    }
+
+    /// Loads these builds.
+    ///
+    /// # Errors
+    /// As [`Gemm::new`].
+    pub fn of(
+        backend: &CudaBackend,
+        shape: [usize; 3],
+        dtype: DType,
+        configs: &[Config],
+    ) -> Result<Gemm> {
+        let arch = backend.arch();
+        let code = dtype_code(dtype).filter(|_| Self::is_there(arch, dtype));
+        let Some(code) = code else {
+            return Err(Error::Unsupported {
+                what: format!("products of {dtype} by tensor maps on architecture {arch}"),
+                why: "there are those of f16 and bf16 on 90".into(),
+            });
+        };
+        let load = |config: &Config| -> Result<_> {
+            let options = config.options(code);
+            let arch = build::cuda_arch(arch);
+            let image = rtc::compile(Vendor::Nvidia, source::GEMM.into(), &options, &arch)
+                .map_err(Error::other)?;
+            let function = backend.load(&image)?.function("iris_gemm", config.shared_bytes())?;
+            Ok((*config, function))
+        };
+        let kernels = configs.iter().map(load).collect::<Result<_>>()?;
+        Ok(Gemm { dtype, shape, multiprocessors: backend.multiprocessors(), kernels })
+    }
+
+    /// The builds.
+    pub fn configs(&self) -> impl Iterator<Item = &Config> {
+        self.kernels.iter().map(|(config, _)| config)
+    }
+
+    /// Registers and bytes of local memory of a thread, of each build.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn resources(&self) -> Result<Vec<(Config, (u32, u32))>> {
+        self.kernels.iter().map(|(config, it)| Ok((*config, it.resources()?))).collect()
+    }
+
+    /// Whether there is a build for this call.
+    pub fn fits(&self, args: &OpArgs) -> bool {
+        self.fitting(args).is_some()
+    }
+
+    fn fitting(&self, args: &OpArgs) -> Option<&(Config, Function)> {
+        let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
+        let code = dtype_code(self.dtype)?;
+        let [most, of_n, of_k] = self.shape;
+        let shape = [m as usize, n as usize, k as usize];
+        let has_bias = bias.address != 0;
+        let fits = [&a, &b, &c].iter().all(|it| it.dtype == code && is_aligned(it))
+            && c.transposed == 0
+            // A store that is cut off ends at 16 bytes.
+            && of_n.is_multiple_of(8)
+            && epilogue == 0
+            && (1..=most).contains(&shape[0])
+            && shape[1..] == [of_n, of_k]
+            && of_n > 0
+            && of_k > 0
+            && (!has_bias || bias.dtype == code && (bias.transposed == 0 || bias.ld == 1));
+        if !fits {
+            return None;
+        }
+        let layout = (a.transposed != 0, b.transposed != 0);
+        let usable = self
+            .kernels
+            .iter()
+            .filter(|(config, _)| config.layout() == layout && config.takes(shape));
+        usable.min_by_key(|(config, _)| config.cost(shape, self.multiprocessors))
+    }
+
+    /// Enqueues the product of a call, if there is a build for it; whether there is.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Closed`]; [`Error::Invalid`] for a stream of another heap.
+    ///
+    /// # Safety
+    /// The matrices in `args` are on the device, and live until the stream has finished the launch, and
+    /// every replay of a graph that it is captured in.
+    #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
+    pub unsafe fn launch(
+        &self,
+        backend: &CudaBackend,
+        stream: &Stream,
+        args: &OpArgs,
+    ) -> Result<bool> {
+        let Some((config, function)) = self.fitting(args) else { return Ok(false) };
+        let OpArgs { a, b, c, bias, m, n, k, .. } = *args;
+        // The driver wants a context, though it asks nothing of the device.
+        let maps = backend.current(|| config.maps(self.dtype, [&a, &b, &c]))?;
+        let (rows, cols) = if config.flipped { (n, m) } else { (m, n) };
+        let (row_units, col_tiles) = config.tiles(rows, cols);
+        let given = Arguments {
+            bias: bias.address,
+            deadline_ns: DEADLINE_NS,
+            rows,
+            cols,
+            depth: k,
+            row_units,
+            col_tiles,
+            group: config.group,
+        };
+        let shape = LaunchShape {
+            groups: config.workgroups(row_units * col_tiles, self.multiprocessors),
+            threads: config.threads(),
+            shared_bytes: config.shared_bytes(),
+        };
+        let [a, b, c] = &maps;
+        let args = [a.bytes(), b.bytes(), c.bytes(), bytemuck::bytes_of(&given)];
+        // SAFETY: the parameters are those of `iris_gemm`; the caller vouches for the matrices;
+        // workgroups wait only for others of their cluster, which start together.
+        unsafe { function.launch(stream, shape, &args) }.map(|()| true)
+    }
+}
+
+/// Whether tensor maps take it: address and lines at multiples of 16 bytes.
+fn is_aligned(matrix: &Matrix) -> bool {
+    let lines = if matrix.transposed == 0 { matrix.rows } else { matrix.cols };
+    // How far lines are apart is nothing to a single one.
+    let step = if lines > 1 { matrix.ld * 2 } else { 0 };
+    (matrix.address | step).is_multiple_of(16)
+}
+
+impl Config {
+    /// The maps of A, B and C of the tiles' product, from those of the call.
+    fn maps(&self, dtype: DType, [a, b, c]: [&Matrix; 3]) -> Result<[TensorMap; 3]> {
+        let (left, right) = if self.flipped { (b, a) } else { (a, b) };
+        let cluster = self.cluster;
+        let left_box = if self.a_across { [64, 64] } else { [64, self.rows()] };
+        let right_box = if self.b_across { [64, 64 / cluster] } else { [64, self.width / cluster] };
+        let c_box = if self.flipped { [64, self.width] } else { [self.chunk_cols(), 64] };
+        Ok([
+            TensorMap::new(dtype, left, left_box)?,
+            TensorMap::new(dtype, right, right_box)?,
+            TensorMap::new(dtype, c, c_box)?,
+        ])
+    }
+}
+
+const _: () = assert!(size_of::<Arguments>() == 40);

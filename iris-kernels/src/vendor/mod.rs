@@ -1,0 +1,136 @@
+//! Products of vendors' libraries, for where nothing is fused into a product.
+//!
+//! **Problem.** A library's product is tuned for every shape there is, and is the bar for ours. Where
+//! the library is installed, a product with nothing in it to fuse should be its product.
+//!
+//! **Solution.** The library is looked for when it is first needed, and its functions are called by
+//! name: [`Blas`]. It is asked for an algorithm when a product is prepared, by its heuristic and under
+//! a stated workspace; nothing is timed. A call then only enqueues: it allocates nothing and may be
+//! captured in a graph.
+//!
+//! **Running.** A [`Product`] is of one [`Problem`]. [`Prepared`] has the algorithms of an operator
+//! whose rows, layouts and alignment change from call to call.
+//!
+//! **Limits.** cuBLASLt, on NVIDIA's GPUs; hipBLASLt has the same functions under its own names, and
+//! gets a table beside that of cuBLASLt. GELU is left to our kernels: the library's is the
+//! approximation by tanh, and ours is by erf. So is a result that is stored column by column.
+
+mod cublaslt;
+mod prepared;
+mod problem;
+
+use std::path::{Path, PathBuf};
+
+use crate::rtc::search;
+
+pub use cublaslt::{Algorithm, Blas, Multiplier, Product};
+pub use prepared::Prepared;
+pub use problem::{Addresses, Layout, Problem};
+
+/// What goes wrong with a vendor's library of products.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The library is nowhere.
+    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    NotFound {
+        /// Which library.
+        what: &'static str,
+        /// Every place that was looked at, in order, and what was wrong with it if it was there.
+        looked: Vec<String>,
+    },
+    /// A function of the library failed.
+    #[error("{function}: {name} ({code})")]
+    Call {
+        /// Its name.
+        function: &'static str,
+        /// What it returned.
+        code: i32,
+        /// The library's name for that.
+        name: String,
+    },
+    /// The library multiplies no such matrices.
+    #[error("{library} has no algorithm for {problem}")]
+    NoAlgorithm {
+        /// The library and its version.
+        library: String,
+        /// What was asked of it.
+        problem: String,
+    },
+}
+
+/// What functions of vendors' libraries return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The functions of a C library that are called, by name. The struct keeps the library.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! __library {
+    ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
+        /// The functions, as the vendor's header declares them.
+        #[allow(non_snake_case)]
+        pub(super) struct $table {
+            $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            /// Never called: keeps the functions.
+            _library: libloading::Library,
+        }
+
+        impl $table {
+            #[allow(non_snake_case)]
+            pub(super) fn of(
+                library: libloading::Library,
+            ) -> ::std::result::Result<$table, String> {
+                $(
+                    let name = concat!(stringify!($name), "\0");
+                    // SAFETY: the type is that of the vendor's header.
+                    let symbol = unsafe {
+                        library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(name.as_bytes())
+                    };
+                    let $name = *symbol.map_err(|e| e.to_string())?;
+                )*
+                Ok($table { $($name,)* _library: library })
+            }
+        }
+    };
+}
+#[doc(hidden)]
+pub use __library as library;
+
+/// What opens first of a library of NVIDIA's, whose files are named `name`, a version behind it:
+/// where `variable` says, else in `folders`, in those of CUDA's toolkits and of `wheels` among Python's
+/// packages, else as `bare` where the loader looks.
+///
+/// # Errors
+/// [`Error::NotFound`] says where it was looked for.
+pub fn find<T>(
+    (what, variable): (&'static str, &str),
+    folders: &[PathBuf],
+    wheels: &[&str],
+    (name, bare): (&str, &[&str]),
+    open: impl Fn(&Path) -> std::result::Result<T, String>,
+) -> Result<T> {
+    let mut all = folders.to_vec();
+    all.extend(search::cuda_folders(wheels));
+    search::first(variable, &all, bare, |file| file.starts_with(name), open)
+        .map_err(|looked| Error::NotFound { what, looked })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_error_that_says_where_it_was_looked_for() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("libnothing.so.1");
+        std::fs::write(&file, "no library").expect("room");
+        let names = ("nothing (libnothing.so)", "IRIS_NO_SUCH_VARIABLE");
+        let open = |_: &Path| Err::<(), _>("it does not open".to_string());
+        let folders = [folder.path().to_path_buf()];
+        let error = find(names, &folders, &[], ("libnothing.so", &["libnothing.so"]), open);
+        let text = error.expect_err("there is none").to_string();
+        assert!(text.starts_with("nothing (libnothing.so) is not there"), "{text}");
+        assert!(text.contains(&format!("{} (it does not open)", file.display())), "{text}");
+        assert!(text.ends_with("libnothing.so (it does not open)"), "{text}");
+    }
+}

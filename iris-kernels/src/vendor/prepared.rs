@@ -1,0 +1,251 @@
+//! The algorithms of an operator whose calls differ: in rows, layouts, alignment, a bias.
+
+#![allow(unsafe_code, reason = "a product is enqueued on addresses that the caller vouches for")]
+
+use std::sync::Arc;
+
+use iris_heap::DType;
+
+use super::cublaslt::{Algorithm, Multiplier, STATUS_NOT_SUPPORTED};
+use super::problem::{Addresses, Layout, Problem};
+use super::{Error, Result};
+use crate::args::{Matrix, OpArgs, dtype_code};
+
+/// The library's products for all calls of an operator of up to so many rows.
+///
+/// The heuristic is asked once, when this is made: for each power of two of rows, for A and B by rows
+/// and by columns, aligned to 16 bytes or to an element only, with a bias where they are aligned, and
+/// without. A call takes the algorithm of the next such number of rows, so the bits of a call depend on the plan, too.
+#[derive(Debug)]
+pub struct Prepared {
+    of: Arc<Multiplier>,
+    most: usize,
+    shape: [usize; 2],
+    dtype: DType,
+    output: DType,
+    workspace: u64,
+    algorithms: Vec<Option<Algorithm>>,
+}
+
+/// The fewest rows above one that have algorithms of their own.
+const LEAST_ROWS: usize = 16;
+
+/// Which way a call goes, beside its rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Way {
+    a: bool,
+    b: bool,
+    bias: bool,
+    aligned: bool,
+}
+
+impl Way {
+    const COUNT: usize = 16;
+
+    fn of(index: usize) -> Way {
+        let bit = |bit: usize| index >> bit & 1 == 1;
+        Way { a: bit(0), b: bit(1), bias: bit(2), aligned: bit(3) }
+    }
+
+    fn index(self) -> usize {
+        let bits = [self.a, self.b, self.bias, self.aligned];
+        bits.into_iter().rev().fold(0, |all, bit| all << 1 | usize::from(bit))
+    }
+}
+
+impl Prepared {
+    /// Bytes of workspace that a library's products are given on an architecture (90 for 9.0).
+    pub const WORKSPACE: u64 = 32 << 20;
+
+    /// Of C (up to `shape[0]` x `shape[1]`, of type `output`) = A B of depth `shape[2]` and type
+    /// `dtype`. The context of the device is current.
+    ///
+    /// # Errors
+    /// [`Error::NoAlgorithm`] if there is none even for rows that are aligned; [`Error::Call`].
+    pub fn new(
+        of: Multiplier,
+        shape: [usize; 3],
+        (dtype, output): (DType, DType),
+        workspace: u64,
+    ) -> Result<Prepared> {
+        let [most, n, k] = shape;
+        let mut new = Prepared {
+            of: Arc::new(of),
+            most,
+            shape: [n, k],
+            dtype,
+            output,
+            workspace,
+            algorithms: Vec::new(),
+        };
+        let mut refused = None;
+        for bucket in 0..=bucket_of(most, most) {
+            for way in (0..Way::COUNT).map(Way::of) {
+                // Those round the product before they add the bias.
+                if way.bias && !way.aligned {
+                    new.algorithms.push(None);
+                    continue;
+                }
+                let problem = new.problem(rows_of(bucket, most), way);
+                let algorithm = match new.of.algorithms(&problem, 1) {
+                    Ok(found) => found.first().copied(),
+                    Err(error @ Error::NoAlgorithm { .. }) => {
+                        refused = refused.or(Some(error));
+                        None
+                    }
+                    Err(error) => return Err(error),
+                };
+                new.algorithms.push(algorithm);
+            }
+        }
+        match refused {
+            Some(error) if new.algorithms.iter().all(Option::is_none) => Err(error),
+            _ => Ok(new),
+        }
+    }
+
+    /// The library and its version: with the device they decide the bits of results.
+    pub fn library(&self) -> String {
+        self.of.blas().title()
+    }
+
+    /// A problem of this many rows, with leading dimensions as they are if nobody asked for others.
+    fn problem(&self, m: usize, way: Way) -> Problem {
+        let [n, k] = self.shape;
+        let size = self.dtype.size();
+        let ld = |len: usize, size: usize| match way.aligned {
+            true => len.next_multiple_of(16 / size),
+            false => len,
+        };
+        let factor = |columns: bool, rows: usize, cols: usize| Layout {
+            dtype: self.dtype,
+            transposed: columns,
+            ld: ld(if columns { rows } else { cols }, size) as u64,
+        };
+        Problem {
+            shape: [m, n, k],
+            a: factor(way.a, m, k),
+            b: factor(way.b, k, n),
+            c: Layout::rows(self.output, ld(n, self.output.size())),
+            bias: way.bias,
+            rounds_once: true,
+            accumulates: false,
+            alignment: if way.aligned { 16 } else { size.min(self.output.size()) as u32 },
+            workspace: self.workspace,
+        }
+    }
+
+    /// The problem of a call and its algorithm, if the library does it: none for a call that has
+    /// nothing to multiply, an epilogue, or a C by columns.
+    fn fitting(&self, args: &OpArgs) -> Option<(Problem, &Algorithm)> {
+        let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
+        let (rows, [of_n, of_k]) = (m as usize, self.shape);
+        let code = |dtype| dtype_code(dtype).unwrap_or(u32::MAX);
+        let (factor, result) = (code(self.dtype), code(self.output));
+        let known = a.dtype == factor && b.dtype == factor && c.dtype == result;
+        let fits = known
+            && epilogue == 0
+            && (1..=self.most).contains(&rows)
+            && [n as usize, k as usize] == [of_n, of_k]
+            && of_n > 0
+            && of_k > 0
+            && c.transposed == 0;
+        let has_bias = bias.address != 0;
+        let plain_bias = bias.dtype == result && (bias.transposed == 0 || bias.ld == 1);
+        if !fits || has_bias && !plain_bias {
+            return None;
+        }
+        // How far lines are apart is nothing to a single one.
+        let apart = |matrix: &Matrix| match matrix.transposed {
+            0 => (matrix.rows > 1).then_some(matrix.ld),
+            _ => (matrix.cols > 1).then_some(matrix.ld),
+        };
+        let aligned = |matrix: &Matrix, dtype: DType| {
+            let step = apart(matrix).unwrap_or(0) * dtype.size() as u64;
+            (matrix.address | step).is_multiple_of(16)
+        };
+        let way = Way {
+            a: a.transposed != 0,
+            b: b.transposed != 0,
+            bias: has_bias,
+            aligned: aligned(&a, self.dtype)
+                && aligned(&b, self.dtype)
+                && aligned(&c, self.output)
+                && (!has_bias || bias.address.is_multiple_of(16)),
+        };
+        let at = bucket_of(rows, self.most) * Way::COUNT + way.index();
+        let algorithm = self.algorithms.get(at)?.as_ref()?;
+        let mut problem = self.problem(rows, way);
+        for (layout, matrix) in [(&mut problem.a, &a), (&mut problem.b, &b), (&mut problem.c, &c)] {
+            layout.ld = apart(matrix).unwrap_or(layout.ld);
+        }
+        Some((problem, algorithm))
+    }
+
+    /// Whether the library does this call.
+    pub fn fits(&self, args: &OpArgs) -> bool {
+        self.fitting(args).is_some()
+    }
+
+    /// Enqueues the product of a call, if the library does it; whether it does.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    ///
+    /// # Safety
+    /// As for [`Multiplier::enqueue`], of the matrices in `args`.
+    pub unsafe fn enqueue(&self, args: &OpArgs, workspace: u64, stream: u64) -> Result<bool> {
+        let Some((problem, algorithm)) = self.fitting(args) else { return Ok(false) };
+        let OpArgs { a, b, c, bias, .. } = args;
+        let [a, b, c, bias] = [a, b, c, bias].map(|it| it.address);
+        let at = Addresses { a, b, c, bias, workspace };
+        // SAFETY: the caller vouches for it.
+        match unsafe { self.of.enqueue(&problem, algorithm, at, stream) } {
+            // It was chosen for more rows.
+            Err(Error::Call { code: STATUS_NOT_SUPPORTED, .. }) => Ok(false),
+            outcome => outcome.map(|()| true),
+        }
+    }
+}
+
+/// Rows are in buckets: the first has one, which libraries multiply otherwise, the next up to
+/// `LEAST_ROWS`, each next one twice as many, the last as many as there may be.
+fn bucket_of(rows: usize, most: usize) -> usize {
+    match rows.min(most) {
+        0 | 1 => 0,
+        rows => 1 + rows.div_ceil(LEAST_ROWS).next_power_of_two().trailing_zeros() as usize,
+    }
+}
+
+/// The most rows of a bucket.
+fn rows_of(bucket: usize, most: usize) -> usize {
+    match bucket {
+        0 => 1,
+        _ => (LEAST_ROWS << (bucket - 1)).min(most),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_has_rows_up_to_its_most() {
+        for most in [1, 15, 16, 17, 100, 128, 8191] {
+            let last = bucket_of(most, most);
+            assert_eq!(rows_of(last, most), most);
+            for rows in 1..=most {
+                let bucket = bucket_of(rows, most);
+                assert!(bucket <= last && rows <= rows_of(bucket, most), "{rows} of {most}");
+                assert!(bucket == 0 || rows > rows_of(bucket - 1, most), "{rows} of {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_way_has_an_index_of_its_own() {
+        for index in 0..Way::COUNT {
+            assert_eq!(Way::of(index).index(), index);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What a library is asked to multiply, and how it sees that.
+
+use std::fmt;
+
+use iris_heap::DType;
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Layout {
+    /// Type of an element.
+    pub dtype: DType,
+    /// Whether it lies column by column: element (r, c) is `c * ld + r` elements from the first, and
+    /// not `r * ld + c`.
+    pub transposed: bool,
+    /// Leading dimension, in elements.
+    pub ld: u64,
+}
+
+/// C (m x n) = A (m x k) B (k x n), with sums in f32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Problem {
+    /// m, n and k.
+    pub shape: [usize; 3],
+    /// Left factor.
+    pub a: Layout,
+    /// Right factor.
+    pub b: Layout,
+    /// Result.
+    pub c: Layout,
+    /// Whether a row of n elements of C's type is added to every row.
+    pub bias: bool,
+    /// Whether sums are f32 until they are rounded to C, once. Else a library may split the depth and
+    /// add partial results of C's type.
+    pub rounds_once: bool,
+    /// Whether the product is added to what C holds.
+    pub accumulates: bool,
+    /// What every address is a multiple of, in bytes.
+    pub alignment: u32,
+    /// Bytes of workspace that a call may use.
+    pub workspace: u64,
+}
+
+/// Where the matrices of a call lie on the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Addresses {
+    /// Left factor.
+    pub a: u64,
+    /// Right factor.
+    pub b: u64,
+    /// Result.
+    pub c: u64,
+    /// The row that is added, if the problem has one.
+    pub bias: u64,
+    /// As many bytes as the problem says, at a multiple of 256.
+    pub workspace: u64,
+}
+
+/// A matrix as a library sees it that knows columns only: `rows` x `cols`, column by column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Stored {
+    pub(super) dtype: DType,
+    /// Whether the factor is the transpose of what is stored.
+    pub(super) transpose: bool,
+    pub(super) rows: u64,
+    pub(super) cols: u64,
+    pub(super) ld: u64,
+}
+
+/// The problem as such a library sees it: the result is the product of `left` and `right`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ByColumns {
+    pub(super) left: Stored,
+    pub(super) right: Stored,
+    pub(super) result: Stored,
+    /// Whether `left` is B: a result by rows is the transpose of one by columns, and
+    /// (A B)' = B' A'.
+    pub(super) swapped: bool,
+}
+
+impl Layout {
+    /// Rows one behind the other, `ld` elements apart.
+    pub fn rows(dtype: DType, ld: usize) -> Layout {
+        Layout { dtype, transposed: false, ld: ld as u64 }
+    }
+
+    /// Columns one behind the other, `ld` elements apart.
+    pub fn columns(dtype: DType, ld: usize) -> Layout {
+        Layout { dtype, transposed: true, ld: ld as u64 }
+    }
+
+    /// A matrix of `rows` x `cols`, of which the transpose is wanted or not.
+    fn stored(self, rows: usize, cols: usize, flipped: bool) -> Stored {
+        // By columns lies what is `transposed`; what lies by rows is by columns its transpose.
+        let (rows, cols) = if self.transposed { (rows, cols) } else { (cols, rows) };
+        Stored {
+            dtype: self.dtype,
+            transpose: self.transposed == flipped,
+            rows: rows as u64,
+            cols: cols as u64,
+            // Of a single column nobody looks at it, and the library wants it to be large enough.
+            ld: self.ld.max(rows as u64),
+        }
+    }
+}
+
+impl Problem {
+    pub(super) fn by_columns(&self) -> ByColumns {
+        let [m, n, k] = self.shape;
+        let swapped = !self.c.transposed;
+        let (a, b) = (self.a.stored(m, k, swapped), self.b.stored(k, n, swapped));
+        let (left, right) = if swapped { (b, a) } else { (a, b) };
+        let result = Stored { transpose: false, ..self.c.stored(m, n, swapped) };
+        ByColumns { left, right, result, swapped }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [m, n, k] = self.shape;
+        write!(f, "{m} x {n} x {k}")?;
+        for (name, layout) in [("A", self.a), ("B", self.b), ("C", self.c)] {
+            let lies = if layout.transposed { "columns" } else { "rows" };
+            write!(f, ", {name} {} by {lies} of {}", layout.dtype, layout.ld)?;
+        }
+        let bias = if self.bias { ", a bias" } else { "" };
+        let Problem { alignment, workspace, .. } = self;
+        write!(f, "{bias}, aligned to {alignment} bytes, in a workspace of {workspace} bytes")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a library does that knows columns only.
+    fn multiply(seen: &ByColumns, left: &[i64], right: &[i64], result: &mut [i64]) {
+        let at = |s: &Stored, from: &[i64], row: u64, col: u64| {
+            let (row, col) = if s.transpose { (col, row) } else { (row, col) };
+            assert!(row < s.rows && col < s.cols && s.rows <= s.ld);
+            from[(col * s.ld + row) as usize]
+        };
+        let depth = if seen.left.transpose { seen.left.rows } else { seen.left.cols };
+        for row in 0..seen.result.rows {
+            for col in 0..seen.result.cols {
+                let terms = (0..depth)
+                    .map(|d| at(&seen.left, left, row, d) * at(&seen.right, right, d, col));
+                result[(col * seen.result.ld + row) as usize] = terms.sum();
+            }
+        }
+    }
+
+    #[test]
+    fn a_library_of_columns_finds_the_product_in_every_layout() {
+        let [m, n, k] = [3, 4, 5];
+        for bits in 0..8 {
+            let layout = |bit: u32, rows: usize, cols: usize| match bits >> bit & 1 {
+                0 => Layout::rows(DType::F32, cols + 2),
+                _ => Layout::columns(DType::F32, rows + 3),
+            };
+            let at = |l: &Layout, r: usize, c: usize| match l.transposed {
+                true => c * l.ld as usize + r,
+                false => r * l.ld as usize + c,
+            };
+            let (a, b, c) = (layout(0, m, k), layout(1, k, n), layout(2, m, n));
+            let fill = |l: &Layout, rows: usize, cols: usize, by: i64| {
+                let mut all = vec![1 << 40; 64];
+                for row in 0..rows {
+                    for col in 0..cols {
+                        all[at(l, row, col)] = (row * cols + col) as i64 * by % 11 - 5;
+                    }
+                }
+                all
+            };
+            let (x, y, mut z) = (fill(&a, m, k, 7), fill(&b, k, n, 3), vec![i64::MAX; 64]);
+            let problem = Problem {
+                shape: [m, n, k],
+                a,
+                b,
+                c,
+                bias: false,
+                rounds_once: true,
+                accumulates: false,
+                alignment: 16,
+                workspace: 0,
+            };
+            let seen = problem.by_columns();
+            let (left, right) = if seen.swapped { (&y, &x) } else { (&x, &y) };
+            multiply(&seen, left, right, &mut z);
+            for row in 0..m {
+                for col in 0..n {
+                    let sum: i64 = (0..k).map(|d| x[at(&a, row, d)] * y[at(&b, d, col)]).sum();
+                    assert_eq!(z[at(&c, row, col)], sum, "({row}, {col}) of {problem}");
+                }
+            }
+            assert_eq!(z.iter().filter(|&&it| it != i64::MAX).count(), m * n, "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_problem_says_what_it_is() {
+        let problem = Problem {
+            shape: [8, 16, 24],
+            a: Layout::rows(DType::BF16, 32),
+            b: Layout::columns(DType::BF16, 24),
+            c: Layout::rows(DType::F32, 16),
+            bias: true,
+            rounds_once: true,
+            accumulates: false,
+            alignment: 16,
+            workspace: 1024,
+        };
+        let expected = "8 x 16 x 24, A bf16 by rows of 32, B bf16 by columns of 24, C f32 by rows \
+                        of 16, a bias, aligned to 16 bytes, in a workspace of 1024 bytes";
+        assert_eq!(problem.to_string(), expected);
+    }
+}

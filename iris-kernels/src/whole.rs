@@ -1,0 +1,209 @@
+//! The product of whole matrices, nothing fused into it: by the vendor's library or by our own core,
+//! behind one interface.
+
+use iris_heap::cuda::CudaBackend;
+use iris_heap::{BackendKind, DType, Error, Result, Stream, SymmetricHeap};
+
+use crate::args::OpArgs;
+use crate::gemm::Gemm;
+use crate::rtc;
+use crate::vendor::{Blas, Multiplier, Prepared};
+
+/// Whose product of whole matrices is used, where operands fit it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Library {
+    /// The vendor's where its library is there, else ours.
+    #[default]
+    Vendor,
+    /// Ours.
+    Ours,
+}
+
+impl std::fmt::Display for Library {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Library::Vendor => "vendor",
+            Library::Ours => "ours",
+        })
+    }
+}
+
+impl std::str::FromStr for Library {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "vendor" => Ok(Library::Vendor),
+            "ours" => Ok(Library::Ours),
+            other => Err(format!("library is {other:?}, expected vendor or ours")),
+        }
+    }
+}
+
+/// A product of whole matrices that is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Whole {
+    /// Whose.
+    pub library: Library,
+    /// Most rows, columns, depth.
+    pub shape: [usize; 3],
+    /// Type of A and B.
+    pub dtype: DType,
+    /// Type of C, or of the partial.
+    pub output: DType,
+}
+
+/// Lines of a partial begin at multiples of so many elements.
+pub(crate) const PARTIAL_LINE: u32 = 8;
+
+impl Whole {
+    /// Bytes of workspace of the library, on a kind of device.
+    pub(crate) fn library_bytes(&self, backend: BackendKind) -> u64 {
+        match (self.library, backend) {
+            (Library::Vendor, BackendKind::Cuda) => Prepared::WORKSPACE,
+            _ => 0,
+        }
+    }
+
+    /// Bytes that a call needs: the workspace of the library, and behind it this rank's partial, if
+    /// there is one.
+    pub fn memory(&self, backend: BackendKind, partial: bool) -> u64 {
+        let [m, n, _] = self.shape.map(|it| it as u64);
+        let line = n.next_multiple_of(u64::from(PARTIAL_LINE)) * self.output.size() as u64;
+        let partial = if partial { m.saturating_mul(line) } else { 0 };
+        self.library_bytes(backend).saturating_add(partial)
+    }
+}
+
+/// What multiplies whole matrices on the device of a heap.
+#[derive(Debug)]
+pub enum WholeProduct {
+    /// The vendor's library.
+    Vendor(Prepared),
+    /// Our core.
+    Ours(Gemm),
+}
+
+impl WholeProduct {
+    /// What there is on this heap's device for this product: the vendor's if it is asked for and its
+    /// library is there, else ours; none if there is neither. It may compile and load: call it where
+    /// all ranks make an op.
+    ///
+    /// # Errors
+    /// Those of the device, of the compiler, and of a library that is there and fails.
+    pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<WholeProduct>> {
+        let Whole { library, shape, dtype, output } = *whole;
+        if heap.backend().device().kind != BackendKind::Cuda || shape.contains(&0) {
+            return Ok(None);
+        }
+        let backend = CudaBackend::of(heap)?;
+        if library == Library::Vendor
+            && let Some(prepared) = vendor(backend, shape, (dtype, output))?
+        {
+            return Ok(Some(WholeProduct::Vendor(prepared)));
+        }
+        if !Gemm::is_there(backend.arch(), dtype) || dtype != output || shape[1] % 8 != 0 {
+            return Ok(None);
+        }
+        let layouts = [(false, false), (false, true)];
+        match Gemm::new(backend, shape, dtype, &layouts) {
+            Ok(gemm) => Ok(Some(WholeProduct::Ours(gemm))),
+            // A host without the compiler, whose kernels came with the program.
+            Err(Error::Other(why))
+                if matches!(why.downcast_ref(), Some(rtc::Error::NotFound { .. })) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What it is: with the device it decides the bits of results.
+    pub fn title(&self) -> String {
+        match self {
+            WholeProduct::Vendor(prepared) => prepared.library(),
+            WholeProduct::Ours(_) => "gemm_sm90".into(),
+        }
+    }
+
+    /// Whether it does this call. The others are for the kernels of operators.
+    pub fn fits(&self, args: &OpArgs) -> bool {
+        match self {
+            WholeProduct::Vendor(prepared) => prepared.fits(args),
+            WholeProduct::Ours(gemm) => gemm.fits(args),
+        }
+    }
+
+    /// Enqueues the product of a call in the order of the heap's ops, if it does this call; whether it
+    /// does. `workspace` is the address of as many bytes as [`Whole::memory`] says.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Closed`], those of the library; [`Error::Invalid`] or
+    /// [`Error::Unsupported`] for a stream of another heap.
+    ///
+    /// # Safety
+    /// The matrices in `args` and the workspace are on the device, and live until the stream has
+    /// finished the product, and every replay of a graph that it is captured in.
+    #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
+    pub unsafe fn enqueue(
+        &self,
+        heap: &SymmetricHeap,
+        stream: &Stream,
+        args: &OpArgs,
+        workspace: u64,
+    ) -> Result<bool> {
+        let backend = CudaBackend::of(heap)?;
+        let prepared = match self {
+            // SAFETY: as the caller says.
+            WholeProduct::Ours(gemm) => return unsafe { gemm.launch(backend, stream, args) },
+            WholeProduct::Vendor(prepared) => prepared,
+        };
+        if !prepared.fits(args) {
+            return Ok(false);
+        }
+        let mut done = false;
+        backend.enqueue(stream, |raw| {
+            // SAFETY: as the caller says; the context of the device is current, and the stream of it.
+            done = unsafe { prepared.enqueue(args, workspace, raw) }.map_err(Error::other)?;
+            Ok(())
+        })?;
+        Ok(done)
+    }
+}
+
+/// The vendor's library on this device, if it is there and multiplies such matrices.
+fn vendor(
+    backend: &CudaBackend,
+    shape: [usize; 3],
+    types: (DType, DType),
+) -> Result<Option<Prepared>> {
+    use crate::vendor::Error as Missing;
+    let made = backend.apart(|| {
+        let made = Blas::get()
+            .and_then(|blas| Multiplier::new(&blas))
+            .and_then(|of| Prepared::new(of, shape, types, Prepared::WORKSPACE));
+        Ok(made)
+    })?;
+    match made {
+        Ok(prepared) => Ok(Some(prepared)),
+        Err(why @ (Missing::NotFound { .. } | Missing::NoAlgorithm { .. })) => {
+            tracing::debug!(%why, "the product is ours");
+            Ok(None)
+        }
+        Err(other) => Err(Error::other(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_known_by_its_name() {
+        for library in [Library::Vendor, Library::Ours] {
+            assert_eq!(library.to_string().parse(), Ok(library));
+        }
+        let error = "theirs".parse::<Library>().unwrap_err();
+        assert_eq!(error, "library is \"theirs\", expected vendor or ours");
+    }
+}
