@@ -81,10 +81,12 @@ int broadcast(const Input& in) {
 
 int spinlock(const Input& in) { return accumulate<HeldTiles>(in); }
 
+/// From rank 0 to rank 1, by one workgroup of each.
 int message(const Input& in) {
+    if (port::workgroup() != 0 || in.channel->rank > 1) return 1;
     const Words m{*in.heap, *in.channel};
     const SymWord there = m.signal(1, 0, 0), back = m.signal(0, 1, 0);
-    for (u32 position = 0; position < in.calls && in.channel->rank < 2; ++position) {
+    for (u32 position = 0; position < in.calls; ++position) {
         const Model model(in, position);
         const Call version = model.number();
         const u64 cell = model.cell(1, 0, 0);
