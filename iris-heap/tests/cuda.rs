@@ -35,6 +35,7 @@ fn main() -> ExitCode {
                 a_stream_of_the_callers_may_go_at_any_time,
                 a_heap_stays_open_while_a_stream_that_was_let_go_is_captured,
                 a_new_stream_waits_for_no_other,
+                streams_and_memory_come_as_numbers,
             ],
         ),
     ])
@@ -373,6 +374,34 @@ fn a_new_stream_waits_for_no_other() {
         assert_eq!(heap.stream()?.raw_handle(), first);
         drop(stream);
         heap.close()
+    });
+    outcome.unwrap();
+}
+
+/// Whatever made them: here another heap, whose handle and address are all that is taken.
+fn streams_and_memory_come_as_numbers() {
+    let outcome = World::run_threads(1, |world| {
+        let (theirs, heap) =
+            (SymmetricHeap::open(&world, options())?, SymmetricHeap::open(&world, options())?);
+        let (stream, memory) = (theirs.stream()?, theirs.full::<f32>(1000, 1.5)?);
+        let (raw, address) = (stream.raw_handle(), theirs.resolve(memory, 0)? as u64);
+        // SAFETY: `stream` is dropped behind the last use of what is made of its handle.
+        let same = unsafe { heap.stream_from_raw(raw) }?;
+        assert_eq!(same.raw_handle(), raw);
+        // SAFETY: `memory` is given back behind the slice, and used by the heap alone until then.
+        let imported = unsafe { heap.import(address as *mut f32, 1000) }?;
+        let y = heap.zeros::<f32>(1000)?;
+        heap.copy_on(&same, (y, 0), (imported, 0))?;
+        same.sync()?;
+        assert_eq!(heap.read(y)?, [1.5; 1000]);
+        // A stream of the other heap is none of this one's, though it has the same handle.
+        assert_eq!(heap.copy_on(&stream, (y, 0), (y, 0)).unwrap_err().kind(), ErrorKind::Usage);
+        drop(same);
+        heap.free(imported)?;
+        heap.close()?;
+        stream.sync()?;
+        theirs.free(memory)?;
+        theirs.close()
     });
     outcome.unwrap();
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod beside;
 mod check_protocols;
 mod dist;
 mod prepush;
@@ -51,6 +52,9 @@ enum Task {
     /// device code: no GPU is needed. `--json`, `--full`, `--allow-skips`.
     #[command(disable_help_flag = true)]
     CheckProtocols(Passed),
+    /// Type-checks iris beside a program with candle-core's features of cudarc and the types of several
+    /// versions of CUDA.
+    Beside,
     /// A folder dist/ with all that a GPU host needs which has neither Rust nor this repository.
     Dist(dist::Options),
 }
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
+        Task::Beside => beside::run(&root),
         Task::Dist(options) => dist::run(&root, &options),
     };
     match done {

@@ -15,6 +15,7 @@ use crate::stream::Stream;
 
 pub(crate) mod cpu;
 pub mod cuda;
+pub(crate) mod gpu;
 
 /// The kinds of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

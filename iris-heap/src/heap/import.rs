@@ -13,8 +13,10 @@ use crate::stream::Stream;
 use crate::world::lock;
 
 impl SymmetricHeap {
-    /// The caller's own stream, by the device's handle of it: `CUstream` or `hipStream_t`. For one of
-    /// cudarc's see [`CudaBackend::stream_of`](crate::cuda::CudaBackend::stream_of).
+    /// The caller's own stream, by the device's handle of it: `CUstream` or `hipStream_t` as a number,
+    /// whichever library made it. It waits for work and is waited for like one of the heap's. (Streams
+    /// of cudarc's come safely, and kept alive, by `CudaBackend::stream_of` of the feature
+    /// `cudarc-0-19`.)
     ///
     /// # Errors
     /// [`Error::Unsupported`] on the CPU; [`Error::Invalid`] for a stream of another device;
@@ -27,7 +29,8 @@ impl SymmetricHeap {
         unsafe { self.backend.wrap_stream(raw) }
     }
 
-    /// Makes `len` elements of the caller's, on each rank its own, a symmetric slice: collective.
+    /// Makes `len` elements of the caller's, on each rank its own, a symmetric slice: collective. On a
+    /// GPU the pointer is a `CUdeviceptr` or the like, of the heap's device, whichever library made it.
     /// It needs ranks that are threads of one process; for processes see
     /// [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends it.
     ///

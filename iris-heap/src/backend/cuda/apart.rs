@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 use super::api::check;
 use super::device::{Device, warn};
 use super::memory::CudaMapping;
 use crate::backend::Mapping;
+use crate::backend::gpu::RawStream;
 use crate::error::Result;
 
 /// A stream of the backend's own, and copies that are done when they return.
@@ -16,16 +15,9 @@ pub(super) struct Apart {
     stream: RawStream,
 }
 
-struct RawStream(sys::CUstream);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for RawStream {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for RawStream {}
-
 impl Apart {
     pub(super) fn new(device: Arc<Device>) -> Result<Apart> {
-        let stream = RawStream(device.new_stream()?);
+        let stream = device.new_stream()?;
         Ok(Apart { device, stream })
     }
 
@@ -33,7 +25,7 @@ impl Apart {
     fn done(&self, api: &'static str, code: u32) -> Result<()> {
         // Also after a failure: part of the work may have been enqueued.
         // SAFETY: the stream is alive.
-        let waited = unsafe { (self.device.driver.cuStreamSynchronize)(self.stream.0) };
+        let waited = unsafe { (self.device.driver.cuStreamSynchronize)(self.stream) };
         check(api, code)?;
         check("cuStreamSynchronize", waited)
     }
@@ -46,7 +38,7 @@ impl Apart {
         let (from, bytes) = (data.as_ptr().cast(), data.len());
         // SAFETY: the caller checked the target; `data` outlives the copy, which `done` waits for.
         let code =
-            unsafe { (self.device.driver.cuMemcpyHtoDAsync_v2)(to, from, bytes, self.stream.0) };
+            unsafe { (self.device.driver.cuMemcpyHtoDAsync_v2)(to, from, bytes, self.stream) };
         self.done("cuMemcpyHtoDAsync", code)
     }
 
@@ -58,7 +50,7 @@ impl Apart {
         let (to, bytes) = (data.as_mut_ptr().cast(), data.len());
         // SAFETY: as in `write`, the other way round.
         let code =
-            unsafe { (self.device.driver.cuMemcpyDtoHAsync_v2)(to, from, bytes, self.stream.0) };
+            unsafe { (self.device.driver.cuMemcpyDtoHAsync_v2)(to, from, bytes, self.stream) };
         self.done("cuMemcpyDtoHAsync", code)
     }
 
@@ -69,7 +61,7 @@ impl Apart {
         let _bound = self.device.bind_apart()?;
         // SAFETY: `at` checked that the bytes lie in the mapping.
         let code =
-            unsafe { (self.device.driver.cuMemsetD8Async)(to, 0, bytes as usize, self.stream.0) };
+            unsafe { (self.device.driver.cuMemsetD8Async)(to, 0, bytes as usize, self.stream) };
         self.done("cuMemsetD8Async", code)
     }
 }
@@ -80,7 +72,7 @@ impl Drop for Apart {
             Err(error) => warn(Err(error)),
             Ok(_bound) => {
                 // SAFETY: the stream is this one's; nothing is enqueued on it.
-                let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(self.stream.0) };
+                let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(self.stream) };
                 warn(check("cuStreamDestroy", code));
             }
         }

@@ -1,17 +1,18 @@
-//! The driver's functions: looked for before the first call, each called through one place.
+//! The driver's functions: our own table of them, looked for before the first call, each called
+//! through one place.
 //!
-//! The types are cudarc's, and each signature is checked against cudarc's at compile time. The
-//! functions are looked up here and not called through cudarc, because cudarc panics where the
-//! library or one function is missing, and takes the code that is returned for one that it knows,
-//! which a newer driver need not return.
+//! Handles are numbers of 64 bits, as a caller gives and gets them, and the few structures that the
+//! functions take are below. So no binding to CUDA is chosen here, no version of it is asked for, and
+//! nothing is linked: whoever uses one in the same program chooses it alone. Where cudarc is there,
+//! a test compares our numbers and structures with its own.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUdevice, CUdeviceptr};
 use libloading::Library;
 
+use crate::backend::gpu::{RawContext, RawEvent, RawFunction, RawModule, RawStream};
 use crate::error::{Error, Result};
 
 macro_rules! driver {
@@ -21,15 +22,23 @@ macro_rules! driver {
         pub(crate) struct Driver {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> u32,)*
             /// Since CUDA 12.4: loads a kernel that lazy loading would load at its first launch.
-            pub(crate) cuFuncLoad: Option<unsafe extern "C" fn(sys::CUfunction) -> u32>,
+            pub(crate) cuFuncLoad: Option<unsafe extern "C" fn(RawFunction) -> u32>,
             /// Never called: keeps the functions.
             _library: Library,
         }
 
-        // The signatures are cudarc's.
-        const _: () = {
-            $(let _: unsafe fn($($arg),*) -> sys::CUresult = sys::$name;)*
-        };
+        /// Each function with the sizes of its parameters, ours and cudarc's.
+        #[cfg(all(test, feature = "cudarc-0-19"))]
+        pub(super) fn signatures() -> Vec<(&'static str, Vec<usize>, Vec<usize>)> {
+            use super::cudarc::Parameters;
+            /// A parameter that the compiler is to find.
+            macro_rules! theirs { ($ours:ty) => { _ }; }
+            vec![$((
+                stringify!($name),
+                vec![$(size_of::<$arg>()),*],
+                (::cudarc::driver::sys::$name as unsafe fn($(theirs!($arg)),*) -> _).sizes(),
+            ),)*]
+        }
 
         impl Driver {
             #[allow(non_snake_case)]
@@ -37,8 +46,8 @@ macro_rules! driver {
                 $(
                     let $name = {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the type is cudarc's, checked above, with the returned
-                        // enumeration as the number that C returns.
+                        // SAFETY: the type is that of the driver's header of this version of the
+                        // function, with handles, addresses and enumerations as their numbers.
                         let symbol = unsafe {
                             library.get::<unsafe extern "C" fn($($arg),*) -> u32>(name.as_bytes())
                         };
@@ -47,7 +56,7 @@ macro_rules! driver {
                 )*
                 // SAFETY: as above; the type is that of CUDA 12.4 and later.
                 let load = unsafe {
-                    library.get::<unsafe extern "C" fn(sys::CUfunction) -> u32>(b"cuFuncLoad\0")
+                    library.get::<unsafe extern "C" fn(RawFunction) -> u32>(b"cuFuncLoad\0")
                 };
                 let load = load.ok().map(|symbol| *symbol);
                 Ok(Driver { $($name,)* cuFuncLoad: load, _library: library })
@@ -59,87 +68,87 @@ macro_rules! driver {
 driver! {
     cuInit(c_uint);
     cuDeviceGetCount(*mut c_int);
-    cuDeviceGet(*mut CUdevice, c_int);
-    cuDeviceGetName(*mut c_char, c_int, CUdevice);
-    cuDeviceGetUuid_v2(*mut sys::CUuuid, CUdevice);
-    cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, CUdevice);
-    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
-    cuDevicePrimaryCtxRetain(*mut sys::CUcontext, CUdevice);
-    cuCtxGetCurrent(*mut sys::CUcontext);
-    cuCtxPushCurrent_v2(sys::CUcontext);
-    cuCtxPopCurrent_v2(*mut sys::CUcontext);
-    cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
-    cuThreadExchangeStreamCaptureMode(*mut sys::CUstreamCaptureMode);
-    cuStreamCreate(*mut sys::CUstream, c_uint);
-    cuStreamDestroy_v2(sys::CUstream);
-    cuStreamSynchronize(sys::CUstream);
-    cuStreamQuery(sys::CUstream);
-    cuStreamGetCtx(sys::CUstream, *mut sys::CUcontext);
-    cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);
+    cuDeviceGet(*mut Device, c_int);
+    cuDeviceGetName(*mut c_char, c_int, Device);
+    cuDeviceGetUuid_v2(*mut [u8; 16], Device);
+    cuDeviceGetAttribute(*mut c_int, c_uint, Device);
+    cuDeviceCanAccessPeer(*mut c_int, Device, Device);
+    cuDevicePrimaryCtxRetain(*mut RawContext, Device);
+    cuCtxGetCurrent(*mut RawContext);
+    cuCtxPushCurrent_v2(RawContext);
+    cuCtxPopCurrent_v2(*mut RawContext);
+    cuCtxEnablePeerAccess(RawContext, c_uint);
+    cuThreadExchangeStreamCaptureMode(*mut c_uint);
+    cuStreamCreate(*mut RawStream, c_uint);
+    cuStreamDestroy_v2(RawStream);
+    cuStreamSynchronize(RawStream);
+    cuStreamQuery(RawStream);
+    cuStreamGetCtx(RawStream, *mut RawContext);
+    cuStreamWaitEvent(RawStream, RawEvent, c_uint);
     cuStreamGetCaptureInfo_v2(
-        sys::CUstream,
-        *mut sys::CUstreamCaptureStatus,
-        *mut sys::cuuint64_t,
-        *mut sys::CUgraph,
-        *mut *const sys::CUgraphNode,
+        RawStream,
+        *mut c_uint,
+        *mut u64,
+        *mut u64,
+        *mut u64,
         *mut usize,
     );
-    cuEventCreate(*mut sys::CUevent, c_uint);
-    cuEventRecord(sys::CUevent, sys::CUstream);
-    cuEventQuery(sys::CUevent);
-    cuEventSynchronize(sys::CUevent);
-    cuEventDestroy_v2(sys::CUevent);
-    cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, sys::CUstream);
-    cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, sys::CUstream);
-    cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, sys::CUstream);
-    cuMemsetD8Async(CUdeviceptr, c_uchar, usize, sys::CUstream);
+    cuEventCreate(*mut RawEvent, c_uint);
+    cuEventRecord(RawEvent, RawStream);
+    cuEventQuery(RawEvent);
+    cuEventSynchronize(RawEvent);
+    cuEventDestroy_v2(RawEvent);
+    cuMemcpyAsync(Address, Address, usize, RawStream);
+    cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, RawStream);
+    cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, RawStream);
+    cuMemsetD8Async(Address, c_uchar, usize, RawStream);
     cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuMemAlloc_v2(*mut CUdeviceptr, usize);
-    cuDeviceGetDefaultMemPool(*mut sys::CUmemoryPool, CUdevice);
-    cuMemPoolSetAttribute(sys::CUmemoryPool, sys::CUmemPool_attribute, *mut c_void);
-    cuMemFree_v2(CUdeviceptr);
+    cuMemAlloc_v2(*mut Address, usize);
+    cuDeviceGetDefaultMemPool(*mut u64, Device);
+    cuMemPoolSetAttribute(u64, c_uint, *mut c_void);
+    cuMemFree_v2(Address);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
-    cuMemHostGetDevicePointer_v2(*mut CUdeviceptr, *mut c_void, c_uint);
-    cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
-    cuPointerGetAttribute(*mut c_void, sys::CUpointer_attribute, CUdeviceptr);
+    cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint);
+    cuMemGetAddressRange_v2(*mut Address, *mut usize, Address);
+    cuPointerGetAttribute(*mut c_void, c_uint, Address);
     cuMemGetAllocationGranularity(
         *mut usize,
-        *const sys::CUmemAllocationProp,
-        sys::CUmemAllocationGranularity_flags,
+        *const Properties,
+        c_uint,
     );
     cuMemCreate(
-        *mut sys::CUmemGenericAllocationHandle,
+        *mut Physical,
         usize,
-        *const sys::CUmemAllocationProp,
+        *const Properties,
         c_ulonglong,
     );
-    cuMemRelease(sys::CUmemGenericAllocationHandle);
+    cuMemRelease(Physical);
     cuMemExportToShareableHandle(
         *mut c_void,
-        sys::CUmemGenericAllocationHandle,
-        sys::CUmemAllocationHandleType,
+        Physical,
+        c_uint,
         c_ulonglong,
     );
     cuMemImportFromShareableHandle(
-        *mut sys::CUmemGenericAllocationHandle,
+        *mut Physical,
         *mut c_void,
-        sys::CUmemAllocationHandleType,
+        c_uint,
     );
-    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
-    cuMemAddressFree(CUdeviceptr, usize);
-    cuMemMap(CUdeviceptr, usize, usize, sys::CUmemGenericAllocationHandle, c_ulonglong);
-    cuMemUnmap(CUdeviceptr, usize);
-    cuMemSetAccess(CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
-    cuIpcGetMemHandle(*mut sys::CUipcMemHandle, CUdeviceptr);
-    cuIpcOpenMemHandle_v2(*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
-    cuIpcCloseMemHandle(CUdeviceptr);
-    cuModuleLoadData(*mut sys::CUmodule, *const c_void);
-    cuModuleGetFunction(*mut sys::CUfunction, sys::CUmodule, *const c_char);
-    cuFuncGetAttribute(*mut c_int, sys::CUfunction_attribute, sys::CUfunction);
-    cuFuncSetAttribute(sys::CUfunction, sys::CUfunction_attribute, c_int);
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, sys::CUfunction, c_int, usize);
+    cuMemAddressReserve(*mut Address, usize, usize, Address, c_ulonglong);
+    cuMemAddressFree(Address, usize);
+    cuMemMap(Address, usize, usize, Physical, c_ulonglong);
+    cuMemUnmap(Address, usize);
+    cuMemSetAccess(Address, usize, *const Access, usize);
+    cuIpcGetMemHandle(*mut LegacyHandle, Address);
+    cuIpcOpenMemHandle_v2(*mut Address, LegacyHandle, c_uint);
+    cuIpcCloseMemHandle(Address);
+    cuModuleLoadData(*mut RawModule, *const c_void);
+    cuModuleGetFunction(*mut RawFunction, RawModule, *const c_char);
+    cuFuncGetAttribute(*mut c_int, c_uint, RawFunction);
+    cuFuncSetAttribute(RawFunction, c_uint, c_int);
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, RawFunction, c_int, usize);
     cuLaunchKernel(
-        sys::CUfunction,
+        RawFunction,
         c_uint,
         c_uint,
         c_uint,
@@ -147,19 +156,136 @@ driver! {
         c_uint,
         c_uint,
         c_uint,
-        sys::CUstream,
+        RawStream,
         *mut *mut c_void,
         *mut *mut c_void,
     );
 }
 
-/// `CUDA_SUCCESS`.
-pub(super) const SUCCESS: u32 = 0;
-/// `CUDA_ERROR_NOT_READY`: the work has not ended.
-pub(super) const NOT_READY: u32 = sys::CUresult::CUDA_ERROR_NOT_READY as u32;
+/// A device's handle, which is no address.
+pub(super) type Device = c_int;
+/// An address in a device's memory.
+pub(super) type Address = u64;
+/// A handle of physical memory.
+pub(super) type Physical = u64;
 
-/// `CUDA_ERROR_CAPTURED_EVENT`: the event is of a capture.
-pub(super) const CAPTURED: u32 = sys::CUresult::CUDA_ERROR_CAPTURED_EVENT as u32;
+/// `CUmemLocation`: a device by its number.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Location {
+    /// [`LOCATION_DEVICE`].
+    pub(super) kind: c_uint,
+    pub(super) id: c_int,
+}
+
+/// `CUmemAllocationProp`, with what is asked of physical memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Properties {
+    /// [`ALLOCATION_PINNED`].
+    pub(super) kind: c_uint,
+    /// None, or [`HANDLE_DESCRIPTOR`].
+    pub(super) handles: c_uint,
+    pub(super) location: Location,
+    /// Of Windows.
+    pub(super) meta: *mut c_void,
+    /// Compression, GPUDirect RDMA, usage.
+    pub(super) flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`: who may access memory how.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Access {
+    pub(super) location: Location,
+    /// [`ACCESS_READ_WRITE`].
+    pub(super) flags: c_uint,
+}
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LegacyHandle(pub(super) [u8; 64]);
+
+/// The driver's numbers, by their names without `CU_` and the like.
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $name:ident = $value:literal, $enumeration:ident :: $theirs:ident;)*) => {
+        $($(#[$doc])* pub(super) const $name: u32 = $value;)*
+
+        /// Each number, with the one that cudarc has for it.
+        #[cfg(all(test, feature = "cudarc-0-19"))]
+        pub(super) fn numbers() -> Vec<(&'static str, u32, u32)> {
+            use ::cudarc::driver::sys;
+            vec![$((stringify!($name), $name, number(sys::$enumeration::$theirs)),)*]
+        }
+    };
+}
+
+/// cudarc has some enumerations as such, some as structures around a number: all of 4 bytes.
+#[cfg(all(test, feature = "cudarc-0-19"))]
+fn number<T: Copy>(theirs: T) -> u32 {
+    const { assert!(size_of::<T>() == 4) };
+    // SAFETY: an enumeration of C's, of 4 bytes that are all part of its value.
+    unsafe { std::mem::transmute_copy(&theirs) }
+}
+
+numbers! {
+    /// It worked.
+    SUCCESS = 0, CUresult::CUDA_SUCCESS;
+    /// The work has not ended.
+    NOT_READY = 600, CUresult::CUDA_ERROR_NOT_READY;
+    /// Another rank of this process has asked for it before.
+    ALREADY_ENABLED = 704, CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    /// The device does not let this process do it.
+    NOT_PERMITTED = 800, CUresult::CUDA_ERROR_NOT_PERMITTED;
+    /// The device does not do it.
+    NOT_SUPPORTED = 801, CUresult::CUDA_ERROR_NOT_SUPPORTED;
+    /// The event is of a capture.
+    CAPTURED = 907, CUresult::CUDA_ERROR_CAPTURED_EVENT;
+    /// Of a device.
+    MULTIPROCESSORS = 16, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    /// Of a device.
+    ARCH_MAJOR = 75, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    /// Of a device.
+    ARCH_MINOR = 76, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+    /// Of a device: virtual memory management.
+    VIRTUAL_MEMORY = 102,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
+    /// Of a device: handles of it as POSIX descriptors.
+    DESCRIPTORS = 103,
+        CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+    /// Of a kernel: bytes of local memory a thread.
+    LOCAL_BYTES = 3, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
+    /// Of a kernel: registers a thread.
+    REGISTERS = 4, CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
+    /// Of a kernel: the most dynamic shared memory that a launch may ask for.
+    MOST_SHARED = 8, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    /// Of a kernel: how L1 and shared memory are divided.
+    CARVEOUT = 9, CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+    /// Of an address: what memory it is in.
+    MEMORY_TYPE = 2, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    /// Of an address: whose memory it is in.
+    MEMORY_DEVICE = 9, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    /// A type of memory.
+    OF_A_DEVICE = 2, CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    /// A type of handle of physical memory.
+    HANDLE_DESCRIPTOR = 1, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    /// A type of physical memory.
+    ALLOCATION_PINNED = 1, CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    /// A type of location.
+    LOCATION_DEVICE = 1, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    /// Of memory: for reading and writing.
+    ACCESS_READ_WRITE = 3, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    /// Which granularity of physical memory.
+    GRANULARITY_MINIMUM = 0, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    /// A mode of capture: this thread's calls are no part of any.
+    CAPTURE_RELAXED = 2, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    /// A stream is not captured.
+    CAPTURE_NONE = 0, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    /// Of a pool of memory: whether reuse may let one stream wait for another.
+    POOL_DEPENDENCIES = 3,
+        CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+}
 
 /// Where the driver's library may lie that the loader's path does not name.
 const FOLDERS: [&str; 6] = [
@@ -240,8 +366,7 @@ fn error(api: &str, code: u32, name: String) -> Error {
     Error::Device { api: api.into(), code, name }
 }
 
-/// The driver's name of a code. Not through [`Driver`]: the code may be one that cudarc's type of
-/// the argument does not have.
+/// The driver's name of a code. Not through [`driver`], which may be about to fail with it.
 fn name_of(code: u32) -> String {
     type Name = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     static NAME: OnceLock<Option<Name>> = OnceLock::new();

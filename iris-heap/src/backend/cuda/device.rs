@@ -5,9 +5,8 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
-
-use super::api::{Driver, check, driver};
+use super::api::{self, Driver, check, driver};
+use crate::backend::gpu::{RawContext, RawStream};
 use crate::error::{Error, Result};
 use crate::world::{World, lock};
 
@@ -16,8 +15,8 @@ use crate::world::{World, lock};
 pub(crate) struct Device {
     pub(crate) driver: &'static Driver,
     pub(crate) ordinal: c_int,
-    pub(super) handle: sys::CUdevice,
-    context: Context,
+    pub(super) handle: api::Device,
+    context: RawContext,
     pub(crate) uuid: [u8; 16],
     pub(crate) name: String,
     /// Compute capability, as 90 for 9.0.
@@ -32,15 +31,6 @@ pub(crate) struct Device {
 
 /// What first uses of streams copy.
 static ZEROS: [u8; 4] = [0; 4];
-
-/// A context's handle.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Context(sys::CUcontext);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for Context {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for Context {}
 
 /// How many devices this process sees.
 pub(crate) fn count() -> Result<usize> {
@@ -97,7 +87,7 @@ impl Device {
         let name = CStr::from_bytes_until_nul(&name).map_err(|_| {
             Error::invalid("name of a CUDA device", "unterminated", "a string that ends")
         })?;
-        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        let mut uuid = [0; 16];
         // SAFETY: `uuid` is where the answer goes.
         check("cuDeviceGetUuid", unsafe { (driver.cuDeviceGetUuid_v2)(&mut uuid, handle) })?;
         let attribute = |attribute| {
@@ -106,15 +96,13 @@ impl Device {
             let code = unsafe { (driver.cuDeviceGetAttribute)(&mut value, attribute, handle) };
             check("cuDeviceGetAttribute", code).map(|()| value as u32)
         };
-        let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let virtual_memory =
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED)?;
-        let descriptors =
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?;
-        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let major = attribute(api::ARCH_MAJOR)?;
+        let minor = attribute(api::ARCH_MINOR)?;
+        let virtual_memory = attribute(api::VIRTUAL_MEMORY)?;
+        let descriptors = attribute(api::DESCRIPTORS)?;
+        let multiprocessors = attribute(api::MULTIPROCESSORS)?;
         // Last, so that nothing that can fail comes after it: it is never released.
-        let mut context = null_mut();
+        let mut context = RawContext::default();
         // SAFETY: `context` is where the answer goes.
         let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, handle) };
         check("cuDevicePrimaryCtxRetain", code)?;
@@ -122,8 +110,8 @@ impl Device {
             driver,
             ordinal,
             handle,
-            context: Context(context),
-            uuid: uuid.bytes.map(|b| b as u8),
+            context,
+            uuid,
             name: name.to_string_lossy().into_owned(),
             arch: 10 * major + minor,
             multiprocessors,
@@ -144,20 +132,20 @@ impl Device {
     }
 
     /// The device's primary context.
-    pub(crate) fn context(&self) -> sys::CUcontext {
-        self.context.0
+    pub(crate) fn context(&self) -> RawContext {
+        self.context
     }
 
     /// Makes the context current on this thread until the guard is dropped.
     pub(crate) fn bind(&self) -> Result<Bound> {
         let driver = self.driver;
-        let mut current = null_mut();
+        let mut current = RawContext::default();
         // SAFETY: `current` is where the answer goes.
         check("cuCtxGetCurrent", unsafe { (driver.cuCtxGetCurrent)(&mut current) })?;
-        let pushed = current != self.context.0;
+        let pushed = current != self.context;
         if pushed {
             // SAFETY: the context is retained until the process ends.
-            let code = unsafe { (driver.cuCtxPushCurrent_v2)(self.context.0) };
+            let code = unsafe { (driver.cuCtxPushCurrent_v2)(self.context) };
             check("cuCtxPushCurrent", code)?;
         }
         Ok(Bound { driver, pushed, mode: None, thread: PhantomData })
@@ -167,7 +155,7 @@ impl Device {
     /// lives, a capture of another thread in global mode is not broken by them.
     pub(crate) fn bind_apart(&self) -> Result<Bound> {
         let mut bound = self.bind()?;
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mut mode = api::CAPTURE_RELAXED;
         // SAFETY: `mode` holds the new mode and is where the old one goes, one of three.
         let code = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
         check("cuThreadExchangeStreamCaptureMode", code)?;
@@ -176,10 +164,10 @@ impl Device {
     }
 
     /// A new stream that waits for no other, and has been used.
-    pub(super) fn new_stream(&self) -> Result<sys::CUstream> {
+    pub(super) fn new_stream(&self) -> Result<RawStream> {
         const NON_BLOCKING: u32 = 1;
         let _bound = self.bind_apart()?;
-        let mut stream = null_mut();
+        let mut stream = RawStream::default();
         // SAFETY: `stream` is where the answer goes.
         let code = unsafe { (self.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
         check("cuStreamCreate", code)?;
@@ -202,7 +190,7 @@ impl Device {
     /// the other is a kernel that waits for it. So first uses come one after the other. It is a copy,
     /// since a kernel, as a fill is, would need room beside those that wait. The stream is alive and
     /// not captured.
-    pub(super) fn use_first(&self, stream: sys::CUstream) -> Result<()> {
+    pub(super) fn use_first(&self, stream: RawStream) -> Result<()> {
         let _bound = self.bind_apart()?;
         let mut scratch = lock(&self.scratch);
         let to = match *scratch {
@@ -222,10 +210,9 @@ impl Device {
     }
 
     /// The number of the capture that is under way on a stream, which is alive.
-    pub(super) fn capture_of(&self, stream: sys::CUstream) -> Result<Option<u64>> {
-        use sys::CUstreamCaptureStatus as Status;
+    pub(super) fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {
         let _bound = self.bind()?;
-        let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        let (mut status, mut id) = (api::CAPTURE_NONE, 0);
         // SAFETY: the caller vouches for the stream; status and id are where the answers go; the
         // others may be null.
         let code = unsafe {
@@ -239,7 +226,7 @@ impl Device {
             )
         };
         check("cuStreamGetCaptureInfo", code)?;
-        Ok((status != Status::CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
+        Ok((status != api::CAPTURE_NONE).then_some(id))
     }
 
     /// For ranks that share the device. Memory that one stream gave back to the driver's pool
@@ -247,11 +234,11 @@ impl Device {
     /// the first: for good, if the first is another rank's, with an op that waits for the second.
     pub(super) fn order_no_streams_by_memory(&self) -> Result<()> {
         let _bound = self.bind_apart()?;
-        let mut pool = null_mut();
+        let mut pool = 0;
         // SAFETY: `pool` is where the answer goes.
         let code = unsafe { (self.driver.cuDeviceGetDefaultMemPool)(&mut pool, self.handle) };
         check("cuDeviceGetDefaultMemPool", code)?;
-        use sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as ATTRIBUTE;
+        const ATTRIBUTE: u32 = api::POOL_DEPENDENCIES;
         let mut off: c_int = 0;
         // SAFETY: the pool is the device's; the attribute has the type of `off`.
         let code =
@@ -285,14 +272,13 @@ impl Device {
     /// Lets kernels of this device access plain memory of the other: needed for memory that was
     /// not mapped for this device by name.
     pub(super) fn enable_access(&self, other: &Device) -> Result<()> {
-        const ALREADY: u32 = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32;
         if self.ordinal == other.ordinal {
             return Ok(());
         }
         let _bound = self.bind_apart()?;
         // SAFETY: the other context is retained until the process ends; the flags must be zero.
-        match unsafe { (self.driver.cuCtxEnablePeerAccess)(other.context.0, 0) } {
-            ALREADY => Ok(()),
+        match unsafe { (self.driver.cuCtxEnablePeerAccess)(other.context, 0) } {
+            api::ALREADY_ENABLED => Ok(()),
             code => check("cuCtxEnablePeerAccess", code),
         }
     }
@@ -303,7 +289,7 @@ pub(crate) struct Bound {
     driver: &'static Driver,
     pushed: bool,
     /// The thread's mode of capture before, if it was changed.
-    mode: Option<sys::CUstreamCaptureMode>,
+    mode: Option<u32>,
     /// What was pushed belongs to the thread.
     thread: PhantomData<*const ()>,
 }
@@ -316,7 +302,7 @@ impl Drop for Bound {
             warn(check("cuThreadExchangeStreamCaptureMode", code));
         }
         if self.pushed {
-            let mut context = null_mut();
+            let mut context = RawContext::default();
             // SAFETY: `context` is where the context goes that `bind` pushed.
             let code = unsafe { (self.driver.cuCtxPopCurrent_v2)(&mut context) };
             warn(check("cuCtxPopCurrent", code));

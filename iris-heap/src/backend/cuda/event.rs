@@ -1,15 +1,13 @@
 //! Points in the streams of a CUDA device.
 
 use std::any::Any;
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use cudarc::driver::sys;
 
 use super::api::{CAPTURED, NOT_READY, check};
 use super::device::{Device, warn};
 use super::stream::Queue;
+use crate::backend::gpu::RawEvent;
 use crate::error::Result;
 use crate::stream::EventBackend;
 
@@ -21,26 +19,15 @@ pub(super) struct CudaEvent {
     recorded: AtomicBool,
 }
 
-struct RawEvent(sys::CUevent);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for RawEvent {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for RawEvent {}
-
 impl CudaEvent {
     pub(super) fn new(device: &Arc<Device>) -> Result<CudaEvent> {
         const NO_TIMING: u32 = 2;
         let _bound = device.bind_apart()?;
-        let mut event = null_mut();
-        // SAFETY: `event` is where the answer goes.
-        let code = unsafe { (device.driver.cuEventCreate)(&mut event, NO_TIMING) };
+        let mut raw = RawEvent::default();
+        // SAFETY: `raw` is where the answer goes.
+        let code = unsafe { (device.driver.cuEventCreate)(&mut raw, NO_TIMING) };
         check("cuEventCreate", code)?;
-        Ok(CudaEvent {
-            device: device.clone(),
-            raw: RawEvent(event),
-            recorded: AtomicBool::new(false),
-        })
+        Ok(CudaEvent { device: device.clone(), raw, recorded: AtomicBool::new(false) })
     }
 
     /// Puts the event behind what is enqueued.
@@ -48,7 +35,7 @@ impl CudaEvent {
         self.recorded.store(false, Ordering::Relaxed);
         let _bound = self.device.bind()?;
         // SAFETY: event and stream are alive and of one context.
-        let code = unsafe { (self.device.driver.cuEventRecord)(self.raw.0, queue.raw()) };
+        let code = unsafe { (self.device.driver.cuEventRecord)(self.raw, queue.raw()) };
         check("cuEventRecord", code)?;
         self.recorded.store(true, Ordering::Relaxed);
         Ok(())
@@ -58,7 +45,7 @@ impl CudaEvent {
     pub(super) fn before(&self, queue: &Queue) -> Result<()> {
         let _bound = queue.shared().device.bind()?;
         // SAFETY: event and stream are alive; they may be of different devices.
-        let code = unsafe { (self.device.driver.cuStreamWaitEvent)(queue.raw(), self.raw.0, 0) };
+        let code = unsafe { (self.device.driver.cuStreamWaitEvent)(queue.raw(), self.raw, 0) };
         check("cuStreamWaitEvent", code)
     }
 }
@@ -73,7 +60,7 @@ impl EventBackend for CudaEvent {
             return false;
         };
         // SAFETY: the event is alive.
-        let code = unsafe { (self.device.driver.cuEventQuery)(self.raw.0) };
+        let code = unsafe { (self.device.driver.cuEventQuery)(self.raw) };
         // An error of the device ends everything on it. What is captured has not begun.
         ![NOT_READY, CAPTURED].contains(&code)
     }
@@ -81,7 +68,7 @@ impl EventBackend for CudaEvent {
     fn sync(&self) -> Result<()> {
         let _bound = self.device.bind_apart()?;
         // SAFETY: the event is alive.
-        check("cuEventSynchronize", unsafe { (self.device.driver.cuEventSynchronize)(self.raw.0) })
+        check("cuEventSynchronize", unsafe { (self.device.driver.cuEventSynchronize)(self.raw) })
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -95,7 +82,7 @@ impl Drop for CudaEvent {
             Err(error) => warn(Err(error)),
             Ok(_bound) => {
                 // SAFETY: the event is this one's; a wait for it that is enqueued stays valid.
-                let code = unsafe { (self.device.driver.cuEventDestroy_v2)(self.raw.0) };
+                let code = unsafe { (self.device.driver.cuEventDestroy_v2)(self.raw) };
                 warn(check("cuEventDestroy", code));
             }
         }

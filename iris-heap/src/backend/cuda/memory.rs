@@ -6,8 +6,7 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::{self, CUdeviceptr};
-
+use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Properties};
 use super::api::{check, check_for};
 use super::device::{Device, warn};
 use crate::backend::Mapping;
@@ -15,9 +14,6 @@ use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::world::lock;
-
-const DESCRIPTOR: sys::CUmemAllocationHandleType =
-    sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Plain memory is taken in multiples of this: the driver shares its blocks of this size between
 /// small allocations, and a legacy handle of a part would give a peer the whole.
@@ -55,7 +51,7 @@ impl CudaMapping {
     }
 
     /// The address of `bytes` bytes from `offset` on, which are in it and mapped.
-    pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<CUdeviceptr> {
+    pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<Address> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => {}
             end => {
@@ -97,7 +93,7 @@ pub(super) fn own(mapping: &dyn Mapping) -> Result<&CudaMapping> {
 /// Memory that is given back when this is dropped.
 pub(super) struct Region {
     pub(super) device: Arc<Device>,
-    address: CUdeviceptr,
+    address: Address,
     bytes: u64,
     kind: Kind,
 }
@@ -105,7 +101,7 @@ pub(super) struct Region {
 /// Where memory comes from, and so how it is shared.
 pub(super) enum Kind {
     /// A handle that is mapped; the descriptor it came by, if a peer or the caller gave it.
-    Virtual { handle: sys::CUmemGenericAllocationHandle, descriptor: Option<OwnedFd> },
+    Virtual { handle: Physical, descriptor: Option<OwnedFd> },
     /// Plain memory of this process.
     Plain,
     /// Plain memory of another process.
@@ -143,8 +139,9 @@ impl Region {
         let number = descriptor.as_raw_fd() as usize as *mut c_void;
         // SAFETY: `handle` is where the answer goes; of this type of handle the pointer is the
         // descriptor's number, and the driver duplicates it.
-        let code =
-            unsafe { (driver.cuMemImportFromShareableHandle)(&mut handle, number, DESCRIPTOR) };
+        let code = unsafe {
+            (driver.cuMemImportFromShareableHandle)(&mut handle, number, api::HANDLE_DESCRIPTOR)
+        };
         check("cuMemImportFromShareableHandle", code)?;
         Region::map(device, handle, size as u64, Some(descriptor))
     }
@@ -152,7 +149,7 @@ impl Region {
     /// Maps a handle for this device; it is released if that fails.
     fn map(
         device: &Arc<Device>,
-        handle: sys::CUmemGenericAllocationHandle,
+        handle: Physical,
         size: u64,
         descriptor: Option<OwnedFd>,
     ) -> Result<Region> {
@@ -201,7 +198,7 @@ impl Region {
     ) -> Result<Region> {
         const LAZY_PEER_ACCESS: u32 = 1;
         let _bound = device.bind_apart()?;
-        let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
+        let handle = LegacyHandle(handle);
         let mut address = 0;
         // SAFETY: `address` is where the answer goes; the handle is one that a peer was given.
         let code = unsafe {
@@ -223,13 +220,13 @@ impl Region {
             let to = (&raw mut value).cast::<c_void>();
             // SAFETY: of the attributes asked below the answer is one number of 4 bytes.
             let code = unsafe { (driver.cuPointerGetAttribute)(to, attribute, address) };
-            (code == super::api::SUCCESS).then_some(value)
+            (code == api::SUCCESS).then_some(value)
         };
-        let kind = attribute(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
-        if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as i32) {
+        let kind = attribute(api::MEMORY_TYPE);
+        if kind != Some(api::OF_A_DEVICE as i32) {
             return invalid("not of a device".into(), "an address of device memory");
         }
-        let ordinal = attribute(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+        let ordinal = attribute(api::MEMORY_DEVICE);
         if ordinal != Some(device.ordinal) {
             let expected = format!("of device {}, which the heap uses", device.ordinal);
             return invalid(format!("of device {}", ordinal.unwrap_or(-1)), &expected);
@@ -259,10 +256,7 @@ impl Region {
             return Ok(());
         }
         let _bound = self.device.bind_apart()?;
-        let access = |&id: &i32| sys::CUmemAccessDesc {
-            location: location(id),
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
+        let access = |&id: &i32| Access { location: location(id), flags: api::ACCESS_READ_WRITE };
         let access: Vec<_> = ordinals.iter().map(access).collect();
         // SAFETY: the range is mapped whole, and the list has the length that is given.
         let code = unsafe {
@@ -289,7 +283,12 @@ impl Region {
         let to = (&raw mut number).cast::<c_void>();
         // SAFETY: of this type of handle the answer is a descriptor's number.
         let code = unsafe {
-            (self.device.driver.cuMemExportToShareableHandle)(to, *handle, DESCRIPTOR, 0)
+            (self.device.driver.cuMemExportToShareableHandle)(
+                to,
+                *handle,
+                api::HANDLE_DESCRIPTOR,
+                0,
+            )
         };
         check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver opened the descriptor for the caller.
@@ -299,11 +298,11 @@ impl Region {
     /// The legacy handle of plain memory.
     pub(super) fn legacy_handle(&self) -> Result<[u8; 64]> {
         let _bound = self.device.bind_apart()?;
-        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        let mut handle = LegacyHandle([0; 64]);
         // SAFETY: `handle` is where the answer goes; the memory is plain and this process's.
         let code = unsafe { (self.device.driver.cuIpcGetMemHandle)(&mut handle, self.address) };
         check("cuIpcGetMemHandle", code)?;
-        Ok(handle.reserved.map(|b| b as u8))
+        Ok(handle.0)
     }
 }
 
@@ -340,35 +339,29 @@ impl Drop for Region {
     }
 }
 
-fn location(ordinal: i32) -> sys::CUmemLocation {
-    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+fn location(ordinal: i32) -> Location {
+    Location { kind: api::LOCATION_DEVICE, id: ordinal }
 }
 
-fn properties(device: &Device, exported: bool) -> sys::CUmemAllocationProp {
-    sys::CUmemAllocationProp {
-        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: match exported {
-            true => DESCRIPTOR,
-            false => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        },
+fn properties(device: &Device, exported: bool) -> Properties {
+    Properties {
+        kind: api::ALLOCATION_PINNED,
+        handles: if exported { api::HANDLE_DESCRIPTOR } else { 0 },
         location: location(device.ordinal),
-        win32HandleMetaData: std::ptr::null_mut(),
-        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
+        meta: std::ptr::null_mut(),
+        flags: [0; 8],
     }
 }
 
-fn granularity(device: &Device, properties: &sys::CUmemAllocationProp) -> Result<usize> {
-    const MINIMUM: sys::CUmemAllocationGranularity_flags =
-        sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+fn granularity(device: &Device, properties: &Properties) -> Result<usize> {
     let mut granularity = 0;
     // SAFETY: `granularity` is where the answer goes, and `properties` is complete.
     let code = unsafe {
-        (device.driver.cuMemGetAllocationGranularity)(&mut granularity, properties, MINIMUM)
+        (device.driver.cuMemGetAllocationGranularity)(
+            &mut granularity,
+            properties,
+            api::GRANULARITY_MINIMUM,
+        )
     };
     check("cuMemGetAllocationGranularity", code)?;
     Ok(granularity)

@@ -1,5 +1,10 @@
-//! NVIDIA: the driver API, with types of cudarc; nothing is linked, and nothing is needed where no
-//! heap of this kind is opened.
+//! NVIDIA: the driver API, through a table of functions of our own; nothing is linked, and nothing is
+//! needed where no heap of this kind is opened.
+//!
+//! Streams and memory of the caller's come as what the driver has for them: a `CUstream` as a number
+//! ([`SymmetricHeap::stream_from_raw`]), a `CUdeviceptr` as an address
+//! ([`SymmetricHeap::import`]), whatever made them. With the feature `cudarc-0-19` streams of that
+//! version of cudarc come as they are, and are kept alive.
 //!
 //! Memory that ranks share is virtual memory, exported as POSIX descriptors to ranks that are other
 //! processes and mapped for the devices of all ranks; where a device has no such memory, plain
@@ -25,8 +30,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use cudarc::driver::sys;
-
+use super::gpu::RawStream;
 use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
 use crate::abi::abort;
 use crate::bootstrap::unsupported;
@@ -39,6 +43,8 @@ use crate::world::{World, lock};
 
 mod apart;
 mod api;
+#[cfg(feature = "cudarc-0-19")]
+mod cudarc;
 mod device;
 mod event;
 mod library;
@@ -160,14 +166,6 @@ impl CudaBackend {
         Module::load(&self.shared, image)
     }
 
-    /// The stream of the caller's, which waits for work and is waited for like one of the heap's.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a stream of another device; [`Error::Closed`].
-    pub fn stream_of(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
-        self.keep(Queue::cudarc(&self.shared, stream)?)
-    }
-
     fn keep(&self, queue: Arc<Queue>) -> Result<Stream> {
         let mut queues = lock(&self.queues);
         queues.retain(|q| q.strong_count() > 0);
@@ -194,8 +192,7 @@ impl CudaBackend {
 
     /// Virtual memory if the device has it and can share it with these ranks.
     fn make(&self, shared: bool, bytes: u64) -> Result<Region> {
-        /// `CUDA_ERROR_NOT_PERMITTED` and `CUDA_ERROR_NOT_SUPPORTED`.
-        const REFUSED: [u32; 2] = [800, 801];
+        const REFUSED: [u32; 2] = [api::NOT_PERMITTED, api::NOT_SUPPORTED];
         let device = &self.shared.device;
         let exported = !self.same_process;
         let can = device.virtual_memory && (device.descriptors || !exported);
@@ -379,7 +376,7 @@ impl Backend for CudaBackend {
 
     unsafe fn wrap_stream(&self, raw: u64) -> Result<Stream> {
         // SAFETY: the caller vouches for the stream, in the words of the trait.
-        self.keep(unsafe { Queue::caller(&self.shared, raw as sys::CUstream)? })
+        self.keep(unsafe { Queue::caller(&self.shared, RawStream(raw))? })
     }
 
     fn check_no_capture(&self, what: &str) -> Result<()> {

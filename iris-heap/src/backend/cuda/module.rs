@@ -6,11 +6,10 @@ use std::fmt;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
-
-use super::api::check;
+use super::api::{self, check};
 use super::device::Device;
 use super::stream::{CudaStream, Queue, Shared};
+use crate::backend::gpu::{RawFunction, RawModule};
 use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -31,13 +30,8 @@ pub struct Module {
 
 struct Loaded {
     device: Arc<Device>,
-    raw: sys::CUmodule,
+    raw: RawModule,
 }
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for Loaded {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for Loaded {}
 
 /// A kernel of a module.
 #[derive(Clone)]
@@ -47,14 +41,6 @@ pub struct Function {
     raw: RawFunction,
     name: Arc<str>,
 }
-
-#[derive(Clone, Copy)]
-struct RawFunction(sys::CUfunction);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for RawFunction {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for RawFunction {}
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +55,7 @@ pub struct LaunchShape {
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Module({:p} of {})", self.inner.raw, self.inner.device.title())
+        write!(f, "Module({:#x} of {})", self.inner.raw.0, self.inner.device.title())
     }
 }
 
@@ -95,7 +81,7 @@ impl Loaded {
             return Ok(module.clone());
         }
         let _bound = device.bind_apart()?;
-        let mut raw = null_mut();
+        let mut raw = RawModule::default();
         // SAFETY: `raw` is where the answer goes; the image is of a kind whose end the driver finds.
         let code =
             unsafe { (device.driver.cuModuleLoadData)(&mut raw, image.as_ptr().cast::<c_void>()) };
@@ -123,11 +109,11 @@ impl Module {
         let text = CString::new(name)
             .map_err(|_| Error::invalid("name of a kernel", name, "a name without zero bytes"))?;
         let _bound = device.bind_apart()?;
-        let mut raw = null_mut();
+        let mut raw = RawFunction::default();
         // SAFETY: `raw` is where the answer goes; module and name are alive.
         let code =
             unsafe { (device.driver.cuModuleGetFunction)(&mut raw, self.inner.raw, text.as_ptr()) };
-        super::api::check_for("cuModuleGetFunction", || format!("of {name}"), code)?;
+        api::check_for("cuModuleGetFunction", || format!("of {name}"), code)?;
         if let Some(load) = device.driver.cuFuncLoad {
             // SAFETY: the function was found just now.
             check("cuFuncLoad", unsafe { load(raw) })?;
@@ -136,18 +122,16 @@ impl Module {
             // SAFETY: the function was found just now.
             let code = unsafe { (device.driver.cuFuncSetAttribute)(raw, attribute, value as i32) };
             let what = || format!("{value} {what} for {name}");
-            super::api::check_for("cuFuncSetAttribute", what, code)
+            api::check_for("cuFuncSetAttribute", what, code)
         };
         // The same for all kernels: a multiprocessor changes what it has of each only when it is idle,
         // so that a kernel could have to wait for one of another rank that waits for it.
-        let carveout = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        set(carveout, 100, "% of the memory that L1 and shared memory divide")?;
+        set(api::CARVEOUT, 100, "% of the memory that L1 and shared memory divide")?;
         if shared_bytes > SHARED_LIMIT {
-            let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            set(most, shared_bytes, "bytes of shared memory")?;
+            set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;
         }
         let (module, heap) = (self.inner.clone(), self.heap.clone());
-        Ok(Function { module, heap, raw: RawFunction(raw), name: name.into() })
+        Ok(Function { module, heap, raw, name: name.into() })
     }
 }
 
@@ -166,12 +150,12 @@ impl Function {
             let driver = self.module.device.driver;
             let mut value = 0;
             // SAFETY: `value` is where the answer goes.
-            let code = unsafe { (driver.cuFuncGetAttribute)(&mut value, attribute, self.raw.0) };
+            let code = unsafe { (driver.cuFuncGetAttribute)(&mut value, attribute, self.raw) };
             check("cuFuncGetAttribute", code).map(|()| value as u32)
         };
         let _bound = self.module.device.bind_apart()?;
-        let registers = attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        Ok((registers, attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?))
+        let registers = attribute(api::REGISTERS)?;
+        Ok((registers, attribute(api::LOCAL_BYTES)?))
     }
 
     /// Workgroups of this size that run at the same time on the whole device, if nothing else does.
@@ -186,7 +170,7 @@ impl Function {
         let code = unsafe {
             (device.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
                 &mut each,
-                self.raw.0,
+                self.raw,
                 threads as i32,
                 shared_bytes as usize,
             )
@@ -274,7 +258,7 @@ impl Function {
         // returns; stream and function are alive and of this context.
         let code = unsafe {
             (self.module.device.driver.cuLaunchKernel)(
-                self.raw.0,
+                self.raw,
                 groups,
                 1,
                 1,
@@ -288,6 +272,6 @@ impl Function {
             )
         };
         let what = || format!("of {}: {groups} groups of {threads} threads", self.name);
-        super::api::check_for("cuLaunchKernel", what, code)
+        api::check_for("cuLaunchKernel", what, code)
     }
 }

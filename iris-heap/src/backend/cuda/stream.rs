@@ -5,16 +5,14 @@
 mod order;
 
 use std::any::Any;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
-
-use cudarc::driver::sys;
 
 use super::api::{SUCCESS, check};
 use super::device::{Device, warn};
 use super::event::CudaEvent;
 use super::memory::own;
+use crate::backend::gpu::{RawContext, RawStream};
 use crate::backend::{Mapping, Memory};
 use crate::bootstrap::unsupported;
 use crate::control::Control;
@@ -37,7 +35,7 @@ pub(super) struct Shared {
     /// Streams that were let go. They are used again once they are done: the driver gives new ones
     /// to its hardware queues in turns, so that one of many could stand behind a waiting kernel of
     /// another rank.
-    spare: Mutex<Vec<Raw>>,
+    spare: Mutex<Vec<RawStream>>,
     /// Behind what the caller's streams had to do when they were let go.
     left: Mutex<Vec<CudaEvent>>,
     /// Streams that were let go while they were captured: to ask whether they are done, or to end
@@ -101,7 +99,7 @@ impl Shared {
         let mut outcome = Ok(());
         for raw in spare {
             // SAFETY: spare streams are destroyed with `self` only.
-            let code = unsafe { (self.device.driver.cuStreamSynchronize)(raw.0) };
+            let code = unsafe { (self.device.driver.cuStreamSynchronize)(raw) };
             outcome = outcome.and(check("cuStreamSynchronize", code));
         }
         let left = std::mem::take(&mut *lock(&self.left));
@@ -122,16 +120,16 @@ impl Shared {
     }
 
     /// A stream that was let go and is done: an op must not stand behind a kernel that waits for it.
-    fn take_spare(&self) -> Option<Raw> {
+    fn take_spare(&self) -> Option<RawStream> {
         let mut spare = lock(&self.spare);
         let at = spare.iter().position(|&raw| self.is_done(raw))?;
         Some(spare.swap_remove(at))
     }
 
     /// Whether a spare stream has nothing to do; the context is current.
-    fn is_done(&self, spare: Raw) -> bool {
+    fn is_done(&self, spare: RawStream) -> bool {
         // SAFETY: spare streams are destroyed with `self` only.
-        unsafe { (self.device.driver.cuStreamQuery)(spare.0) == SUCCESS }
+        unsafe { (self.device.driver.cuStreamQuery)(spare) == SUCCESS }
     }
 
     /// Keeps the end of a stream that was let go, and no longer those that are over.
@@ -150,21 +148,12 @@ impl Shared {
     }
 }
 
-/// A driver's handle of a stream.
-#[derive(Clone, Copy)]
-struct Raw(sys::CUstream);
-
-// SAFETY: the driver's handles may be used by any thread.
-unsafe impl Send for Raw {}
-// SAFETY: as for Send; the driver does its own locking.
-unsafe impl Sync for Raw {}
-
 /// Whose a stream is.
 enum Owner {
     Ours,
-    /// cudarc's, which lives as long as this.
-    Cudarc {
-        _stream: Arc<cudarc::driver::CudaStream>,
+    /// Another library's, which lives as long as this.
+    Held {
+        _by: Arc<dyn Any + Send + Sync>,
     },
     /// The caller's, who keeps it alive as long as a [`crate::Stream`] of it; the capture that was
     /// under way when it came.
@@ -175,7 +164,7 @@ enum Owner {
 
 /// A stream of the device.
 pub(crate) struct Queue {
-    raw: Raw,
+    raw: RawStream,
     number: u64,
     owner: Owner,
     shared: Arc<Shared>,
@@ -193,39 +182,43 @@ impl Queue {
         let _bound = shared.device.bind_apart()?;
         let raw = match shared.take_spare() {
             Some(raw) => raw,
-            None => Raw(shared.device.new_stream()?),
+            None => shared.device.new_stream()?,
         };
         Ok(Queue::of(shared, raw, Owner::Ours))
     }
 
-    fn of(shared: &Arc<Shared>, raw: Raw, owner: Owner) -> Arc<Queue> {
+    fn of(shared: &Arc<Shared>, raw: RawStream, owner: Owner) -> Arc<Queue> {
         let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
         let (pending, gone) = (Mutex::default(), Mutex::default());
         Arc::new(Queue { raw, number, owner, shared: shared.clone(), pending, gone })
     }
 
-    /// cudarc's stream.
-    pub(super) fn cudarc(
+    /// A stream that is alive as long as `by` is held.
+    ///
+    /// # Safety
+    /// `raw` is a stream, and stays one until `by` is dropped.
+    #[cfg_attr(not(feature = "cudarc-0-19"), expect(dead_code, reason = "for interop"))]
+    pub(super) unsafe fn held(
         shared: &Arc<Shared>,
-        stream: &Arc<cudarc::driver::CudaStream>,
+        raw: RawStream,
+        by: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Queue>> {
-        let owner = Owner::Cudarc { _stream: stream.clone() };
-        Queue::adopt(shared, stream.cu_stream(), owner)
+        Queue::adopt(shared, raw, Owner::Held { _by: by })
     }
 
     /// The caller's stream.
     ///
     /// # Safety
     /// `raw` is a stream, and stays one until the queue is let go.
-    pub(super) unsafe fn caller(shared: &Arc<Shared>, raw: sys::CUstream) -> Result<Arc<Queue>> {
+    pub(super) unsafe fn caller(shared: &Arc<Shared>, raw: RawStream) -> Result<Arc<Queue>> {
         Queue::adopt(shared, raw, Owner::Caller { capture: None })
     }
 
-    fn adopt(shared: &Arc<Shared>, raw: sys::CUstream, mut owner: Owner) -> Result<Arc<Queue>> {
+    fn adopt(shared: &Arc<Shared>, raw: RawStream, mut owner: Owner) -> Result<Arc<Queue>> {
         let _open = shared.open()?;
         let device = &shared.device;
         let _bound = device.bind()?;
-        let mut context = null_mut();
+        let mut context = RawContext::default();
         // SAFETY: the stream is alive, as the caller of the maker says; `context` is where the
         // answer goes.
         let code = unsafe { (device.driver.cuStreamGetCtx)(raw, &mut context) };
@@ -233,7 +226,7 @@ impl Queue {
         if context != device.context() {
             return Err(Error::invalid(
                 "the caller's stream",
-                format!("{raw:p} of another device or context"),
+                format!("{:#x} of another device or context", raw.0),
                 format!("one of the primary context of device {}", device.ordinal),
             ));
         }
@@ -244,11 +237,11 @@ impl Queue {
         if let Owner::Caller { capture } = &mut owner {
             *capture = now;
         }
-        Ok(Queue::of(shared, Raw(raw), owner))
+        Ok(Queue::of(shared, raw, owner))
     }
 
-    pub(super) fn raw(&self) -> sys::CUstream {
-        self.raw.0
+    pub(super) fn raw(&self) -> RawStream {
+        self.raw
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -257,7 +250,7 @@ impl Queue {
 
     /// The number of the capture that is under way on this stream.
     pub(super) fn capture(&self) -> Result<Option<u64>> {
-        self.shared.device.capture_of(self.raw.0)
+        self.shared.device.capture_of(self.raw)
     }
 
     /// Enqueues a copy inside the heap's memory in the order of its ops.
@@ -267,8 +260,7 @@ impl Queue {
         self.in_order(|| {
             // SAFETY: the caller checked both ranges, and the heap keeps them until its streams
             // have finished.
-            let code =
-                unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, self.raw.0) };
+            let code = unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, self.raw) };
             check("cuMemcpyAsync", code)
         })
     }
@@ -280,7 +272,7 @@ impl Queue {
         let device = &self.shared.device;
         let _bound = device.bind_apart()?;
         // SAFETY: the stream is alive.
-        let code = unsafe { (device.driver.cuStreamSynchronize)(self.raw.0) };
+        let code = unsafe { (device.driver.cuStreamSynchronize)(self.raw) };
         lock(&self.pending).retain(|(event, _)| !event.is_done());
         check("cuStreamSynchronize", code)
     }
@@ -348,7 +340,7 @@ impl Queue {
         }
         let Ok(_bound) = self.shared.device.bind_apart() else { return false };
         // SAFETY: the stream is alive.
-        unsafe { (self.shared.device.driver.cuStreamQuery)(self.raw.0) == SUCCESS }
+        unsafe { (self.shared.device.driver.cuStreamQuery)(self.raw) == SUCCESS }
     }
 }
 
@@ -391,7 +383,7 @@ impl Drop for Shared {
                 for raw in spare {
                     // SAFETY: the stream was this heap's, and nobody else has its handle; what is
                     // enqueued is done before the driver lets it go.
-                    let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(raw.0) };
+                    let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(raw) };
                     warn(check("cuStreamDestroy", code));
                 }
             }
@@ -452,7 +444,7 @@ impl StreamBackend for CudaStream {
         let device = &queue.shared.device;
         let _bound = device.bind()?;
         // SAFETY: both ranges are mapped, and the heap keeps them until its streams have finished.
-        let code = unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, queue.raw.0) };
+        let code = unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, queue.raw) };
         check("cuMemcpyAsync", code)
     }
 
@@ -478,8 +470,7 @@ impl StreamBackend for CudaStream {
         let from = data.as_ptr().cast();
         // SAFETY: the target is mapped, and the heap keeps it; the source is kept below until the
         // event behind the copy is done.
-        let code =
-            unsafe { (device.driver.cuMemcpyHtoDAsync_v2)(to, from, data.len(), queue.raw.0) };
+        let code = unsafe { (device.driver.cuMemcpyHtoDAsync_v2)(to, from, data.len(), queue.raw) };
         // An event that was not recorded is never done: then the memory is kept for good.
         let recorded = done.record(queue);
         pending.push((done, data));
@@ -496,7 +487,7 @@ impl StreamBackend for CudaStream {
     }
 
     fn raw_handle(&self) -> u64 {
-        self.0.raw.0 as u64
+        self.0.raw.0
     }
 
     fn control(&self) -> &Arc<Control> {

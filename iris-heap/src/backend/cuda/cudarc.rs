@@ -1,0 +1,113 @@
+//! Interop with cudarc 0.19: the one file that names it. The program chooses how cudarc finds the
+//! driver and for which CUDA its types are.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::CudaBackend;
+use super::stream::Queue;
+use crate::backend::gpu::RawStream;
+use crate::error::Result;
+use crate::stream::Stream;
+
+impl CudaBackend {
+    /// A stream of cudarc's, which waits for work and is waited for like one of the heap's, and is kept
+    /// as long. With the feature `cudarc-0-19`; without, its handle is one for
+    /// [`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) for a stream of another device;
+    /// [`Error::Closed`](crate::Error::Closed).
+    pub fn stream_of(&self, stream: &Arc<CudaStream>) -> Result<Stream> {
+        let raw = RawStream(stream.cu_stream() as u64);
+        // SAFETY: the stream is cudarc's, which ends it when the last `Arc` of it goes.
+        self.keep(unsafe { Queue::held(&self.shared, raw, stream.clone())? })
+    }
+}
+
+/// What a function takes, in bytes.
+#[cfg(test)]
+pub(super) trait Parameters {
+    fn sizes(&self) -> Vec<usize>;
+}
+
+#[cfg(test)]
+macro_rules! parameters {
+    ($($first:ident $($rest:ident)*)?) => {
+        $(
+            impl<Of, $first, $($rest),*> Parameters for unsafe fn($first, $($rest),*) -> Of {
+                fn sizes(&self) -> Vec<usize> {
+                    vec![size_of::<$first>(), $(size_of::<$rest>()),*]
+                }
+            }
+            parameters!($($rest)*);
+        )?
+    };
+}
+
+#[cfg(test)]
+parameters!(A B C D E F G H I J K);
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys;
+
+    use crate::backend::cuda::api::{self, Access, LegacyHandle, Location, Properties};
+    use crate::backend::gpu::RawStream;
+
+    /// Parameter by parameter: a number that is passed in the place of another shows.
+    #[test]
+    fn our_functions_take_what_those_of_cudarc_take() {
+        let signatures = api::signatures();
+        assert!(signatures.len() > 50);
+        for (name, ours, theirs) in signatures {
+            assert_eq!(ours, theirs, "{name}");
+        }
+    }
+
+    /// Whichever CUDA the types of cudarc are for.
+    #[test]
+    fn our_numbers_and_structures_are_those_of_cudarc() {
+        for (name, ours, theirs) in api::numbers() {
+            assert_eq!(ours, theirs, "{name}");
+        }
+        let ours = [
+            size_of::<Location>(),
+            size_of::<Properties>(),
+            size_of::<Access>(),
+            size_of::<LegacyHandle>(),
+            size_of::<api::Device>(),
+            size_of::<api::Address>(),
+            size_of::<api::Physical>(),
+            align_of::<Properties>(),
+            align_of::<Access>(),
+            align_of::<LegacyHandle>(),
+            std::mem::offset_of!(Properties, handles),
+            std::mem::offset_of!(Properties, location),
+            std::mem::offset_of!(Properties, meta),
+            std::mem::offset_of!(Properties, flags),
+            std::mem::offset_of!(Access, flags),
+            size_of::<RawStream>(),
+        ];
+        let theirs = [
+            size_of::<sys::CUmemLocation>(),
+            size_of::<sys::CUmemAllocationProp>(),
+            size_of::<sys::CUmemAccessDesc>(),
+            size_of::<sys::CUipcMemHandle>(),
+            size_of::<sys::CUdevice>(),
+            size_of::<sys::CUdeviceptr>(),
+            size_of::<sys::CUmemGenericAllocationHandle>(),
+            align_of::<sys::CUmemAllocationProp>(),
+            align_of::<sys::CUmemAccessDesc>(),
+            align_of::<sys::CUipcMemHandle>(),
+            std::mem::offset_of!(sys::CUmemAllocationProp, requestedHandleTypes),
+            std::mem::offset_of!(sys::CUmemAllocationProp, location),
+            std::mem::offset_of!(sys::CUmemAllocationProp, win32HandleMetaData),
+            std::mem::offset_of!(sys::CUmemAllocationProp, allocFlags),
+            std::mem::offset_of!(sys::CUmemAccessDesc, flags),
+            size_of::<sys::CUstream>(),
+        ];
+        assert_eq!(ours, theirs);
+    }
+}

@@ -1,0 +1,78 @@
+//! `cargo xtask beside`: a program that has chosen its own CUDA can have iris beside it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::program::cargo;
+
+/// What candle-core 0.11.1 asks of cudarc with its feature `cuda`, exactly.
+const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"]"#;
+
+/// CUDA versions, as the variable of cudarc's build script has them, which is asked before nvcc.
+const VERSIONS: [&str; 4] = ["12000", "12060", "12090", "13000"];
+
+/// A use of all that meets cudarc's types, and of the way without them.
+const SOURCE: &str = "//! Made by `cargo xtask beside`.
+
+use std::sync::Arc;
+
+use iris_heap::cuda::CudaBackend;
+use iris_heap::{Result, Stream, SymSlice, SymmetricHeap};
+
+/// cudarc's stream, kept by the heap.
+pub fn theirs(heap: &SymmetricHeap, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
+    CudaBackend::of(heap)?.stream_of(stream)
+}
+
+/// Handles as numbers.
+///
+/// # Safety
+/// As for the two methods.
+pub unsafe fn raw(
+    heap: &SymmetricHeap,
+    stream: cudarc::driver::sys::CUstream,
+    (address, len): (cudarc::driver::sys::CUdeviceptr, usize),
+) -> Result<(Stream, SymSlice<f32>)> {
+    let stream = unsafe { heap.stream_from_raw(stream as u64) }?;
+    Ok((stream, unsafe { heap.import(address as *mut f32, len) }?))
+}
+";
+
+/// Type-checks a crate that depends on iris and, as candle-core does, on cudarc, with the bindings of
+/// several versions of CUDA. Neither of them is installed for that.
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let folder = root.join("target/beside");
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).with_context(|| path.display().to_string())
+    };
+    fs::create_dir_all(folder.join("src")).context("target/beside")?;
+    let path = |member: &str| root.join(member).display().to_string();
+    write(
+        "Cargo.toml",
+        &format!(
+            "[package]\nname = \"beside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+             [dependencies]\n\
+             iris-heap = {{ path = {:?}, features = [\"cudarc-0-19\"] }}\n\
+             iris-ops = {{ path = {:?} }}\n\
+             cudarc = {{ version = \"0.19\", default-features = false, features = {CANDLE} }}\n",
+            path("iris-heap"),
+            path("iris-ops"),
+        ),
+    )?;
+    write("src/lib.rs", SOURCE)?;
+    // The versions of the workspace's dependencies; what candle's features need besides is added.
+    fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
+    for version in VERSIONS {
+        println!("iris beside cudarc as candle-core has it, CUDA {version}");
+        let mut command = cargo(&folder, &["check", "--release", "--target-dir", "target"]);
+        let status = command.env("CUDARC_CUDA_VERSION", version).status();
+        let status = status.context("cargo did not start")?;
+        if !status.success() {
+            bail!("with the types of CUDA {version}: {status}");
+        }
+    }
+    Ok(())
+}
