@@ -22,7 +22,7 @@ impl CudaBackend {
             return Err(unsupported("work of a library", "the stream is not one of the heap's"));
         };
         let _bound = self.shared.device.bind()?;
-        queue.in_order(|| enqueue(queue.raw() as u64))
+        queue.in_order(|| enqueue(queue.raw().0))
     }
 
     /// Multiprocessors of the device, whoever shares it.
