@@ -3,7 +3,8 @@
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World, cuda};
 use iris_kernels::{UserKernel, rtc::LANES};
-use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, Options, matmul_all_reduce::Variant};
+use iris_ops::matmul_all_reduce::{Options, Variant};
+use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs};
 const M: usize = 500;
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
@@ -25,9 +26,9 @@ IRIS_KERNEL add_up(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u
 fn rank(world: World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(&world, HeapOptions::new().backend(BackendKind::Cuda))?;
     let each = heap.workgroups() / 2; // A multiprocessor for each workgroup of both kernels.
-    let options = Options::new(M, M, 8).backend(BackendKind::Cuda).workgroups(each as usize);
-    let plan = MatmulAllReduce::plan((&world).into(), &options, Variant::TwoShot)?;
-    let mut op = MatmulAllReduce::new(&heap, &plan)?;
+    let options = Options::new(M, M, 8).variant(Variant::TwoShot).workgroups(each as usize);
+    let plan = options.plan(&heap)?;
+    let op = MatmulAllReduce::new(&heap, &plan)?;
     let none = Default::default();
     let kernel = UserKernel::new(&heap, SOURCE.into(), &none, "add_up", (LANES, 0))?;
     let (b, c) = (heap.ones::<f32>(8 * M)?, heap.alloc::<f32>(M * M)?);

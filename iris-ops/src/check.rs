@@ -1,17 +1,176 @@
-//! What ops check of plans and matrices before anything is launched.
+//! What ops check of the matrices of a call before anything is launched.
 
 use iris_heap::DType;
-use iris_kernels::schedule::split;
 
-use crate::config::Epilogue;
+use crate::args::Matrices;
 use crate::error::{Error, Result};
+use crate::kind::Op;
 use crate::matrix::MatRef;
+use crate::options::{Request, Shard};
 use crate::plan::Plan;
-use crate::{CopyArgs, MatmulArgs};
+use crate::spec::Part;
+
+/// One call of an op, whose matrices have the plan's types and fit together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    /// Rows and columns of the whole product or message.
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) matrices: Matrices,
+}
+
+impl Call {
+    /// By what the plan chooses how it is done.
+    pub(crate) fn size(&self, plan: &Plan) -> usize {
+        if plan.request().elements { self.n } else { self.m }
+    }
+}
+
+/// The call of these matrices.
+pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
+    let (request, row) = (plan.request(), plan.row());
+    let op = plan.op();
+    if row.c == Part::None {
+        return member(plan).map(|()| Call { m: 0, n: 0, matrices: Matrices::default() });
+    }
+    let mut matrices = *matrices;
+    let root = row.a == Part::Root;
+    if root && request.root != plan.ranks().rank {
+        matrices.a = None;
+    }
+    let needed = |matrix: Option<MatRef>, what: &str| {
+        matrix.ok_or_else(|| Error::Invalid {
+            op,
+            what: what.into(),
+            value: "missing".into(),
+            expected: "a matrix: every rank sends".into(),
+        })
+    };
+    let names = if op.multiplies() { ["A", "C"] } else { ["input", "output"] };
+    let sends = !root || request.root == plan.ranks().rank;
+    let a = if sends { Some(needed(matrices.a, names[0])?) } else { None };
+    let c = needed(matrices.c, names[1])?;
+    let call = if request.elements {
+        let (a, c, n) = elements(plan, names, a, c)?;
+        matrices = Matrices { a, c: Some(c), ..matrices };
+        Call { m: request.m, n, matrices }
+    } else {
+        let m = match (row.a, a) {
+            (Part::All, Some(a)) => a.rows(),
+            _ => c.rows(),
+        };
+        Call { m, n: request.n, matrices }
+    };
+    let (size, planned) = (call.size(plan), plan.largest());
+    if size > planned {
+        return Err(match request.elements {
+            true => Error::TooManyElements { op, elements: size, planned },
+            false => Error::TooManyRows { op, rows: size, planned },
+        });
+    }
+    let Matrices { a, b, c, bias } = matrices;
+    for (name, matrix, part) in [(names[0], a, row.a), (names[1], c, row.c)] {
+        let Some(matrix) = matrix else { continue };
+        let (shape, why) = shape(plan, part, call, name == "A");
+        shaped(op, name, &matrix, shape, why)?;
+    }
+    let Request { n, k, dtype, .. } = *request;
+    for (name, matrix, dtype) in
+        [(names[0], a, dtype), ("B", b, dtype), (names[1], c, request.output_dtype())]
+    {
+        matrix.map_or(Ok(()), |matrix| typed(op, name, &matrix, dtype))?;
+    }
+    if op.multiplies() {
+        let b = needed(b, "B")?;
+        shaped(op, "B", &b, (k, n), "K x N of the plan")?;
+        if let Some(bias) = &bias {
+            shaped(op, "bias", bias, (1, n), "1 x N of the plan")?;
+        }
+    }
+    Ok(call)
+}
+
+/// The shape of what a rank has of A or of C in a call, and where its numbers come from.
+fn shape(plan: &Plan, part: Part, call: Call, factor: bool) -> ((usize, usize), &'static str) {
+    let (request, rank) = (plan.request(), plan.ranks().rank);
+    let own = plan.rows_of(rank, call.m).len();
+    let cols = if factor { request.k } else { call.n };
+    match part {
+        Part::All | Part::Root if factor => ((call.m, cols), "M x K of the plan"),
+        Part::All | Part::Root => ((call.m, cols), "M x N of the plan"),
+        Part::Own if factor => ((own, cols), "this rank's part of the rows of C x K"),
+        Part::Own => ((own, cols), "this rank's part of the rows x N"),
+        Part::Blocks => {
+            ((plan.ranks().size * own, cols), "a block of this rank's rows from each rank x N")
+        }
+        Part::Shard => match request.shard {
+            Shard::Rows => ((own, cols), "this rank's shard of M x K"),
+            Shard::Columns => {
+                ((call.m, plan.rows_of(rank, request.k).len()), "this rank's shard of M x K")
+            }
+        },
+        Part::None => ((0, 0), "none"),
+    }
+}
+
+/// Input and output as so many rows as the message has parts there, and the elements of a part.
+fn elements(
+    plan: &Plan,
+    names: [&'static str; 2],
+    a: Option<MatRef>,
+    c: MatRef,
+) -> Result<(Option<MatRef>, MatRef, usize)> {
+    let (op, row, size) = (plan.op(), plan.row(), plan.ranks().size);
+    let parts = |part: Part| match part {
+        Part::Own => 1,
+        Part::Blocks => size,
+        _ => plan.request().m,
+    };
+    let refused = |name: &'static str, matrix: &MatRef, expected: String| Error::Shape {
+        op,
+        matrix: name,
+        rows: matrix.rows(),
+        cols: matrix.cols(),
+        expected,
+    };
+    let len = |name: &'static str, matrix: &MatRef| {
+        let gaps = || refused(name, matrix, "elements without gaps between them".into());
+        matrix.elements().ok_or_else(gaps)
+    };
+    let (parts_a, parts_c) = (parts(row.a), parts(row.c));
+    // The one with fewer parts says how long a part is.
+    let count = match a {
+        Some(a) if parts_a < parts_c => len(names[0], &a)? / parts_a,
+        _ => len(names[1], &c)? / parts_c,
+    };
+    let in_rows = |name: &'static str, matrix: MatRef, parts: usize| {
+        if Some(len(name, &matrix)?) == parts.checked_mul(count) {
+            return Ok(matrix.in_rows(parts, count));
+        }
+        let expected = format!("{parts} x {count} elements, those of the other");
+        Err(refused(name, &matrix, expected))
+    };
+    let a = a.map(|a| in_rows(names[0], a, parts_a)).transpose()?;
+    Ok((a, in_rows(names[1], c, parts_c)?, count))
+}
+
+/// Whether this rank takes part in a barrier.
+fn member(plan: &Plan) -> Result<()> {
+    let rank = plan.ranks().rank;
+    if plan.members().contains(rank as u32) {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        op: plan.op(),
+        what: "rank".into(),
+        value: rank.to_string(),
+        expected: format!("one of {:?}", plan.request().members),
+    })
+}
 
 /// Check the shape of a matrix; `why` says where the numbers come from.
-pub(crate) fn shaped(
-    op: &'static str,
+fn shaped(
+    op: Op,
     name: &'static str,
     matrix: &MatRef,
     (rows, cols): (usize, usize),
@@ -30,81 +189,9 @@ pub(crate) fn shaped(
 }
 
 /// Check the element type of a matrix.
-pub(crate) fn typed(
-    op: &'static str,
-    name: &'static str,
-    matrix: &MatRef,
-    expected: DType,
-) -> Result<()> {
+fn typed(op: Op, name: &'static str, matrix: &MatRef, expected: DType) -> Result<()> {
     if matrix.dtype() == expected {
         return Ok(());
     }
     Err(Error::Dtype { op, matrix: name, dtype: matrix.dtype(), expected })
-}
-
-/// Check B, the bias and all element types of a product; K and N are those of the plan.
-pub(crate) fn check_product(plan: &Plan, args: &MatmulArgs) -> Result<()> {
-    let (op, options) = (plan.op, &plan.options);
-    typed(op, "A", &args.a, options.dtype)?;
-    typed(op, "B", &args.b, options.dtype)?;
-    typed(op, "C", &args.c, options.output_dtype())?;
-    shaped(op, "B", &args.b, (options.k, options.n), "K x N of the plan")?;
-    if let Some(bias) = &args.bias {
-        shaped(op, "bias", bias, (1, options.n), "1 x N of the plan")?;
-    }
-    Ok(())
-}
-
-/// Check the element types of an op without a product: input and output have the plan's.
-pub(crate) fn check_copy(plan: &Plan, args: &CopyArgs) -> Result<()> {
-    let (op, options) = (plan.op, &plan.options);
-    if let Some(input) = &args.input {
-        typed(op, "input", input, options.dtype)?;
-    }
-    typed(op, "output", &args.output, options.dtype)
-}
-
-/// Rows of the part of `m` that falls to the plan's rank.
-pub(crate) fn part(plan: &Plan, m: usize) -> usize {
-    // More rows than a plan can have are refused behind this, whatever their part is.
-    let m = u32::try_from(m).unwrap_or(u32::MAX);
-    let range = split(m, plan.size(), plan.ranks.rank as u32);
-    (range.end - range.start) as usize
-}
-
-/// The input of an op in which every rank sends.
-pub(crate) fn input<'a>(op: &'static str, args: &'a CopyArgs) -> Result<&'a MatRef> {
-    args.input.as_ref().ok_or_else(|| Error::Invalid {
-        op,
-        what: "input".into(),
-        value: "missing".into(),
-        expected: "a matrix: every rank sends".into(),
-    })
-}
-
-/// Nothing is done to the elements of an op that only moves them.
-pub(crate) fn no_epilogue(plan: &Plan) -> Result<()> {
-    if plan.options.epilogue == Epilogue::None {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        op: plan.op,
-        what: "epilogue".into(),
-        value: format!("{:?}", plan.options.epilogue),
-        expected: "none: the op moves elements as they are".into(),
-    })
-}
-
-/// No output other than the message's own type.
-pub(crate) fn same_output(plan: &Plan) -> Result<()> {
-    let options = &plan.options;
-    if options.output_dtype() == options.dtype {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        op: plan.op,
-        what: "output".into(),
-        value: options.output_dtype().to_string(),
-        expected: format!("{}, the type of the message", options.dtype),
-    })
 }

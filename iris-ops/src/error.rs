@@ -1,5 +1,7 @@
 use iris_heap::{DType, ErrorKind};
 
+use crate::kind::{Op, UnknownName};
+
 /// Short for a result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -7,11 +9,17 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A name of an op or a variant that there is none of.
+    #[error(transparent)]
+    Unknown(#[from] UnknownName),
+    /// A workspace was asked for without a plan.
+    #[error("a workspace for no plan: expected at least one")]
+    NoPlan,
     /// An argument has a value that the op cannot take.
     #[error("{op}: {what} is {value}, expected {expected}")]
     Invalid {
         /// The op.
-        op: &'static str,
+        op: Op,
         /// The argument.
         what: String,
         /// Its value.
@@ -23,7 +31,7 @@ pub enum Error {
     #[error("{op}: {matrix} is {rows} x {cols}, expected {expected}")]
     Shape {
         /// The op.
-        op: &'static str,
+        op: Op,
         /// Which matrix.
         matrix: &'static str,
         /// Its rows.
@@ -37,7 +45,7 @@ pub enum Error {
     #[error("{op}: {matrix} is of {dtype}, the plan says {expected}")]
     Dtype {
         /// The op.
-        op: &'static str,
+        op: Op,
         /// Which matrix.
         matrix: &'static str,
         /// Its element type.
@@ -49,7 +57,7 @@ pub enum Error {
     #[error("{op}: {first} and {second} overlap")]
     Overlap {
         /// The op.
-        op: &'static str,
+        op: Op,
         /// The one that is written.
         first: &'static str,
         /// The other.
@@ -59,10 +67,20 @@ pub enum Error {
     #[error("{op}: {rows} rows, but the plan was made for at most {planned}")]
     TooManyRows {
         /// The op.
-        op: &'static str,
+        op: Op,
         /// Rows of the call.
         rows: usize,
         /// Rows of the plan.
+        planned: usize,
+    },
+    /// A call has more elements than the op was planned for.
+    #[error("{op}: {elements} elements, but the plan was made for at most {planned}")]
+    TooManyElements {
+        /// The op.
+        op: Op,
+        /// Elements of the call, in each part of the message.
+        elements: usize,
+        /// Elements of the plan.
         planned: usize,
     },
     /// A plan was made for another rank or world than that of the heap.
@@ -71,7 +89,7 @@ pub enum Error {
     )]
     OtherWorld {
         /// The op.
-        op: &'static str,
+        op: Op,
         /// The plan's rank.
         planned_rank: usize,
         /// The plan's world.
@@ -85,15 +103,15 @@ pub enum Error {
     #[error("{op}: the heap is poisoned by an earlier fault: {cause}")]
     Poisoned {
         /// The op that was asked.
-        op: &'static str,
+        op: Op,
         /// What went wrong before.
         cause: Box<iris_heap::Error>,
     },
     /// The heap or its world failed.
-    #[error("{}", named(op, cause))]
+    #[error("{}", named(op.name(), cause))]
     Heap {
         /// The op.
-        op: &'static str,
+        op: Op,
         /// The heap's error.
         cause: Box<iris_heap::Error>,
     },
@@ -118,11 +136,11 @@ impl Error {
 
 /// Adds the name of the op to an error of the heap.
 pub(crate) trait InOp<T> {
-    fn in_op(self, op: &'static str) -> Result<T>;
+    fn in_op(self, op: Op) -> Result<T>;
 }
 
 impl<T> InOp<T> for iris_heap::Result<T> {
-    fn in_op(self, op: &'static str) -> Result<T> {
+    fn in_op(self, op: Op) -> Result<T> {
         self.map_err(|cause| Error::Heap { op, cause: Box::new(cause) })
     }
 }

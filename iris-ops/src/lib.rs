@@ -13,14 +13,13 @@
 //! **Running.**
 //! ```
 //! use iris_heap::{HeapOptions, SymmetricHeap, World};
-//! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, Options, matmul_all_reduce::Variant};
+//! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, matmul_all_reduce::Options};
 //!
 //! // Two ranks as threads; C = A B, where each rank has half of K.
 //! let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
 //!     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
 //!     let (m, n, k) = (4, 3, 8);
-//!     let plan = MatmulAllReduce::plan((&world).into(), &Options::new(m, n, k), Variant::Auto)?;
-//!     let mut op = MatmulAllReduce::new(&heap, &plan)?;
+//!     let op = MatmulAllReduce::new(&heap, &Options::new(m, n, k).plan(&heap)?)?;
 //!     let a = heap.full::<f32>(m * k, 0.5)?;
 //!     let b = heap.full::<f32>(k * n, 2.0)?;
 //!     let c = heap.zeros::<f32>(m * n)?;
@@ -43,53 +42,70 @@
 //! [`AllGather::beside`], of the ops whose peers write C directly, and `examples/wait_on_tile.rs`.
 //! Calls may be captured in graphs; matrices may lie in memory of cudarc's, and streams be its own.
 //!
+//! **Options.** Each operator has a struct of its own in its module, with what it reads and nothing
+//! else: what would be ignored does not compile.
+//! ```compile_fail
+//! iris_ops::all_gather::Options::new(100).epilogue(iris_ops::Epilogue::Gelu);
+//! ```
+//! ```compile_fail
+//! iris_ops::all_gather_matmul::Options::new(8, 8, 8).fetchers(2); // of the variant `staged`
+//! ```
+//! ```
+//! use iris_ops::all_gather_matmul::{Options, Staged, Variant};
+//! Options::new(8, 8, 8).variant(Variant::Staged(Staged::new().fetchers(2)));
+//! ```
+//!
+//! **Threads and streams.** Operators are `Send` and `Sync`, and `run` takes `&self`. The launches of a
+//! call are enqueued under one lock of the heap, so calls of several threads do not mix; but all
+//! ranks must issue the calls of a heap in the same order, and where several threads issue them that
+//! order is for the program to make. Calls run in the order in which they were issued, whatever
+//! streams they are issued on: on the CPU launches take turns, on a GPU a stream waits for an event
+//! behind the call before.
+//!
 //! **Debugging.** Every wait ends: `stream.sync()` and `op.check()` return a fault that names op,
 //! call, tile, awaited rank, the value seen and the value wanted. After a fault every further call
 //! says so at once; close the heap and its world and open them anew.
 //!
-//! **Limits.** f32, f16 and bf16; sums are f32. One stream at a time for an op; all ranks issue
-//! the ops of a heap in the same order.
+//! **Limits.** f32, f16 and bf16; sums are f32.
 
 #![deny(unsafe_code)]
 
-pub mod all_gather;
-pub mod all_gather_matmul;
-pub mod all_reduce;
-pub mod all_to_all;
+mod any;
 mod args;
-pub mod barrier;
-pub mod broadcast;
 mod check;
-mod config;
-mod core;
 mod error;
-pub mod matmul;
-pub mod matmul_all_gather;
-pub mod matmul_all_reduce;
-pub mod matmul_reduce_scatter;
+mod facade;
+mod kind;
 mod matrix;
-mod op;
+mod needs;
+mod operator;
+mod ops;
+mod options;
 mod plan;
-pub mod reduce_scatter;
-pub mod tune;
+mod spec;
+mod tune;
+mod workspace;
 
-pub use all_gather::AllGather;
-pub use all_gather_matmul::AllGatherMatmul;
-pub use all_reduce::AllReduce;
-pub use all_to_all::AllToAll;
-pub use args::{CopyArgs, MatmulArgs};
-pub use barrier::Barrier;
-pub use broadcast::Broadcast;
-pub use config::{Epilogue, Options, Ranks, Shard, StagingLayout, TileShape};
-pub use core::Counters;
+pub use any::{AnyOp, Operands};
+pub use args::{CollectiveArgs, MatmulArgs};
 pub use error::{Error, Result};
 pub use iris_kernels::build::Injected;
 pub use iris_kernels::schedule::split;
 pub use iris_kernels::trace::TraceSpan;
-pub use matmul::Matmul;
-pub use matmul_all_gather::MatmulAllGather;
-pub use matmul_all_reduce::MatmulAllReduce;
-pub use matmul_reduce_scatter::MatmulReduceScatter;
+pub use kind::{Op, UnknownName, Variant};
 pub use matrix::MatRef;
-pub use plan::Plan;
-pub use reduce_scatter::ReduceScatter;
+pub use operator::Counters;
+pub use ops::all_gather::{self, AllGather};
+pub use ops::all_gather_matmul::{self, AllGatherMatmul};
+pub use ops::all_reduce::{self, AllReduce};
+pub use ops::all_to_all::{self, AllToAll};
+pub use ops::barrier::{self, Barrier};
+pub use ops::broadcast::{self, Broadcast};
+pub use ops::matmul::{self, Matmul};
+pub use ops::matmul_all_gather::{self, MatmulAllGather};
+pub use ops::matmul_all_reduce::{self, MatmulAllReduce};
+pub use ops::matmul_reduce_scatter::{self, MatmulReduceScatter};
+pub use ops::reduce_scatter::{self, ReduceScatter};
+pub use options::{Epilogue, Ranks, Request, Shard, Staged, StagingLayout, TileShape};
+pub use plan::{Choice, Plan};
+pub use workspace::Workspace;

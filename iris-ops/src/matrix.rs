@@ -4,6 +4,7 @@ use iris_heap::{DType, Element, RawSlice, Segment, SymSlice, SymmetricHeap};
 use iris_kernels::args::{self, Matrix};
 
 use crate::error::{Error, InOp, Result};
+use crate::kind::Op;
 
 /// Where the elements of a matrix are.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +33,11 @@ impl MatRef {
     pub fn sym<T: Element>(slice: SymSlice<T>, rows: usize, cols: usize) -> Self {
         let place = Place::Sym(slice.raw());
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
+    }
+
+    /// All elements of a slice, as one row.
+    pub fn vector<T: Element>(slice: SymSlice<T>) -> Self {
+        Self::sym(slice, 1, slice.len())
     }
 
     /// A matrix of `rows` x `cols` in memory that the device of the heap can address, with room for
@@ -99,6 +105,18 @@ impl MatRef {
         self.transposed
     }
 
+    /// How many elements it has, if they lie one behind the other.
+    pub(crate) fn elements(&self) -> Option<usize> {
+        let (lines, len) =
+            if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
+        if lines > 1 && self.ld != len { None } else { lines.checked_mul(len) }
+    }
+
+    /// The same elements, which lie one behind the other, as `rows` rows.
+    pub(crate) fn in_rows(self, rows: usize, cols: usize) -> Self {
+        Self { rows, cols, ld: cols, transposed: false, ..self }
+    }
+
     /// Bytes from the first element to the end of the last.
     fn extent(&self) -> u64 {
         let (lines, len) =
@@ -113,7 +131,7 @@ impl MatRef {
     /// Check this matrix and give its address on this rank.
     pub(crate) fn resolve(
         &self,
-        op: &'static str,
+        op: Op,
         name: &'static str,
         heap: &SymmetricHeap,
     ) -> Result<Matrix> {

@@ -1,283 +1,414 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
-use iris_heap::{DType, Request, Segment};
+use std::fmt;
+use std::ops::Range;
+
+use iris_heap::{ALIGNMENT, BackendKind, DType, HeapOptions, Request as Block, Segment};
 use iris_kernels::Kernel;
-use iris_kernels::schedule::{Grid, SplitGrid};
+use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of, split};
+use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
-use iris_sync::{Channel, Shape};
 
-use crate::config::{Options, Ranks, TileShape};
 use crate::error::{Error, Result};
-
-/// Every block of the heap begins at a multiple of this.
-const ALIGNMENT: u64 = 1024;
+use crate::kind::{Op, Variant};
+use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
+use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
+use crate::spec::{Form, Memory, Part, Row, Step, Tiles};
+use crate::tune;
 
 /// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
+///
+/// A call takes the first [`Choice`] that is for so many rows, or elements, as it has. The workspace is
+/// the largest that any of them needs, so that one op serves calls of all sizes.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    pub(crate) op: &'static str,
-    pub(crate) variant: &'static str,
     pub(crate) ranks: Ranks,
-    pub(crate) options: Options,
-    pub(crate) tile: TileShape,
+    pub(crate) request: Request,
+    /// By size; at least one, and the last is for the largest call.
+    choices: Vec<Choice>,
+}
+
+/// How calls up to a size are done.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Choice {
+    /// Most rows, or elements of a part, of such a call.
+    pub upto: usize,
+    /// The variant.
+    pub variant: Variant,
+    /// The shape of a tile.
+    pub tile: TileShape,
+    pub(crate) form: &'static Form,
     pub(crate) needs: Needs,
-    /// Whether N and K are the same on all ranks.
-    pub(crate) common: (bool, bool),
-    /// Whether there is a product in it.
-    pub(crate) product: bool,
-}
-
-/// What the workspace of an op consists of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Needs {
-    /// Tiles with a signal.
-    pub(crate) tiles: u32,
-    /// Flags of a staged gather.
-    pub(crate) flags: u32,
-    /// A lock a tile.
-    pub(crate) locks: bool,
-    /// Places for tiles in the inbox, a source and parity.
-    pub(crate) places: u32,
-    /// Sources that have such places.
-    pub(crate) sources: u32,
-    /// Bytes of a place.
-    pub(crate) slot: u64,
-    /// Places in the result inbox, a parity.
-    pub(crate) results: u32,
-    /// Bytes of such a place.
-    pub(crate) result_slot: u64,
-    /// Bytes of the f32 workspace or the staging buffer.
-    pub(crate) workspace: u64,
-    /// Columns of A in a unit of a staged gather.
-    pub(crate) k_group: u32,
-}
-
-impl Needs {
-    pub(crate) fn inbox_bytes(&self) -> u64 {
-        (2 * u64::from(self.sources) * u64::from(self.places)).saturating_mul(self.slot)
-    }
-
-    pub(crate) fn results_bytes(&self) -> u64 {
-        (2 * u64::from(self.results)).saturating_mul(self.result_slot)
-    }
-}
-
-/// Words are numbered with 32 bits: so many tiles and units there may be.
-fn check_words(op: &'static str, ranks: Ranks, options: &Options, tile: TileShape) -> Result<()> {
-    // A split may add a short tile for each rank.
-    let blocks = |total: usize, each: usize| (total.div_ceil(each) + ranks.size) as u64;
-    let rows = blocks(options.m, tile.m);
-    let tiles = rows * blocks(options.n, tile.n);
-    let units = rows * blocks(options.k, options.columns_per_flag());
-    let words = tiles.saturating_mul(2 * ranks.size as u64).saturating_add(units);
-    let limit = 1 << 30;
-    if words <= limit {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        op,
-        what: "signals and flags".into(),
-        value: format!("{words}, with tiles of {} x {}", tile.m, tile.n),
-        expected: format!("at most {limit}: larger tiles or groups of K"),
-    })
 }
 
 impl Plan {
-    /// Check the options and begin a plan.
-    pub(crate) fn begin(
-        op: &'static str,
-        variant: &'static str,
-        ranks: Ranks,
-        options: &Options,
-        (common, product): ((bool, bool), bool),
-    ) -> Result<Self> {
-        options.check(op, ranks)?;
-        let tile = options.tile.unwrap_or_else(|| crate::tune::tile((op, variant), ranks, options));
-        check_words(op, ranks, options, tile)?;
-        let options = options.clone();
-        Ok(Self { op, variant, ranks, options, tile, needs: Needs::default(), common, product })
+    /// Check what is asked, and choose.
+    pub(crate) fn new(ranks: Ranks, request: &Request) -> Result<Self> {
+        let mut request = request.clone();
+        if request.elements {
+            request.m = if request.row.tiles == Tiles::Whole { 1 } else { ranks.size };
+        }
+        request.check(ranks)?;
+        let mut plan = Self { ranks, request, choices: Vec::new() };
+        for upto in plan.sizes() {
+            let choice = plan.choose(upto)?;
+            // The larger of two that are done alike is for both.
+            let alike =
+                |last: &mut Choice| (last.variant, last.tile) == (choice.variant, choice.tile);
+            if plan.choices.last_mut().is_some_and(alike) {
+                plan.choices.pop();
+            }
+            plan.choices.push(choice);
+        }
+        Ok(plan)
     }
 
-    /// The name of the op.
-    pub fn op(&self) -> &'static str {
-        self.op
+    /// Sizes up to which calls may be done in different ways, the plan's own last. Who says how it is
+    /// to be done says it for all calls.
+    fn sizes(&self) -> Vec<usize> {
+        let largest = self.largest();
+        let mut sizes = Vec::new();
+        if self.request.variant.is_none() && self.request.row.forms.len() > 1 {
+            sizes = tune::sizes(self.ranks, &self.request);
+            sizes.retain(|&size| size < largest);
+            sizes.sort_unstable();
+            sizes.dedup();
+        }
+        sizes.push(largest);
+        sizes
     }
 
-    /// The variant, chosen if the choice was left to the plan.
-    pub fn variant(&self) -> &'static str {
-        self.variant
+    /// How calls up to this size are done.
+    fn choose(&self, upto: usize) -> Result<Choice> {
+        let mut sized = self.request.clone();
+        *if sized.elements { &mut sized.n } else { &mut sized.m } = upto;
+        let variant = match sized.variant {
+            Some(variant) => variant,
+            None => tune::variant(self.ranks, &sized),
+        };
+        let form = sized.row.form(variant).ok_or_else(|| Error::Invalid {
+            op: self.op(),
+            what: "variant".into(),
+            value: variant.to_string(),
+            expected: sized
+                .row
+                .forms
+                .iter()
+                .map(|form| form.variant.name())
+                .collect::<Vec<_>>()
+                .join(", "),
+        })?;
+        let tile = sized.tile.unwrap_or_else(|| tune::tile(self.ranks, &sized, form));
+        let sized = Self { request: sized, ..self.clone() };
+        sized.check_words(tile)?;
+        let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
+        Ok(Choice { upto, variant, tile, form, needs })
     }
 
-    /// The shape of a tile.
-    pub fn tile(&self) -> TileShape {
-        self.tile
+    /// Words are numbered with 32 bits: so many tiles and units there may be.
+    fn check_words(&self, tile: TileShape) -> Result<()> {
+        let Request { m, n, k, .. } = self.request;
+        // A split may add a short tile for each rank.
+        let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
+        let rows = blocks(m, tile.m);
+        let tiles = rows * blocks(n, tile.n);
+        let units = rows * blocks(k, self.request.columns_per_flag(self.ranks.backend));
+        let words = tiles.saturating_mul(2 * self.ranks.size as u64).saturating_add(units);
+        let limit = 1 << 30;
+        if words <= limit {
+            return Ok(());
+        }
+        Err(Error::Invalid {
+            op: self.op(),
+            what: "signals and flags".into(),
+            value: format!("{words}, with tiles of {tile}"),
+            expected: format!("at most {limit}: larger tiles or groups of K"),
+        })
     }
 
-    /// The rank it was made for.
+    /// What a form of this plan's largest call needs.
+    fn needs(&self, form: &Form, tile: TileShape) -> Needs {
+        let (request, size) = (&self.request, self.size());
+        let (grid, split) = (self.grid(tile), self.split_grid(tile));
+        let slot = |dtype: DType| {
+            ((tile.m * tile.n * dtype.size()) as u64).next_multiple_of(SLOT_ALIGNMENT)
+        };
+        let (wire, output) = (slot(request.wire_dtype()), slot(request.output_dtype()));
+        let (all, part) = (grid.tiles(), split.part(0).tiles());
+        let owned = all.div_ceil(size);
+        let a_bytes = (request.m * request.k * request.dtype.size()) as u64;
+        // Places for tiles that partials travel in, or that results do.
+        let places = |tiles, places, sources, slot| Needs {
+            tiles,
+            places,
+            sources,
+            slot,
+            ..Needs::default()
+        };
+        let needs = match form.memory {
+            Memory::None => Needs::default(),
+            Memory::AllTiles => places(all, all, size, wire),
+            Memory::OwnedAndResults => {
+                let needs = places(all, owned, size, wire);
+                Needs { results: all, result_slot: output, ..needs }
+            }
+            Memory::PartialParts => places(split.tiles(), part, size, wire),
+            Memory::Parts => places(part, part, size, output),
+            Memory::OneSource => places(all, all, 1, output),
+            Memory::Sums { locks } => {
+                let bytes = (tile.m * tile.n * size_of::<f32>()) as u64;
+                let workspace = (2 * u64::from(owned)).saturating_mul(bytes);
+                Needs { tiles: all, places: owned, locks, workspace, ..Needs::default() }
+            }
+            Memory::Gathered => places(0, 1, 1, a_bytes.next_multiple_of(SLOT_ALIGNMENT)),
+            Memory::Staged => {
+                let flags = self.units(tile).units();
+                Needs { flags, workspace: a_bytes, ..Needs::default() }
+            }
+        };
+        let k_group = if request.row.a == Part::Shard { self.k_group() } else { 0 };
+        Needs { k_group, ..needs }
+    }
+
+    /// Columns of A in a unit of a gather.
+    fn k_group(&self) -> u32 {
+        let columns = self.request.columns_per_flag(self.ranks.backend);
+        columns.min(self.request.k.max(1)) as u32
+    }
+
+    /// The units of a staged gather in the largest call.
+    fn units(&self, tile: TileShape) -> Units {
+        let request = &self.request;
+        Units {
+            shard: match request.shard {
+                Shard::Rows => schedule::Shard::Rows,
+                Shard::Columns => schedule::Shard::Columns,
+            },
+            size: self.size(),
+            m: request.m as u32,
+            k: request.k as u32,
+            tile_m: tile.m as u32,
+            k_group: self.k_group(),
+            m_first: request.staged.layout == StagingLayout::MContiguous,
+        }
+    }
+
+    /// The op.
+    pub fn op(&self) -> Op {
+        self.request.op()
+    }
+
+    /// The ranks it was made for.
     pub fn ranks(&self) -> Ranks {
         self.ranks
     }
 
     /// What was asked.
-    pub fn options(&self) -> &Options {
-        &self.options
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// How calls are done, by size.
+    pub fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
+    /// How a call of so many rows (of a message of elements: so many elements of a part) is done.
+    pub fn at(&self, size: usize) -> &Choice {
+        &self.choices[self.index_at(size)]
+    }
+
+    pub(crate) fn index_at(&self, size: usize) -> usize {
+        let after = self.choices.iter().position(|choice| size <= choice.upto);
+        after.unwrap_or(self.choices.len() - 1)
+    }
+
+    /// The variant of the largest call.
+    pub fn variant(&self) -> Variant {
+        self.at(self.largest()).variant
+    }
+
+    /// The shape of a tile in the largest call.
+    pub fn tile(&self) -> TileShape {
+        self.at(self.largest()).tile
+    }
+
+    /// The size of the largest call.
+    pub(crate) fn largest(&self) -> usize {
+        if self.request.elements { self.request.n } else { self.request.m }
+    }
+
+    /// The rows that `rank` owns, where the rows of a call of `m` are split over the ranks.
+    pub fn rows_of(&self, rank: usize, m: usize) -> Range<usize> {
+        // More rows than a plan can have are refused elsewhere, whatever their part is.
+        let range = split(u32::try_from(m).unwrap_or(u32::MAX), self.size(), rank as u32);
+        range.start as usize..range.end as usize
+    }
+
+    /// The rank that owns row `row` in a call of `m` rows, where they are split over the ranks.
+    pub fn owner(&self, row: usize, m: usize) -> usize {
+        let within = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        part_of(within(m), self.size(), within(row)) as usize
     }
 
     /// Bytes of the data segment that the op takes on every rank, gaps for alignment included.
     pub fn data_bytes(&self) -> u64 {
-        self.requests().iter().fold(0, |sum, (_, bytes)| {
+        let blocks = self.extent().data_blocks().into_iter().map(|(_, bytes)| bytes);
+        blocks.chain(self.trace_block().map(|block| block.bytes)).fold(0, |sum, bytes| {
             sum.saturating_add(bytes.div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT))
         })
     }
 
     /// Bytes of the signal segment that the op takes on every rank.
     pub fn signal_bytes(&self) -> u64 {
-        let (_, words) = Channel::lay_out(self.channel_shape(0, 0), 0, 0, 0);
-        (u64::from(words.signal) * 4).next_multiple_of(ALIGNMENT)
+        self.extent().signal_bytes().next_multiple_of(ALIGNMENT)
     }
 
-    /// The parts of the data segment, by name.
-    pub(crate) fn requests(&self) -> Vec<(&'static str, u64)> {
-        let trace = match self.options.trace_spans {
-            0 => 0,
-            spans => iris_kernels::trace::buffer_bytes(spans) as u64,
+    /// Device-local words that the op takes, gaps for alignment included.
+    pub fn device_words(&self) -> u64 {
+        let line = u64::from(LINE_WORDS);
+        let words = self.extent().device_words() as u64;
+        words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
+    }
+
+    /// A heap on the device that these plans are for, with room for the ops of all of them (a shared
+    /// workspace takes less) and for `more` bytes of data besides, the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are for different devices; [`Error::NoPlan`].
+    pub fn heap_options(plans: &[&Plan], more: u64) -> Result<HeapOptions> {
+        let first = plans.first().ok_or(Error::NoPlan)?;
+        let backend = first.ranks.backend;
+        if let Some(other) = plans.iter().find(|plan| plan.ranks.backend != backend) {
+            return Err(Error::Invalid {
+                op: other.op(),
+                what: "backend".into(),
+                value: other.ranks.backend.to_string(),
+                expected: format!("{backend}, that of {}", first.op()),
+            });
+        }
+        let sum = |of: fn(&Plan) -> u64| {
+            plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
         };
-        let Needs { workspace, .. } = self.needs;
-        let parts = [
-            ("inbox", self.needs.inbox_bytes()),
-            ("results", self.needs.results_bytes()),
-            ("workspace", workspace),
-            ("trace", trace),
-        ];
-        parts.into_iter().filter(|&(_, bytes)| bytes > 0).collect()
+        let options = HeapOptions::new().backend(backend);
+        let (signal, words) = (options.signal_bytes, options.device_words);
+        let reserved = iris_heap::abi::SIGNAL_RESERVED;
+        // The word that counts calls has a line of its own.
+        let line = u64::from(LINE_WORDS);
+        Ok(options
+            .data_bytes(sum(Plan::data_bytes).saturating_add(more))
+            .signal_bytes(sum(Plan::signal_bytes).saturating_add(reserved).max(signal))
+            .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
     }
 
-    /// All of its memory that peers reach: the signals, then [`requests`](Self::requests).
-    pub(crate) fn all_requests(&self) -> Vec<Request> {
-        let (_, words) = Channel::lay_out(self.channel_shape(0, 0), 0, 0, 0);
-        let signals = Request::new(Segment::Signal, u64::from(words.signal) * 4, "signals");
-        let data = self.requests().into_iter();
-        std::iter::once(signals)
-            .chain(data.map(|(name, bytes)| Request::new(Segment::Data, bytes, name)))
-            .collect()
+    /// The largest that any choice needs.
+    pub(crate) fn extent(&self) -> Extent {
+        let none = Extent::new(self.size());
+        self.choices.iter().fold(none, |extent, choice| extent.with(&choice.needs))
     }
 
-    pub(crate) fn channel_shape(&self, op: u32, sequence: u32) -> Shape {
-        let Needs { tiles, flags, locks, .. } = self.needs;
-        Shape { op, size: self.ranks.size as u32, tiles, flags, locks, sequence }
+    /// The block that holds the trace.
+    pub(crate) fn trace_block(&self) -> Option<Block> {
+        let spans = self.request.trace_spans;
+        let bytes = iris_kernels::trace::buffer_bytes(spans) as u64;
+        (spans > 0).then(|| Block::new(Segment::Data, bytes, "trace"))
     }
 
     /// Everything that all ranks must have the same, by name.
     pub(crate) fn fingerprint(&self) -> Vec<(&'static str, String)> {
-        let options = &self.options;
-        let mut items = vec![
-            ("op", self.op.to_string()),
-            ("variant", self.variant.to_string()),
-            ("m", options.m.to_string()),
-        ];
-        if self.common.0 {
-            items.push(("n", options.n.to_string()));
+        let Request { row, m, n, k, .. } = self.request;
+        let request = &self.request;
+        let mut items = vec![("op", self.op().to_string())];
+        items.extend(self.choices.iter().map(|choice| match self.choices.len() {
+            1 => ("variant", choice.variant.to_string()),
+            _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
+        }));
+        items.push(("m", m.to_string()));
+        if row.common.n {
+            items.push((if request.elements { "count" } else { "n" }, n.to_string()));
         }
-        if self.common.1 {
-            items.push(("k", options.k.to_string()));
+        if row.common.k {
+            items.push(("k", k.to_string()));
         }
         items.extend([
-            ("dtype", options.dtype.to_string()),
-            ("output", options.output_dtype().to_string()),
-            ("wire", options.wire_dtype().to_string()),
-            ("tile", format!("{} x {}", self.tile.m, self.tile.n)),
-            ("epilogue", format!("{:?}", options.epilogue)),
-            ("shard", format!("{:?}", options.shard)),
-            ("staging", format!("{:?}", options.staging)),
-            ("k_per_flag", format!("{:?}", options.k_per_flag)),
-            ("k_block", options.k_block.to_string()),
-            ("root", options.root.to_string()),
-            ("members", format!("{:?}", options.members)),
-            ("trace_spans", options.trace_spans.to_string()),
-            ("first_call", options.first_call.to_string()),
-            ("injected", format!("{:?}", options.injected)),
+            ("dtype", request.dtype.to_string()),
+            ("output", request.output_dtype().to_string()),
+            ("wire", request.wire_dtype().to_string()),
+        ]);
+        items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));
+        items.extend([
+            ("epilogue", format!("{:?}", request.epilogue)),
+            ("shard", format!("{:?}", request.shard)),
+            ("staging", format!("{:?}", request.staged.layout)),
+            ("columns_per_flag", format!("{:?}", request.staged.columns_per_flag)),
+            ("root", request.root.to_string()),
+            ("members", format!("{:?}", request.members)),
+            ("trace_spans", request.trace_spans.to_string()),
+            ("first_call", request.first_call.to_string()),
+            ("injected", format!("{:?}", request.injected)),
         ]);
         items
     }
 
-    /// Workgroups that have something to do in a call of `m` rows; of those that fetch there may be
+    /// Workgroups that have something to do in a call of this shape; of those that fetch there may be
     /// `fetchers` more.
-    pub(crate) fn work(&self, m: usize, fetchers: u32) -> u32 {
-        let grid = Grid { rows: m as u32, ..self.grid() };
-        let split = SplitGrid { grid, ..self.split_grid() };
-        let tiles = match (self.op, self.variant) {
+    pub(crate) fn work(&self, choice: &Choice, (m, n): (usize, usize), fetchers: u32) -> u32 {
+        let grid = Grid { rows: m as u32, cols: n as u32, ..self.grid(choice.tile) };
+        let split = SplitGrid { grid, ..self.split_grid(choice.tile) };
+        let tiles = match self.request.row.tiles {
             _ if self.alone() => grid.tiles(),
-            ("all_gather" | "all_to_all" | "matmul_all_gather", _) => split.part(0).tiles(),
-            ("reduce_scatter" | "matmul_reduce_scatter", _) => split.tiles(),
-            ("all_gather_matmul", "staged") => split.tiles().saturating_add(fetchers),
-            ("all_gather_matmul", _) => split.tiles(),
-            _ => grid.tiles(),
+            Tiles::Whole => grid.tiles(),
+            Tiles::Own => split.part(0).tiles(),
+            Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
+            Tiles::Split => split.tiles(),
         };
-        let most = if self.product { u32::MAX } else { crate::tune::MESSAGE_GROUPS };
+        let most = if self.op().multiplies() { u32::MAX } else { tune::MESSAGE_GROUPS };
         tiles.clamp(1, most)
     }
 
     /// The largest product as a grid of tiles.
-    pub(crate) fn grid(&self) -> Grid {
+    pub(crate) fn grid(&self, tile: TileShape) -> Grid {
         Grid {
-            rows: self.options.m as u32,
-            cols: self.options.n as u32,
-            tile_m: self.tile.m as u32,
-            tile_n: self.tile.n as u32,
+            rows: self.request.m as u32,
+            cols: self.request.n as u32,
+            tile_m: tile.m as u32,
+            tile_n: tile.n as u32,
         }
     }
 
     /// The same with rows split over the ranks.
-    pub(crate) fn split_grid(&self) -> SplitGrid {
-        SplitGrid { grid: self.grid(), size: self.ranks.size as u32 }
-    }
-
-    /// Bytes of a tile of this type.
-    pub(crate) fn slot(&self, dtype: DType) -> u64 {
-        ((self.tile.m * self.tile.n * dtype.size()) as u64).next_multiple_of(128)
+    pub(crate) fn split_grid(&self, tile: TileShape) -> SplitGrid {
+        SplitGrid { grid: self.grid(tile), size: self.size() }
     }
 
     pub(crate) fn size(&self) -> u32 {
         self.ranks.size as u32
     }
 
-    /// The ranks of a barrier, one bit each.
-    pub(crate) fn members(&self) -> u64 {
-        match &self.options.members {
-            None => iris_sync::barrier::Members::all(self.size()).bits(),
-            Some(ranks) => ranks.iter().fold(0, |bits, rank| bits | 1 << rank),
+    pub(crate) fn row(&self) -> &'static Row {
+        self.request.row
+    }
+
+    /// The ranks of a barrier.
+    pub(crate) fn members(&self) -> Members {
+        match &self.request.members {
+            None => Members::all(self.size()),
+            Some(ranks) => Members::from_bits(ranks.iter().fold(0, |bits, rank| bits | 1 << rank)),
         }
     }
 
-    /// The kernels that its calls launch.
-    pub(crate) fn kernels(&self) -> Vec<Kernel> {
-        let members = Members::all(self.size());
-        let barrier = Kernel::Barrier { phase: 0, members, last: false };
-        match (self.op, self.variant) {
-            ("barrier", _) => vec![barrier],
-            ("all_reduce" | "matmul_all_reduce", _) if !self.alone() => {
-                let launches = crate::matmul_all_reduce::kernels(self);
-                launches.into_iter().map(|(kernel, _)| kernel).collect()
-            }
-            ("all_gather_matmul", "baseline") if !self.alone() => {
-                vec![Kernel::Gather, barrier, Kernel::Gathered]
-            }
-            _ => vec![self.kernel()],
-        }
-    }
-
-    /// The kernel of an op, or of a variant, that launches one.
-    pub(crate) fn kernel(&self) -> Kernel {
-        match (self.op, self.variant) {
-            ("matmul", _) => Kernel::Local,
-            _ if self.alone() => Kernel::Local,
-            ("reduce_scatter" | "matmul_reduce_scatter", _) => Kernel::ReduceScatter,
-            ("all_gather_matmul", "pull") => Kernel::Pull,
-            ("all_gather_matmul", "staged") => Kernel::Staged,
-            ("all_to_all", _) => Kernel::AllToAll,
-            ("broadcast", _) => Kernel::Broadcast,
-            _ => Kernel::AllGather,
-        }
+    /// The launches of a call, each with the number of its workgroups if that is fixed.
+    pub(crate) fn launches(&self, choice: &Choice) -> Vec<(Kernel, Option<u32>)> {
+        // Alone there is nothing but the product, or the copy.
+        const LOCAL: &[Step] = &[Step::Tiles(Kernel::Local)];
+        let steps = match choice.form.launches {
+            barrier @ [Step::Call] => barrier,
+            _ if self.alone() => LOCAL,
+            steps => steps,
+        };
+        let all = Members::all(self.size());
+        steps.iter().map(|step| step.launch(all, self.members())).collect()
     }
 
     /// Whether there is nobody to talk to.
@@ -285,65 +416,34 @@ impl Plan {
         self.ranks.size == 1
     }
 
-    /// One-shot: places for all tiles of all sources.
-    pub(crate) fn needs_one_shot(mut self) -> Self {
-        let tiles = self.grid().tiles();
-        let slot = self.slot(self.options.wire_dtype());
-        self.needs = Needs { tiles, places: tiles, sources: self.size(), slot, ..self.needs };
-        self
+    /// Whether it runs on the host's cores.
+    pub(crate) fn on_cpu(&self) -> bool {
+        self.ranks.backend == BackendKind::Cpu
     }
+}
 
-    /// Two-shot: places for the tiles of an owner, and for all results.
-    pub(crate) fn needs_two_shot(mut self) -> Self {
-        let tiles = self.grid().tiles();
-        self.needs = Needs {
-            tiles,
-            places: tiles.div_ceil(self.size()),
-            sources: self.size(),
-            slot: self.slot(self.options.wire_dtype()),
-            results: tiles,
-            result_slot: self.slot(self.options.output_dtype()),
-            ..self.needs
-        };
-        self
-    }
-
-    /// Reduce-scatter: places for the tiles of the largest part.
-    pub(crate) fn needs_scatter(mut self) -> Self {
-        let split = self.split_grid();
-        self.needs = Needs {
-            tiles: split.tiles(),
-            places: split.part(0).tiles(),
-            sources: self.size(),
-            slot: self.slot(self.options.wire_dtype()),
-            ..self.needs
-        };
-        self
-    }
-
-    /// Accumulating: an f32 tile and a lock for each tile of an owner.
-    pub(crate) fn needs_accumulate(mut self, locks: bool) -> Self {
-        let tiles = self.grid().tiles();
-        let places = tiles.div_ceil(self.size());
-        let bytes = (self.tile.m * self.tile.n * 4) as u64;
-        let workspace = (2 * u64::from(places)).saturating_mul(bytes);
-        self.needs = Needs { tiles, places, locks, workspace, ..self.needs };
-        self
-    }
-
-    /// All-gather and all-to-all: places for the largest part of every source.
-    pub(crate) fn needs_parts(mut self) -> Self {
-        let tiles = self.split_grid().part(0).tiles();
-        let slot = self.slot(self.options.output_dtype());
-        self.needs = Needs { tiles, places: tiles, sources: self.size(), slot, ..self.needs };
-        self
-    }
-
-    /// Broadcast: places for all tiles of one source.
-    pub(crate) fn needs_broadcast(mut self) -> Self {
-        let tiles = self.grid().tiles();
-        let slot = self.slot(self.options.output_dtype());
-        self.needs = Needs { tiles, places: tiles, sources: 1, slot, ..self.needs };
-        self
+impl fmt::Display for Plan {
+    /// What it will do, what it takes, as one line: `all_reduce of f32, rank 0 of 4 on cpu: two_shot
+    /// up to 512 by tiles of 4 x 4096; 8192 bytes of data, 20480 of signals`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ranks { rank, size, backend } = self.ranks;
+        let Request { m, n, k, dtype, elements, .. } = self.request;
+        write!(f, "{}", self.op())?;
+        match (self.op(), elements) {
+            (Op::Barrier, _) => {}
+            (op, _) if op.multiplies() => write!(f, " of {m} x {n} x {k} {dtype}")?,
+            (_, true) => write!(f, " of {n} {dtype}")?,
+            (_, false) => write!(f, " of {m} x {n} {dtype}")?,
+        }
+        write!(f, ", rank {rank} of {size} on {backend}: ")?;
+        for (index, Choice { upto, variant, tile, .. }) in self.choices.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            match self.op() {
+                Op::Barrier => write!(f, "{comma}{variant}")?,
+                _ if self.choices.len() == 1 => write!(f, "{variant} by tiles of {tile}")?,
+                _ => write!(f, "{comma}{variant} up to {upto} by tiles of {tile}")?,
+            }
+        }
+        write!(f, "; {} bytes of data, {} of signals", self.data_bytes(), self.signal_bytes())
     }
 }

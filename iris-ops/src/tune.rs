@@ -4,8 +4,9 @@
 use iris_heap::BackendKind;
 use iris_kernels::rtc::{MESSAGE_LANES, TileBuild};
 
-use crate::config::{Options, Ranks, TileShape};
-use crate::{all_gather_matmul, matmul_all_reduce};
+use crate::kind::Variant;
+use crate::options::{Ranks, Request, TileShape};
+use crate::spec::{Form, Rule, Tiles};
 
 /// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it
 /// the second hop costs more than the extra bytes.
@@ -19,108 +20,93 @@ const ONE_SHOT_BYTES_GPU: usize = 256 << 10;
 /// turns fall to all workgroups alike.
 pub(crate) const MESSAGE_GROUPS: u32 = 65;
 
-/// The variant of an all-reduce.
-pub(crate) fn all_reduce(
-    op: &'static str,
-    ranks: Ranks,
-    options: &Options,
-) -> matmul_all_reduce::Variant {
-    use matmul_all_reduce::Variant;
-    if let Some(variant) = table::variant(op, ranks, options).and_then(|name| name.parse().ok()) {
-        return variant;
-    }
-    let bytes = options.m * options.n * options.wire_dtype().size();
-    let cpu = options.backend == BackendKind::Cpu;
-    if !cpu && ranks.size > 2 && op == "matmul_all_reduce" {
-        // On 4 x H200, 1 to 64 x 8192 x 3584 took 59 to 71 us by two_shot, 75 to 88 by one_shot,
-        // which multiplies no less and pushes every tile to everybody (commit 4d18965, 2026-11-21).
-        return Variant::TwoShot;
-    }
-    let most = if cpu { ONE_SHOT_BYTES } else { ONE_SHOT_BYTES_GPU };
-    if ranks.size <= 2 || bytes <= most { Variant::OneShot } else { Variant::TwoShot }
+/// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
+pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
+    let powers = (3..usize::BITS - 1).map(|bits| 1 << bits);
+    powers.chain(table::ends(ranks, request)).collect()
 }
 
-/// The variant of an all-gather in front of a product.
-pub(crate) fn all_gather_matmul(ranks: Ranks, options: &Options) -> all_gather_matmul::Variant {
-    use all_gather_matmul::Variant;
-    table::variant("all_gather_matmul", ranks, options)
-        .and_then(|name| name.parse().ok())
-        .unwrap_or(match options.backend {
-            BackendKind::Cpu => Variant::Pull,
-            // On 4 x H200 pull took 3 to 6 times as long, staged 2 to 3 times: a row of A crosses
-            // the links once a tile of columns, or is multiplied in pieces (commit 4d18965, 2026-11-21).
-            _ => Variant::Baseline,
-        })
+/// The variant of a call of this size.
+pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
+    let Request { row, m, n, .. } = *request;
+    let known = table::variant(ranks, request);
+    if let Some(form) = known.and_then(|variant| row.form(variant)) {
+        return form.variant;
+    }
+    let cpu = ranks.backend == BackendKind::Cpu;
+    match row.rule {
+        Rule::Only => row.forms[0].variant,
+        // On 4 x H200, 1 to 64 x 8192 x 3584 took 59 to 71 us by two_shot, 75 to 88 by one_shot,
+        // which multiplies no less and pushes every tile to everybody (commit 4d18965, 2026-11-21).
+        Rule::Sum if !cpu && ranks.size > 2 && row.op.multiplies() => Variant::TwoShot,
+        Rule::Sum => {
+            let bytes = m * n * request.wire_dtype().size();
+            let most = if cpu { ONE_SHOT_BYTES } else { ONE_SHOT_BYTES_GPU };
+            if ranks.size <= 2 || bytes <= most { Variant::OneShot } else { Variant::TwoShot }
+        }
+        Rule::Gather if cpu => Variant::Pull,
+        // On 4 x H200 pull took 3 to 6 times as long, staged 2 to 3 times: a row of A crosses the
+        // links once a tile of columns, or is multiplied in pieces (commit 4d18965, 2026-11-21).
+        Rule::Gather => Variant::Baseline,
+    }
 }
 
 /// The shape of a tile. A product wants large tiles, so that packing its factors is paid back; a
 /// message wants as many tiles as there are workgroups anywhere.
-pub(crate) fn tile(
-    (op, variant): (&'static str, &'static str),
-    ranks: Ranks,
-    options: &Options,
-) -> TileShape {
-    if options.backend != BackendKind::Cpu {
-        return match op.contains("matmul") {
-            true => device_tile(op, ranks, options),
-            false => device_message_tile((op, variant), ranks, options),
+pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
+    let Request { row, m, n, .. } = *request;
+    if ranks.backend != BackendKind::Cpu {
+        return match row.op.multiplies() {
+            true => device_tile(ranks, request),
+            false => device_message_tile(ranks, request, form),
         };
     }
-    if let Some(tile) = table::tile(op, ranks, options) {
+    if let Some(tile) = table::tile(ranks, request) {
         return tile;
     }
-    let product = op.contains("matmul");
-    if !product {
-        let n = options.n.clamp(1, 4096);
-        return TileShape { m: (16384 / n).clamp(1, options.m.max(1)), n };
+    if !row.op.multiplies() {
+        // Elements lie one behind the other, however many there are.
+        let n = n.clamp(1, if request.elements { 16384 } else { 4096 });
+        return TileShape { m: (16384 / n).clamp(1, m.max(1)), n };
     }
     let clamp = |wanted: usize, have: usize| wanted.min(have.max(1).next_multiple_of(8));
-    // N of an all-gather in front of a product is a rank's own and must not count.
-    let n = if op == "all_gather_matmul" { 256 } else { clamp(256, options.n) };
-    TileShape { m: clamp(256, options.m.div_ceil(ranks.size)).max(8), n }
+    let n = if row.n_decides() { clamp(256, n) } else { 256 };
+    TileShape { m: clamp(256, m.div_ceil(ranks.size)).max(8), n }
 }
 
 /// The shape of a tile of a message on a GPU: a vector for each lane at least, and at most as many
 /// tiles as let the parts of the op overlap. Each tile costs a signal, and each signal waits until
 /// the stores before it have arrived.
-fn device_message_tile(
-    (op, variant): (&'static str, &'static str),
-    ranks: Ranks,
-    options: &Options,
-) -> TileShape {
+fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     /// Elements of a tile, and tiles of what one rank sends or owns.
     const LEAST: usize = MESSAGE_LANES as usize * 8;
     const MOST: usize = 256 << 10;
     const TILES: usize = 32;
     /// Columns that a tile may have.
     const WIDEST: usize = 65536;
-    let whole = matches!((op, variant), ("all_reduce", "one_shot") | ("broadcast", _));
-    let parts = if whole { 1 } else { ranks.size };
+    let Request { row, m, n, .. } = *request;
+    let parts = if form.sends_all { 1 } else { ranks.size };
     // Where rows are split, a tile lies in one rank's part.
-    let rows = if op == "all_reduce" || whole { options.m } else { options.m.div_ceil(parts) };
-    let all = options.m.saturating_mul(options.n);
+    let rows = if row.tiles == Tiles::Whole { m } else { m.div_ceil(parts) };
+    let all = m.saturating_mul(n);
     let elements = (all / parts / TILES).clamp(LEAST, MOST);
-    let across = options.n.div_ceil(elements.min(WIDEST)).max(1);
-    let n = options.n.div_ceil(across).max(1).next_multiple_of(8);
+    let across = n.div_ceil(elements.min(WIDEST)).max(1);
+    let n = n.div_ceil(across).max(1).next_multiple_of(8);
     TileShape { m: (elements / n).clamp(1, rows.max(1)), n }
 }
 
 /// The shape of a tile of a product on a GPU: the largest that the kernels are built for and that
 /// still gives most multiprocessors one.
-fn device_tile(op: &'static str, ranks: Ranks, options: &Options) -> TileShape {
+fn device_tile(ranks: Ranks, request: &Request) -> TileShape {
     /// Tiles below which a smaller shape is taken.
     const ENOUGH: usize = 64;
-    // N of an all-gather in front of a product is a rank's own and must not count.
-    let n = if op == "all_gather_matmul" { 4096 } else { options.n.max(1) };
+    let Request { row, m, n, .. } = *request;
+    let n = if row.n_decides() { n.max(1) } else { 4096 };
     // Where rows are split, a tile lies in one rank's part.
-    let rows = match op {
-        "matmul" | "matmul_all_reduce" => options.m,
-        _ => options.m.div_ceil(ranks.size),
-    };
+    let rows = if row.tiles == Tiles::Whole { m } else { m.div_ceil(ranks.size) };
     let rows = rows.max(1);
-    let enough = |build: &&TileBuild| {
-        options.m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= ENOUGH
-    };
+    let enough =
+        |build: &&TileBuild| m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= ENOUGH;
     let smallest = &TileBuild::ALL[TileBuild::ALL.len() - 1];
     let build = TileBuild::ALL.iter().find(enough).unwrap_or(smallest);
     let (m, wide) = (build.m as usize, build.n as usize);
@@ -133,12 +119,13 @@ mod table {
 
     use serde::Deserialize;
 
-    use crate::config::{Options, Ranks, TileShape};
+    use crate::kind::{Op, Variant};
+    use crate::options::{Ranks, Request, TileShape};
 
     /// A row: the first that fits is taken.
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    pub(super) struct Row {
+    struct Row {
         op: String,
         world: usize,
         dtype: String,
@@ -159,36 +146,56 @@ mod table {
         row: Vec<Row>,
     }
 
-    static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
-        let text = include_str!("../tuning/cpu.toml");
-        toml::from_str::<Table>(text).map(|table| table.row).unwrap_or_default()
-    });
-
-    /// Where K is a rank's own, it may not decide: the ranks would choose differently.
-    fn k_in_common(op: &str) -> bool {
-        matches!(op, "all_gather_matmul" | "matmul_all_gather")
+    /// A row whose names were understood.
+    struct Known {
+        op: Op,
+        variant: Option<Variant>,
+        row: Row,
     }
 
-    fn find(op: &str, ranks: Ranks, options: &Options) -> Option<&'static Row> {
-        if options.backend != iris_heap::BackendKind::Cpu {
-            return None;
-        }
-        ROWS.iter().find(|row| {
-            row.op == op
+    static ROWS: LazyLock<Vec<Known>> = LazyLock::new(|| {
+        let text = include_str!("../tuning/cpu.toml");
+        let rows = toml::from_str::<Table>(text).map(|table| table.row).unwrap_or_default();
+        rows.into_iter().filter_map(known).collect()
+    });
+
+    fn known(row: Row) -> Option<Known> {
+        let variant = row.variant.as_deref().map(str::parse).transpose().ok()?;
+        Some(Known { op: row.op.parse().ok()?, variant, row })
+    }
+
+    /// Rows for calls like this one, whatever their size.
+    fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known> {
+        let (op, dtype) = (request.op(), request.dtype.name());
+        let (common, n_decides) = (request.row.common, request.row.n_decides());
+        let Request { n, k, elements, .. } = *request;
+        let cpu = ranks.backend == iris_heap::BackendKind::Cpu;
+        ROWS.iter().filter(move |Known { op: of, row, .. }| {
+            cpu && !elements
+                && *of == op
                 && row.world == ranks.size
-                && row.dtype == options.dtype.name()
-                && (row.m[0]..=row.m[1]).contains(&options.m)
-                && (op == "all_gather_matmul" || row.n == options.n)
-                && row.k.is_none_or(|k| k == options.k || !k_in_common(op))
+                && row.dtype == dtype
+                && (!n_decides || row.n == n)
+                // Where K is a rank's own, it may not decide: the ranks would choose differently.
+                && row.k.is_none_or(|of| of == k || !common.k)
         })
     }
 
-    pub(super) fn variant(op: &str, ranks: Ranks, options: &Options) -> Option<&'static str> {
-        find(op, ranks, options)?.variant.as_deref()
+    fn find(ranks: Ranks, request: &Request) -> Option<&'static Known> {
+        like(ranks, request).find(|known| (known.row.m[0]..=known.row.m[1]).contains(&request.m))
     }
 
-    pub(super) fn tile(op: &str, ranks: Ranks, options: &Options) -> Option<TileShape> {
-        find(op, ranks, options)?.tile.map(|[m, n]| TileShape { m, n })
+    /// The sizes at which rows begin and end.
+    pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
+        like(ranks, request).flat_map(|known| [known.row.m[0].saturating_sub(1), known.row.m[1]])
+    }
+
+    pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
+        find(ranks, request)?.variant
+    }
+
+    pub(super) fn tile(ranks: Ranks, request: &Request) -> Option<TileShape> {
+        find(ranks, request)?.row.tile.map(|[m, n]| TileShape { m, n })
     }
 
     #[cfg(test)]
@@ -196,50 +203,11 @@ mod table {
         use super::*;
 
         #[test]
-        fn every_row_of_the_table_is_read_and_names_a_variant() {
+        fn every_row_of_the_table_is_understood() {
             let text = include_str!("../tuning/cpu.toml");
             let table: Table = toml::from_str(text).expect("the table parses");
             assert_eq!(table.row.len(), ROWS.len());
-            for row in &table.row {
-                let Some(name) = &row.variant else { continue };
-                let known = name.parse::<crate::matmul_all_reduce::Variant>().is_ok()
-                    || name.parse::<crate::all_gather_matmul::Variant>().is_ok();
-                assert!(known, "{row:?}");
-            }
+            assert!(!ROWS.is_empty());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{AllGather, AllReduce, all_gather};
-    use iris_heap::DType;
-
-    fn options(m: usize, n: usize) -> Options {
-        Options::new(m, n, 0).dtype(DType::BF16).backend(BackendKind::Cuda)
-    }
-
-    #[test]
-    fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
-        use matmul_all_reduce::Variant;
-        let ranks = Ranks::new(0, 4);
-        let tiles = |variant, m, n| {
-            let plan = AllReduce::plan(ranks, &options(m, n), variant).unwrap();
-            (plan.grid().tiles(), plan.work(m, 0))
-        };
-        assert_eq!(tiles(Variant::OneShot, 1, 4096), (1, 1));
-        assert_eq!(tiles(Variant::OneShot, 8, 4096), (8, 8));
-        assert_eq!(tiles(Variant::OneShot, 1, 5000), (2, 2));
-        // Each rank owns 32.
-        assert_eq!(tiles(Variant::TwoShot, 128, 4096), (128, MESSAGE_GROUPS));
-        assert_eq!(tiles(Variant::TwoShot, 2048, 4096), (128, MESSAGE_GROUPS));
-        assert_eq!(tiles(Variant::TwoShot, 1, 8 << 20), (128, MESSAGE_GROUPS));
-        // Larger ones have tiles of half a MiB.
-        assert_eq!(tiles(Variant::TwoShot, 16384, 4096).0, 256);
-        let plan = AllGather::plan(ranks, &options(2048, 4096), all_gather::Variant::Auto).unwrap();
-        assert_eq!((plan.split_grid().tiles(), plan.work(2048, 0)), (128, 32));
-        // A call of fewer rows has less.
-        assert_eq!((plan.work(64, 0), plan.work(0, 0)), (1, 1));
     }
 }

@@ -5,7 +5,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use iris_heap::{ErrorKind, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World};
-use iris_ops::{AllReduce, CopyArgs, Error, MatRef, Options, all_reduce::Variant};
+use iris_ops::all_reduce::{Options, Variant};
+use iris_ops::{AllReduce, CollectiveArgs, Error, MatRef};
 use iris_sync::FaultKind;
 
 const M: usize = 64;
@@ -17,12 +18,12 @@ fn heap(world: &World) -> Arc<SymmetricHeap> {
 }
 
 fn op(heap: &Arc<SymmetricHeap>) -> AllReduce {
-    let plan = AllReduce::plan(heap.world().into(), &Options::new(M, N, 0), Variant::TwoShot);
+    let plan = Options::rows(M, N).variant(Variant::TwoShot).plan(heap);
     AllReduce::new(heap, &plan.unwrap()).unwrap()
 }
 
-fn args(x: SymSlice<f32>, y: SymSlice<f32>) -> CopyArgs {
-    CopyArgs::new(MatRef::sym(x, M, N), MatRef::sym(y, M, N))
+fn args(x: SymSlice<f32>, y: SymSlice<f32>) -> CollectiveArgs {
+    CollectiveArgs::new(MatRef::sym(x, M, N), MatRef::sym(y, M, N))
 }
 
 /// Keeps a stream busy until the sender is dropped.
@@ -49,7 +50,7 @@ fn no_op_is_left_on_a_stream_of_another_heap() {
     World::run_threads(1, |world| {
         let (mine, other) = (heap(&world), heap(&world));
         let (x, y) = (mine.ones::<f32>(M * N)?, mine.zeros::<f32>(M * N)?);
-        let mut op = op(&mine);
+        let op = op(&mine);
         let theirs = other.stream()?;
         let go = hold(&theirs);
         refused(op.run(&args(x, y), &theirs));
@@ -69,7 +70,7 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
     World::run_threads(2, |world| {
         let (mine, other) = (heap(&world), heap(&world));
         let (x, y) = (mine.ones::<f32>(M * N)?, mine.zeros::<f32>(M * N)?);
-        let mut op = op(&mine);
+        let op = op(&mine);
         let (own, theirs) = (mine.stream()?, other.stream()?);
         for _ in 0..10 {
             op.run(&args(x, y), &own).unwrap();
@@ -93,7 +94,7 @@ fn a_block_that_was_given_back_is_written_by_nobody() {
     World::run_threads(1, |world| {
         let (mine, other) = (heap(&world), heap(&world));
         let (x, y) = (mine.ones::<f32>(M * N)?, mine.zeros::<f32>(M * N)?);
-        let mut op = op(&mine);
+        let op = op(&mine);
         let theirs = other.stream()?;
         let go = hold(&theirs);
         refused(op.run(&args(x, y), &theirs));
@@ -116,7 +117,7 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
     let closed = World::run_threads_each(2, &settings, |world| {
         let heap = heap(&world);
         let (x, y) = (heap.ones::<f32>(M * N)?, heap.zeros::<f32>(M * N)?);
-        let mut op = op(&heap);
+        let op = op(&heap);
         let stream = heap.stream()?;
         op.run(&args(x, y), &stream).unwrap();
         stream.sync()?;

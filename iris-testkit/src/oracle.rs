@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use iris_heap::DType;
-use iris_ops::{Epilogue, Options, Shard};
+use iris_ops::{Epilogue, Shard};
 
 use crate::numeric::{Allowed, rounded, underflow, unit_roundoff};
-use crate::suite::OpName;
+use crate::suite::{OpName, Options};
 
 /// A matrix of doubles, row by row.
 #[derive(Clone, PartialEq, Debug, Default)]

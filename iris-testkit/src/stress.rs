@@ -279,7 +279,7 @@ impl<T: Element> Bench<T> {
                 c = places[if place == Place::Apart { ranks.rank % 2 } else { 0 }];
                 own = place == Place::Own;
             }
-            op = Some((AnyOp::new(case.op, heap, &plan)?, case));
+            op = Some((AnyOp::new(heap, &plan)?, case));
         }
         let options = setting.injected.options(rtc::Options::new());
         let names: &[&str] = match subject {

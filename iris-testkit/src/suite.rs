@@ -6,111 +6,18 @@
 //! meeting the others in between. Afterwards the ranks exchange what they contributed, and each
 //! compares every element that it has, the gaps between lines too, with [`crate::oracle`].
 
-mod any_op;
 mod buffer;
+mod options;
 mod run;
 mod traffic;
 
-use iris_ops::{Options, Ranks};
+use iris_ops::{Ranks, Variant};
 
-pub use any_op::{AnyOp, Operands, plan};
 pub use buffer::Layout;
+pub use iris_ops::{AnyOp, Op as OpName, Operands};
+pub use options::{Options, plan};
 pub use run::{Report, heap_bytes, run_case};
 pub use traffic::{Traffic, expected as expected_traffic};
-
-/// The ops by name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs, reason = "as in iris_ops")]
-pub enum OpName {
-    MatmulAllReduce,
-    MatmulReduceScatter,
-    AllGatherMatmul,
-    MatmulAllGather,
-    Matmul,
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    Broadcast,
-    Barrier,
-}
-
-impl OpName {
-    /// All of them.
-    pub const ALL: [OpName; 11] = [
-        OpName::MatmulAllReduce,
-        OpName::MatmulReduceScatter,
-        OpName::AllGatherMatmul,
-        OpName::MatmulAllGather,
-        OpName::Matmul,
-        OpName::AllReduce,
-        OpName::AllGather,
-        OpName::ReduceScatter,
-        OpName::AllToAll,
-        OpName::Broadcast,
-        OpName::Barrier,
-    ];
-
-    /// The name as the library gives it, such as `matmul_all_reduce`.
-    pub fn name(self) -> &'static str {
-        match self {
-            OpName::MatmulAllReduce => "matmul_all_reduce",
-            OpName::MatmulReduceScatter => "matmul_reduce_scatter",
-            OpName::AllGatherMatmul => "all_gather_matmul",
-            OpName::MatmulAllGather => "matmul_all_gather",
-            OpName::Matmul => "matmul",
-            OpName::AllReduce => "all_reduce",
-            OpName::AllGather => "all_gather",
-            OpName::ReduceScatter => "reduce_scatter",
-            OpName::AllToAll => "all_to_all",
-            OpName::Broadcast => "broadcast",
-            OpName::Barrier => "barrier",
-        }
-    }
-
-    /// The names of its variants, without `auto`.
-    pub fn variants(self) -> Vec<&'static str> {
-        fn names<V: Copy>(all: &[V], name: impl Fn(V) -> &'static str) -> Vec<&'static str> {
-            all.iter().map(|&variant| name(variant)).collect()
-        }
-        use iris_ops::{all_gather_matmul, matmul_all_reduce};
-        match self {
-            OpName::MatmulAllReduce | OpName::AllReduce => {
-                names(matmul_all_reduce::Variant::ALL, matmul_all_reduce::Variant::name)
-            }
-            OpName::AllGatherMatmul => {
-                names(all_gather_matmul::Variant::ALL, all_gather_matmul::Variant::name)
-            }
-            OpName::Matmul => vec!["local"],
-            OpName::Barrier => vec!["flat"],
-            _ => vec!["push"],
-        }
-    }
-
-    /// Whether there is a product in it.
-    pub fn multiplies(self) -> bool {
-        self.name().contains("matmul")
-    }
-}
-
-impl std::fmt::Display for OpName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl std::str::FromStr for OpName {
-    type Err = anyhow::Error;
-
-    /// Hyphens are as good as underscores.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wanted = text.replace('-', "_");
-        OpName::ALL.into_iter().find(|op| op.name() == wanted).ok_or_else(|| {
-            let all = OpName::ALL.map(OpName::name).join(", ");
-            anyhow::anyhow!("op {text}: expected one of {all}")
-        })
-    }
-}
 
 /// What the inputs are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,11 +64,11 @@ pub struct Case {
 
 impl Case {
     /// The op with these options: integers, three calls, the second with about half of the rows.
-    pub fn new(op: OpName, variant: &str, options: Options) -> Self {
+    pub fn new(op: OpName, variant: impl AsRef<str>, options: Options) -> Self {
         let m = options.m;
         Self {
             op,
-            variant: variant.into(),
+            variant: variant.as_ref().into(),
             rows: vec![m, m.div_ceil(2), m],
             options,
             input: Input::Integers,
@@ -216,21 +123,16 @@ impl Case {
     }
 
     /// Whether all ranks get the same bits.
-    pub fn same_on_all_ranks(&self, variant: &str) -> bool {
+    pub fn same_on_all_ranks(&self, variant: Variant) -> bool {
         match self.op {
-            OpName::MatmulAllReduce | OpName::AllReduce => !accumulates(variant),
+            OpName::MatmulAllReduce | OpName::AllReduce => !variant.order_varies(),
             OpName::MatmulAllGather | OpName::AllGather | OpName::Broadcast => true,
             _ => false,
         }
     }
 
     /// Whether the same input gives the same bits in every call.
-    pub fn same_in_all_runs(&self, variant: &str) -> bool {
-        !accumulates(variant)
+    pub fn same_in_all_runs(&self, variant: Variant) -> bool {
+        !variant.order_varies()
     }
-}
-
-/// Whether a variant adds in the order in which the ranks come.
-fn accumulates(variant: &str) -> bool {
-    matches!(variant, "spinlock" | "atomic")
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use common::{Level, base_cases, level, run_all};
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{
-    AllGatherMatmul, CopyArgs, MatRef, MatmulArgs, Options, Shard, TileShape, TraceSpan,
+    AllGatherMatmul, AllReduce, CollectiveArgs, MatRef, MatmulArgs, Shard, TileShape, TraceSpan,
 };
 use iris_sync::Span;
-use iris_testkit::suite::{AnyOp, Case, OpName, Report, plan, run_case};
+use iris_testkit::suite::{Case, OpName, Options, Report, plan, run_case};
 
 /// Calls around the numbers at which the counter changes sign or all words are refreshed; most
 /// calls use some of the tiles only.
@@ -22,7 +22,7 @@ fn counters_at_the_ends_of_their_range() {
         if level() == Level::Quick && at > 3 {
             break;
         }
-        let options = Options::new(30, 20, 12).tile(TileShape { m: 4, n: 8 }).k_block(3);
+        let options = Options::new(30, 20, 12).tile(TileShape { m: 4, n: 8 }).columns_per_flag(12);
         let cases = base_cases(&options.first_call(first_call));
         let with = |rows: &[usize], burst| {
             let change = move |case: &Case| {
@@ -106,8 +106,8 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
         let used = heap.full::<f32>(1 << 20, f32::NAN)?;
         heap.free(used)?;
         let options = Options::new(m, n, k).tile(TileShape { m: 16, n: 64 }).trace_spans(4096);
-        let options = options.k_block(16).k_per_flag(2).shard(Shard::Rows);
-        let plan = AllGatherMatmul::plan((&world).into(), &options, variant.parse()?)?;
+        let options = options.columns_per_flag(32).shard(Shard::Rows);
+        let plan = plan(OpName::AllGatherMatmul, variant, &world, &options)?;
         let a = heap.rand::<f32>(m * k, 1)?;
         let b = heap.rand::<f32>(k * n, 2)?;
         let c = heap.zeros::<f32>(m * n)?;
@@ -116,7 +116,7 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
             MatmulArgs::new(MatRef::sym(a, m / 2, k), MatRef::sym(b, k, n), MatRef::sym(c, m, n));
         let mut traces = Vec::new();
         for _ in 0..calls {
-            let mut op = AllGatherMatmul::new(&heap, &plan)?;
+            let op = AllGatherMatmul::new(&heap, &plan)?;
             op.run(&args, &stream)?;
             stream.sync()?;
             traces.push(op.trace()?);
@@ -158,13 +158,11 @@ fn traces_take_the_room_they_are_given() {
         let result = World::run_threads(2, |world| -> anyhow::Result<_> {
             let heap: Arc<_> = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
             let options = Options::new(16, 16, 0).tile(TileShape { m: 4, n: 4 }).trace_spans(spans);
-            let plan = plan(OpName::AllReduce, "one_shot", (&world).into(), &options)?;
-            let AnyOp::AllReduce(mut op) = AnyOp::new(OpName::AllReduce, &heap, &plan)? else {
-                anyhow::bail!("another op")
-            };
+            let plan = plan(OpName::AllReduce, "one_shot", &world, &options)?;
+            let op = AllReduce::new(&heap, &plan)?;
             let a = heap.ones::<f32>(256)?;
             let stream = heap.stream()?;
-            op.run(&CopyArgs::new(MatRef::sym(a, 16, 16), MatRef::sym(a, 16, 16)), &stream)?;
+            op.run(&CollectiveArgs::new(MatRef::sym(a, 16, 16), MatRef::sym(a, 16, 16)), &stream)?;
             stream.sync()?;
             let trace = op.trace()?;
             heap.close()?;

@@ -28,9 +28,9 @@ use std::time::{Duration, Instant};
 use common::ready::{Ready, all_cases, operands};
 use common::{base_cases, run_all, taken};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
-use iris_ops::{Barrier, Error, MatRef, Options, Ranks, TileShape};
+use iris_ops::{Barrier, Error, MatRef, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
-use iris_testkit::suite::{Case, Input, OpName};
+use iris_testkit::suite::{Case, Input, OpName, Options};
 
 /// Entry and host collectives 2.4 s, progress 120 ms.
 fn settings() -> Settings {
@@ -305,7 +305,7 @@ fn ops_in_another_order_are_named() {
 fn every_rank_has_the_same_bits() {
     // run_case compares the bits of all ranks and of equal calls.
     let options = Options::new(40, 30, 50).tile(TileShape { m: 8, n: 8 });
-    let cases = ["one_shot", "two_shot"].map(|variant| {
+    let cases = [Variant::OneShot, Variant::TwoShot].map(|variant| {
         let mut case = Case::new(OpName::MatmulAllReduce, variant, options.clone());
         assert!(case.same_on_all_ranks(variant) && case.same_in_all_runs(variant));
         case.input = Input::Reals;
@@ -334,10 +334,9 @@ fn a_bias_is_added_once() {
 fn a_barrier_of_some_ranks_waits_for_those_only() {
     let results = World::run_threads_each(3, &settings(), |world| -> anyhow::Result<()> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-        let options = Options::new(0, 0, 0).members(vec![0, 2]);
-        let mut some = Barrier::new(&heap, &Barrier::plan((&world).into(), &options)?)?;
-        let all = Barrier::plan((&world).into(), &Options::new(0, 0, 0))?;
-        let mut all = Barrier::new(&heap, &all)?;
+        let options = barrier::Options::new().members(vec![0, 2]);
+        let some = Barrier::new(&heap, &options.plan(&world)?)?;
+        let all = Barrier::new(&heap, &barrier::Options::new().plan(&world)?)?;
         let stream = heap.stream()?;
         for _ in 0..100 {
             if world.rank() == 1 {
@@ -364,8 +363,8 @@ fn a_barrier_of_some_ranks_waits_for_those_only() {
         result.unwrap();
     }
     for members in [vec![], vec![0, 3]] {
-        let options = Options::new(0, 0, 0).members(members);
-        let error = Barrier::plan(Ranks::new(0, 3), &options).unwrap_err().to_string();
+        let options = barrier::Options::new().members(members);
+        let error = options.plan(Ranks::new(0, 3)).unwrap_err().to_string();
         assert!(error.contains("below 3"), "{error}");
     }
 }

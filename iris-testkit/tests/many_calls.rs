@@ -8,9 +8,9 @@ use std::process::ExitCode;
 
 use common::{Level, backend, level};
 use iris_heap::{HeapOptions, SymmetricHeap, World};
-use iris_ops::{MatRef, Options, TileShape};
+use iris_ops::{MatRef, TileShape};
 use iris_testkit::harness::{self, Group, named};
-use iris_testkit::suite::{AnyOp, OpName, Operands, plan};
+use iris_testkit::suite::{AnyOp, OpName, Operands, Options, plan};
 
 fn main() -> ExitCode {
     harness::run(vec![Group::new(
@@ -35,8 +35,8 @@ fn many_calls(op: OpName, variant: &str, calls: usize) {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1).backend(backend()))?;
         let options = Options::new(MOST, N, 0).tile(TileShape { m: 2, n: 4 }).backend(backend());
         let options = options.first_call(i32::MAX - calls as i32 / 2);
-        let plan = plan(op, variant, (&world).into(), &options)?;
-        let mut op = AnyOp::new(op, &heap, &plan)?;
+        let plan = plan(op, variant, &world, &options)?;
+        let op = AnyOp::new(&heap, &plan)?;
         let stream = heap.stream()?;
         let buffers: Vec<_> = (0..BATCH)
             .map(|_| Ok((heap.alloc::<f32>(MOST * N)?, heap.alloc::<f32>(MOST * N)?)))
@@ -61,8 +61,8 @@ fn many_calls(op: OpName, variant: &str, calls: usize) {
             for (index, &(_, output)) in buffers.iter().enumerate() {
                 let (call, m) = shape(index);
                 for (at, seen) in heap.read(output)?.into_iter().take(m * N).enumerate() {
-                    let wanted = match &op {
-                        AnyOp::AllReduce(_) => (0..size).map(|rank| value(call, rank, at)).sum(),
+                    let wanted = match op.plan().op() {
+                        OpName::AllReduce => (0..size).map(|rank| value(call, rank, at)).sum(),
                         _ => value(call, 0, at),
                     };
                     anyhow::ensure!(seen == wanted, "call {call}, {at}: {seen}, not {wanted}");

@@ -8,10 +8,8 @@ mod common;
 use common::{Level, base_cases, level, run_all};
 use half::bf16;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
-use iris_ops::{
-    AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Options, Shard, StagingLayout, TileShape,
-};
-use iris_testkit::suite::{Case, Input, Layout, OpName};
+use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
+use iris_testkit::suite::{Case, Input, Layout, OpName, Options, plan};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -51,7 +49,7 @@ fn shapes_of(size: usize, threads: usize) {
                 }
                 let tiles = if level() == Level::Full { 0..3 } else { at % 3..at % 3 + 1 };
                 for tile in tiles.map(|tile| TILES[tile]) {
-                    let mut options = Options::new(m, n, k).dtype(dtype).k_block(4).k_per_flag(2);
+                    let mut options = Options::new(m, n, k).dtype(dtype).columns_per_flag(8);
                     if let Some((m, n)) = tile {
                         options = options.tile(TileShape { m, n });
                     }
@@ -185,7 +183,7 @@ fn features_of_matrices_and_options() {
         }
         let mut cases = Vec::new();
         for (turn, dtype) in TYPES.into_iter().enumerate() {
-            let options = Options::new(29, 21, 13).dtype(dtype).k_block(2).k_per_flag(2);
+            let options = Options::new(29, 21, 13).dtype(dtype).columns_per_flag(4);
             let options = options.tile(TileShape { m: 4 + turn, n: 8 });
             for case in base_cases(&options) {
                 cases.push(gaps(case.clone()));
@@ -213,7 +211,7 @@ fn types_of_output_and_wire() {
             for wire in TYPES {
                 for input in [Input::Integers, Input::Reals] {
                     let options = Options::new(19, 23, 31).dtype(dtype).output(output).wire(wire);
-                    let options = options.tile(TileShape { m: 7, n: 9 }).k_block(5).k_per_flag(1);
+                    let options = options.tile(TileShape { m: 7, n: 9 }).columns_per_flag(5);
                     for mut case in base_cases(&options) {
                         if !case.op.multiplies() && dtype != output {
                             continue;
@@ -242,11 +240,11 @@ fn choices_of_the_plan() {
     }
     for shard in [Shard::Rows, Shard::Columns] {
         for staging in [StagingLayout::KContiguous, StagingLayout::MContiguous] {
-            for (k_block, k_per_flag) in [(1, 1), (3, 2), (64, 4), (5, 100), (43, 1), (7, 1)] {
+            for columns_per_flag in [1, 6, 256, 500, 43, 7] {
                 for fetchers in [0, 1, 2, 3, 100] {
                     for workgroups in [1, 2, 3] {
                         let options = options.clone().shard(shard).staging(staging);
-                        let options = options.k_block(k_block).k_per_flag(k_per_flag);
+                        let options = options.columns_per_flag(columns_per_flag);
                         let options = options.fetchers(fetchers).workgroups(workgroups);
                         cases.push(Case::new(OpName::AllGatherMatmul, "staged", options));
                     }
@@ -295,8 +293,8 @@ fn columns_m4_k_local2_w2() {
         for variant in ["baseline", "pull", "staged"] {
             let options = Options::new(4, 2, 4).dtype(DType::BF16).output(DType::F32);
             let options = options.shard(Shard::Columns).tile(TileShape { m: 2, n: 2 });
-            let plan = AllGatherMatmul::plan((&world).into(), &options, variant.parse()?)?;
-            let mut op = AllGatherMatmul::new(&heap, &plan)?;
+            let plan = plan(OpName::AllGatherMatmul, variant, &world, &options)?;
+            let op = AllGatherMatmul::new(&heap, &plan)?;
             let stream = heap.stream()?;
             heap.write(c, &[f32::NAN; 8])?;
             let (a, b) = (MatRef::sym(a, 4, 2), MatRef::sym(b, 4, 2));

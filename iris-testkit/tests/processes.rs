@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use common::ready::{Ready, all_cases};
 use common::{Level, base_cases, level, taken};
 use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
-use iris_ops::{Error, Options, TileShape};
+use iris_ops::{Error, TileShape};
 use iris_testkit::launch::{End, Options as Launch, Outcome, launch};
-use iris_testkit::suite::{Case, Input, OpName, run_case};
+use iris_testkit::suite::{Case, Input, OpName, Options, run_case};
 
 /// Which part the rank program plays.
 const PART: &str = "RANK_PROGRAM";
@@ -49,7 +49,7 @@ fn rank_program() {
 fn cases(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(2))?;
     for (index, (m, n, k)) in [(33, 65, 17), (2, 5, 9), (107, 96, 48)].into_iter().enumerate() {
-        let options = Options::new(m, n, k).tile(TileShape { m: 8, n: 32 }).k_block(4);
+        let options = Options::new(m, n, k).tile(TileShape { m: 8, n: 32 }).columns_per_flag(16);
         for mut case in base_cases(&options) {
             case.input = [Input::Integers, Input::Reals][index % 2];
             (case.bias, case.burst) = (true, index == 2);

@@ -4,8 +4,8 @@ mod common;
 
 use common::{Level, level, run_all, taken};
 use iris_heap::DType;
-use iris_ops::{Epilogue, Options, Shard, StagingLayout, TileShape};
-use iris_testkit::suite::{Case, Input, Layout, OpName};
+use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
+use iris_testkit::suite::{Case, Input, Layout, OpName, Options};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
@@ -33,15 +33,15 @@ fn options() -> impl Strategy<Value = Options> {
     let shape = (1..90usize, 0..90usize, 0..90usize);
     let types = (dtype(), prop::option::of(dtype()), prop::option::of(dtype()));
     let tile = prop::option::of((1..40usize, 1..40usize));
-    let staged = (1..20usize, 1..6usize, prop::option::of(0..4usize), any::<bool>());
+    let staged = (1..100usize, prop::option::of(0..4usize), any::<bool>());
     let rest = (any::<bool>(), prop::bool::weighted(0.2), any::<i32>());
     (shape, types, tile, staged, rest).prop_map(
         |((m, n, k), (dtype, output, wire), tile, staged, (columns, gelu, first_call))| {
-            let (k_block, k_per_flag, fetchers, m_contiguous) = staged;
+            let (columns_per_flag, fetchers, m_contiguous) = staged;
             let mut options = Options::new(m, n, k).dtype(dtype).first_call(first_call);
             (options.output, options.wire, options.fetchers) = (output, wire, fetchers);
             options.tile = tile.map(|(m, n)| TileShape { m, n });
-            options = options.k_block(k_block).k_per_flag(k_per_flag);
+            options = options.columns_per_flag(columns_per_flag);
             if m_contiguous {
                 options = options.staging(StagingLayout::MContiguous);
             }

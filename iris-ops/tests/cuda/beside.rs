@@ -12,7 +12,7 @@ use iris_heap::{
 use iris_kernels::UserKernel;
 use iris_kernels::args::TileView;
 use iris_kernels::rtc::{Compiler, LANES, Options};
-use iris_ops::{CopyArgs, MatRef, MatmulArgs, Ranks};
+use iris_ops::{MatRef, Ranks};
 use iris_testkit::harness;
 use iris_testkit::suite::{AnyOp, OpName, Operands};
 use libloading::os::unix::{Library, RTLD_NOW};
@@ -100,7 +100,7 @@ impl OnHost {
 
     /// A call with the kernel beside it, and behind it if `behind`.
     fn call(&mut self, operands: &Operands, which: u32, late: bool, behind: bool) -> Result<()> {
-        let view = beside(&mut self.op, operands, &self.stream)?;
+        let view = self.op.beside(operands, &self.stream)?;
         self.stream.sync()?;
         let views = [self.heap.slice_view(self.room.c)?, self.heap.slice_view(self.seen)?];
         let launch = |which: u32| {
@@ -176,19 +176,6 @@ fn shifted(sample: &Sample, room: &Room, rank: usize) -> Result<MatRef> {
     Ok(MatRef::sym(room.c.slice(4 * rank..)?, rows, cols))
 }
 
-fn beside(op: &mut AnyOp, operands: &Operands, stream: &Stream) -> iris_ops::Result<TileView> {
-    let Operands { a, b, c, .. } = *operands;
-    let (product, copy) = (MatmulArgs::new(a, b, c), CopyArgs::new(a, c));
-    match op {
-        AnyOp::AllGather(op) => op.beside(&copy, stream),
-        AnyOp::MatmulAllGather(op) => op.beside(&product, stream),
-        AnyOp::Broadcast(op) => op.beside(&copy, stream),
-        AnyOp::AllReduce(op) => op.beside(&copy, stream),
-        AnyOp::MatmulAllReduce(op) => op.beside(&product, stream),
-        _ => unreachable!("it has no kernel beside it"),
-    }
-}
-
 /// The kernel on one rank.
 struct Taker {
     kernel: UserKernel,
@@ -230,12 +217,12 @@ fn taken(world: &World, (op, variant): (OpName, &str), as_graph: bool) -> Result
     let heap = open(world)?;
     let ranks = Ranks::from(world);
     let sample = Sample::new(op, variant, Default::default(), ranks);
-    let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+    let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
     let taker = Taker::new(&heap, room.c)?;
     let ((theirs, stream), side) = (callers(&heap)?, heap.stream()?);
     let operands = sample.operands(&room);
-    let mut enqueue = |late: bool| -> Result<()> {
-        let view = beside(&mut op, &operands, &stream)?;
+    let enqueue = |late: bool| -> Result<()> {
+        let view = op.beside(&operands, &stream)?;
         taker.launch(&heap, &side, &view, 0)?;
         if late {
             std::thread::sleep(Duration::from_millis(3));
@@ -316,11 +303,11 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
     // Nobody runs the call.
     fault("all_reduce", |world, heap| {
         let sample = make(world);
-        let (mut op, room) = (sample.make(heap)?, sample.room(heap)?);
+        let (op, room) = (sample.make(heap)?, sample.room(heap)?);
         let (stream, side) = (heap.stream()?, heap.stream()?);
         let taker = Taker::new(heap, room.c)?;
         world.barrier()?;
-        let view = beside(&mut op, &sample.operands(&room), &stream)?;
+        let view = op.beside(&sample.operands(&room), &stream)?;
         taker.launch(heap, &side, &view, 0)?;
         Ok(side)
     });
@@ -328,7 +315,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         fault(text, |world, heap| {
             let sample = make(world);
-            let (mut op, room) = (sample.make(heap)?, sample.room(heap)?);
+            let (op, room) = (sample.make(heap)?, sample.room(heap)?);
             let (stream, side) = (heap.stream()?, heap.stream()?);
             let taker = Taker::new(heap, room.c)?;
             let mut operands = sample.operands(&room);
@@ -336,7 +323,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
                 operands.c = shifted(&sample, &room, world.rank())?;
             }
             world.barrier()?;
-            let view = beside(&mut op, &operands, &stream)?;
+            let view = op.beside(&operands, &stream)?;
             taker.launch(heap, &side, &view, which)?;
             op.run(&operands, &stream)?;
             Ok(side)
@@ -355,16 +342,16 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
             Ok(())
         };
         let sample = Sample::new(OpName::AllReduce, "one_shot", Default::default(), ranks);
-        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
-        refused(beside(&mut op, &sample.operands(&room), &stream), "variant")?;
+        let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        refused(op.beside(&sample.operands(&room), &stream), "variant")?;
         let sample = Sample::new(OpName::AllReduce, "two_shot", Default::default(), ranks);
-        let mut op = sample.make(&heap)?;
+        let op = sample.make(&heap)?;
         let mut operands = sample.operands(&room);
         operands.c = operands.a;
-        refused(beside(&mut op, &operands, &stream), "C of a call")?;
+        refused(op.beside(&operands, &stream), "C of a call")?;
 
         let operands = sample.operands(&room);
-        let mut view = beside(&mut op, &operands, &stream)?;
+        let mut view = op.beside(&operands, &stream)?;
         let taker = Taker::new(&heap, room.c)?;
         let error = taker.launch(&heap, &stream, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("that of an op"), "{error}");
@@ -374,7 +361,7 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         let theirs = other.stream()?;
         let error = op.run(&operands, &theirs).expect_err("another heap's stream").to_string();
         ensure!(error.contains("another heap"), "{error}");
-        refused(beside(&mut op, &operands, &theirs), "one of the heap")?;
+        refused(op.beside(&operands, &theirs), "one of the heap")?;
         let error = taker.launch(&heap, &theirs, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("stream for take is one of another heap"), "{error}");
         let stranger = TileView { heap: other.view(), ..view };

@@ -36,7 +36,7 @@ fn external_matrices(world: &World) -> Result<()> {
         if sample.case.op == OpName::Barrier {
             continue;
         }
-        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         let pulled = ["pull", "staged"].contains(&sample.case.variant.as_str());
         let [a_shape, b_shape, c_shape] = sample.shapes();
         let new = |elements: usize| theirs.alloc_zeros::<f32>(elements.max(1));
@@ -92,7 +92,7 @@ pub(crate) fn legacy_rank() -> Result<()> {
     let heap = SymmetricHeap::open(&world, options.data_bytes(64 << 20))?;
     let stream = heap.stream()?;
     for sample in Sample::all(Ranks::from(&world)) {
-        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         for call in 0..3 {
             sample.fill(&heap, &room, call)?;
             op.run(&sample.operands(&room), &stream)?;
@@ -133,7 +133,7 @@ pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
             let ops = [(OpName::MatmulAllReduce, "two_shot"), (OpName::AllGatherMatmul, "staged")];
             for (op, variant) in ops {
                 let sample = Sample::new(op, variant, Default::default(), Ranks::from(&world));
-                let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+                let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
                 sample.fill(&heap, &room, 0)?;
                 op.run(&sample.operands(&room), &stream)?;
                 stream.sync()?;

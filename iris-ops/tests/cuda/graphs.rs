@@ -9,12 +9,12 @@ use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 use iris_heap::cuda::CudaBackend;
 use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, cuda};
-use iris_ops::all_reduce::Variant;
-use iris_ops::{AllReduce, Barrier, CopyArgs, MatRef, Ranks};
+use iris_ops::all_reduce::{Options, Variant};
+use iris_ops::{AllReduce, Barrier, CollectiveArgs, MatRef, Ranks, barrier};
 use iris_testkit::suite::OpName;
 
 use crate::sample::{Room, Sample};
-use crate::{numbers, open, options};
+use crate::{numbers, open};
 
 /// One capture at a time: making a graph of one disturbs another that is under way.
 static CAPTURE: Mutex<()> = Mutex::new(());
@@ -52,12 +52,11 @@ fn replayed(world: World) -> Result<()> {
     let (rank, size) = (world.rank(), world.size());
     let (theirs, stream) = callers(&heap)?;
     let len = 5000;
-    let plan = AllReduce::plan((&world).into(), &options(1, len, 0), Variant::OneShot)?;
-    let mut op = AllReduce::new(&heap, &plan)?;
-    let plan = Barrier::plan((&world).into(), &options(0, 0, 0))?;
-    let mut barrier = Barrier::new(&heap, &plan)?;
+    let plan = Options::new(len).variant(Variant::OneShot).plan(&heap)?;
+    let op = AllReduce::new(&heap, &plan)?;
+    let barrier = Barrier::new(&heap, &barrier::Options::new().plan(&heap)?)?;
     let (x, y) = (heap.alloc::<f32>(len)?, heap.full::<f32>(len, f32::NAN)?);
-    let args = CopyArgs::new(MatRef::sym(x, 1, len), MatRef::sym(y, 1, len));
+    let args = CollectiveArgs::new(MatRef::sym(x, 1, len), MatRef::sym(y, 1, len));
     // A call before the capture, one behind it, and the graph between them.
     heap.write(x, &numbers(len, rank, 0))?;
     op.run(&args, &stream)?;
@@ -114,7 +113,7 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
         let (theirs, stream) = callers(&heap)?;
         let sample =
             Sample::new(OpName::AllReduce, "two_shot", Default::default(), Ranks::from(&world));
-        let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         let refuse = |what: &str, outcome: Result<()>| {
             let error = format!("{:#}", outcome.expect_err("allocation in a capture"));
             let by_peer = world.rank() == 1 && error.contains("rank 0");
@@ -215,11 +214,10 @@ fn errand(heap: &Arc<SymmetricHeap>) -> Result<()> {
     let (x, y) = (heap.full::<f32>(LEN, rank as f32 + 1.0)?, heap.zeros::<f32>(LEN)?);
     let words = heap.alloc_device_words(7)?;
     heap.write_device_words(words, &[3; 7])?;
-    let options = options(1, LEN, 0).workgroups(4);
-    let plan = AllReduce::plan(heap.world().into(), &options, Variant::TwoShot)?;
-    let mut op = AllReduce::new(heap, &plan)?;
+    let plan = Options::new(LEN).workgroups(4).variant(Variant::TwoShot).plan(heap)?;
+    let op = AllReduce::new(heap, &plan)?;
     let (stream, second) = (heap.stream()?, heap.stream()?);
-    op.run(&CopyArgs::new(MatRef::sym(x, 1, LEN), MatRef::sym(y, 1, LEN)), &stream)?;
+    op.run(&CollectiveArgs::new(MatRef::sym(x, 1, LEN), MatRef::sym(y, 1, LEN)), &stream)?;
     let event = stream.record()?;
     second.wait(&event)?;
     heap.copy_on(&second, (x, rank), (y, rank))?;
@@ -244,7 +242,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
     let word = heap.zeros::<i32>(1)?;
     let mut calls = 0;
     for (index, sample) in Sample::all(ranks).into_iter().enumerate() {
-        let (mut op, room): (_, Room) = (sample.make(&heap)?, sample.room(&heap)?);
+        let (op, room): (_, Room) = (sample.make(&heap)?, sample.room(&heap)?);
         let operands = sample.operands(&room);
         let set = |what| -> Result<()> {
             if ranks.rank == 0 {

@@ -26,7 +26,7 @@ fn calls(
     let options = HeapOptions::new().backend(backend).threads(3).data_bytes(1 << 20);
     let heap = SymmetricHeap::open(&world, options)?;
     let sample = Sample::all(Ranks::from(&world)).swap_remove(sample).on(backend, 3);
-    let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+    let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
     sample.fill(&heap, &room, 0)?;
     let stream = heap.stream()?;
     both.wait();

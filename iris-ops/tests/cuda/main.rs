@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, DType, HeapOptions, Settings, SymmetricHeap, World};
 use iris_kernels::rtc::{self, Compiler};
-use iris_ops::matmul_all_reduce::Variant;
-use iris_ops::{AllReduce, CopyArgs, MatRef, MatmulAllReduce, MatmulArgs, Options, TileShape};
+use iris_ops::matmul_all_reduce::{Options, Variant};
+use iris_ops::{
+    AllReduce, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, Plan, Ranks, TileShape,
+    all_reduce,
+};
 use iris_testkit::harness::{self, Group, named};
 
 mod beside;
@@ -82,8 +85,9 @@ fn open(world: &World) -> Result<Arc<SymmetricHeap>> {
     Ok(SymmetricHeap::open(world, options)?)
 }
 
-fn options(m: usize, n: usize, k: usize) -> Options {
-    Options::new(m, n, k).backend(BackendKind::Cuda)
+/// The plan of an all-reduce of `count` elements.
+fn message(heap: &Arc<SymmetricHeap>, count: usize, variant: all_reduce::Variant) -> Result<Plan> {
+    Ok(all_reduce::Options::new(count).variant(variant).plan(heap)?)
 }
 
 /// Small integers, other ones for each rank and call.
@@ -100,8 +104,8 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
     let heap = open(&world)?;
     let (rank, size) = (world.rank(), world.size());
     let (m, n, k) = (33, 70, 45);
-    let plan = MatmulAllReduce::plan((&world).into(), &options(m, n, k), variant)?;
-    let mut op = MatmulAllReduce::new(&heap, &plan)?;
+    let plan = Options::new(m, n, k).variant(variant).plan(&heap)?;
+    let op = MatmulAllReduce::new(&heap, &plan)?;
     let (a, b) = (heap.alloc::<f32>(m * k)?, heap.alloc::<f32>(k * n)?);
     let c = heap.full::<f32>(m * n, f32::NAN)?;
     let stream = heap.stream()?;
@@ -137,7 +141,7 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
 
 fn sums_of_products_are_exact() {
     for size in [1, 2, 4] {
-        for &variant in Variant::ALL {
+        for variant in [Variant::OneShot, Variant::TwoShot, Variant::Spinlock, Variant::Atomic] {
             World::run_threads(size, |world| matmul_all_reduce(world, variant))
                 .unwrap_or_else(|error| panic!("{variant:?} of {size} ranks: {error}"));
         }
@@ -152,10 +156,10 @@ fn new_streams_are_used_at_the_same_moment() {
     for round in 0..ROUNDS {
         let outcome = World::run_threads(2, |world| -> Result<()> {
             let heap = open(&world)?;
-            let plan = AllReduce::plan((&world).into(), &options(1, 64, 0), Variant::Atomic)?;
-            let mut op = AllReduce::new(&heap, &plan)?;
+            let plan = message(&heap, 64, all_reduce::Variant::Atomic)?;
+            let op = AllReduce::new(&heap, &plan)?;
             let (x, y) = (heap.ones::<f32>(64)?, heap.zeros::<f32>(64)?);
-            let args = CopyArgs::new(MatRef::sym(x, 1, 64), MatRef::sym(y, 1, 64));
+            let args = CollectiveArgs::new(MatRef::sym(x, 1, 64), MatRef::sym(y, 1, 64));
             let stream = if round % 4 == 3 { callers(&heap)?.1 } else { heap.stream()? };
             world.barrier()?;
             ready.fetch_add(1, Ordering::SeqCst);
@@ -178,12 +182,12 @@ fn ops_of_two_streams_are_in_order() {
         let heap = open(&world)?;
         let streams = [heap.stream()?, heap.stream()?, heap.stream()?];
         let len = 1000;
-        let plan = AllReduce::plan((&world).into(), &options(1, len, 0), Variant::TwoShot)?;
-        let mut op = AllReduce::new(&heap, &plan)?;
+        let plan = message(&heap, len, all_reduce::Variant::TwoShot)?;
+        let op = AllReduce::new(&heap, &plan)?;
         let x = [heap.ones::<f32>(len)?, heap.zeros::<f32>(len)?];
         for call in 0..12 {
             let place = |i: usize| MatRef::sym(x[i % 2], 1, len);
-            op.run(&CopyArgs::new(place(call), place(call + 1)), &streams[call % 3])?;
+            op.run(&CollectiveArgs::new(place(call), place(call + 1)), &streams[call % 3])?;
         }
         for stream in &streams {
             stream.sync()?;
@@ -201,12 +205,12 @@ fn only_ops_that_are_observed_count_and_trace() {
         let heap = open(&world)?;
         let stream = heap.stream()?;
         let (x, y) = (heap.ones::<f32>(640)?, heap.zeros::<f32>(640)?);
-        let args = CopyArgs::new(MatRef::sym(x, 10, 64), MatRef::sym(y, 10, 64));
-        let plain = options(10, 64, 0).tile(TileShape { m: 2, n: 64 });
+        let args = CollectiveArgs::new(MatRef::sym(x, 10, 64), MatRef::sym(y, 10, 64));
+        let plain = all_reduce::Options::rows(10, 64).variant(all_reduce::Variant::OneShot);
+        let plain = plain.tile(TileShape { m: 2, n: 64 });
         let each = [plain.clone(), plain.clone().counted(true), plain.trace_spans(32)];
         for (at, options) in each.iter().enumerate() {
-            let plan = AllReduce::plan((&world).into(), options, Variant::OneShot)?;
-            let mut op = AllReduce::new(&heap, &plan)?;
+            let op = AllReduce::new(&heap, &options.plan(&heap)?)?;
             op.run(&args, &stream)?;
             stream.sync()?;
             ensure!(heap.read(y)? == vec![2.0; 640]);
@@ -228,10 +232,10 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
     let settings = Settings::default().deadline(0.01);
     let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
         let heap = open(&world)?;
-        let plan = AllReduce::plan((&world).into(), &options(1, 64, 0), Variant::OneShot)?;
-        let mut op = AllReduce::new(&heap, &plan)?;
+        let plan = message(&heap, 64, all_reduce::Variant::OneShot)?;
+        let op = AllReduce::new(&heap, &plan)?;
         let (x, y) = (heap.ones::<f32>(64)?, heap.zeros::<f32>(64)?);
-        let args = CopyArgs::new(MatRef::sym(x, 1, 64), MatRef::sym(y, 1, 64));
+        let args = CollectiveArgs::new(MatRef::sym(x, 1, 64), MatRef::sym(y, 1, 64));
         let stream = heap.stream()?;
         let started = Instant::now();
         if world.rank() == 0 {
@@ -258,15 +262,14 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
 }
 
 fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
-    let world = World::threads(1).unwrap().remove(0);
+    let ranks = Ranks::new(0, 1).on(BackendKind::Cuda);
     let tile = TileShape { m: 256, n: 64 };
-    let large = options(512, 512, 64).dtype(DType::BF16).tile(tile);
-    let error = MatmulAllReduce::plan((&world).into(), &large, Variant::Auto).unwrap_err();
+    let large = Options::new(512, 512, 64).dtype(DType::BF16).tile(tile);
+    let error = large.plan(ranks).unwrap_err();
     assert!(error.to_string().contains("256 x 64"), "{error}");
     // The one that the plan chooses is not.
     for (m, n) in [(1, 8192), (16, 1024), (4096, 4096), (3, 5)] {
-        let options = options(m, n, 64).dtype(DType::BF16);
-        let plan = MatmulAllReduce::plan((&world).into(), &options, Variant::Auto).unwrap();
+        let plan = Options::new(m, n, 64).dtype(DType::BF16).plan(ranks).unwrap();
         let tile = plan.tile();
         assert!(tile.m <= 128 && tile.n <= 128 && tile.m >= 8, "{m} x {n}: {tile:?}");
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap, World, random_unit};
-use iris_ops::{MatRef, Options, Ranks, Shard, TileShape};
+use iris_ops::{MatRef, Ranks, Shard, TileShape};
 use iris_testkit::oracle::{Dense, Task};
-use iris_testkit::suite::{AnyOp, Case, OpName, Operands, plan};
+use iris_testkit::suite::{AnyOp, Case, OpName, Operands, Options, plan};
 
 /// Ragged, and with several tiles of 8 x 16 in each direction.
 const SHAPE: (usize, usize, usize) = (37, 44, 30);
@@ -28,11 +28,11 @@ pub(crate) struct Room {
 }
 
 impl Sample {
-    pub(crate) fn new(op: OpName, variant: &str, shard: Shard, ranks: Ranks) -> Sample {
+    pub(crate) fn new(op: OpName, variant: impl AsRef<str>, shard: Shard, ranks: Ranks) -> Sample {
         let (m, n, k) = SHAPE;
         let options = Options::new(m, n, if op.multiplies() { k } else { 0 });
         let options = options.backend(BackendKind::Cuda).shard(shard).workgroups(GROUPS);
-        let options = options.tile(TileShape { m: 8, n: 16 }).k_block(4).k_per_flag(2);
+        let options = options.tile(TileShape { m: 8, n: 16 }).columns_per_flag(8);
         Sample { case: Case::new(op, variant, options), ranks }
     }
 
@@ -66,7 +66,7 @@ impl Sample {
 
     pub(crate) fn make(&self, heap: &Arc<SymmetricHeap>) -> Result<AnyOp> {
         let plan = plan(self.case.op, &self.case.variant, self.ranks, &self.case.options)?;
-        Ok(AnyOp::new(self.case.op, heap, &plan)?)
+        Ok(AnyOp::new(heap, &plan)?)
     }
 
     pub(crate) fn room(&self, heap: &SymmetricHeap) -> Result<Room> {
@@ -113,7 +113,7 @@ impl Sample {
 
     /// C of this rank after a call.
     pub(crate) fn expected(&self, call: usize) -> Vec<f32> {
-        let Ranks { rank, size } = self.ranks;
+        let Ranks { rank, size, .. } = self.ranks;
         let task = Task { op: self.case.op, size, m: SHAPE.0, options: self.case.options.clone() };
         let part = |rank| {
             let (a, b) = (self.input(0, rank, call), self.input(1, rank, call));
@@ -147,7 +147,7 @@ pub(crate) fn samples_are_right_on_the_cpu() {
         let stream = heap.stream()?;
         for sample in Sample::all(Ranks::from(&world)) {
             let sample = sample.on(BackendKind::Cpu, GROUPS);
-            let (mut op, room) = (sample.make(&heap)?, sample.room(&heap)?);
+            let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
             for call in 0..3 {
                 sample.fill(&heap, &room, call)?;
                 op.run(&sample.operands(&room), &stream)?;

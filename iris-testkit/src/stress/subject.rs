@@ -2,11 +2,11 @@
 
 use iris_heap::{BackendKind, Element};
 use iris_kernels::build::Hold;
-use iris_ops::{Options, Plan, Ranks, Shard};
+use iris_ops::{Plan, Ranks, Shard, Variant};
 use iris_sync::Access;
 
 use super::Setting;
-use crate::suite::{Case, OpName, plan};
+use crate::suite::{Case, OpName, Options, plan};
 
 /// What is put under stress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,7 +46,7 @@ impl Subject {
                 OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
                 _ => &[Shard::Rows],
             };
-            for variant in op.variants() {
+            for variant in op.variants().into_iter().map(Variant::name) {
                 // Where peers may write results, every way is tried.
                 let places: &[Place] = match variant {
                     "two_shot" | "push" => &[Place::Same, Place::Apart, Place::Own],
@@ -91,7 +91,7 @@ impl Subject {
         let mut options = Options::new(m, n, k).dtype(T::DTYPE).backend(BackendKind::Cuda);
         options.tile = setting.tile;
         if setting.shape == Setting::SMALL {
-            options = options.k_block(4).k_per_flag(2);
+            options = options.columns_per_flag(8);
         }
         let options = options.shard(shard).root(ranks.size - 1);
         let options = options.first_call(setting.first_call).injected(setting.injected);

@@ -3,10 +3,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use iris_heap::{BackendKind, DType, Request, Segment, Stream, SymmetricHeap, random_unit};
-use iris_ops::{Counters, Ranks, Shard};
+use iris_ops::{AnyOp, Counters, MatRef, Operands, Plan, Ranks, Shard, Variant};
 
-use super::any_op::{AnyOp, Operands, plan};
 use super::buffer::Buffer;
+use super::options::plan;
 use super::traffic::{self, Traffic};
 use super::{Case, Input, Layout, OpName};
 use crate::numeric::{Measured, compare, rounded};
@@ -16,7 +16,7 @@ use crate::oracle::{Dense, Part, Task};
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
     /// The variant, chosen if that was left to the plan.
-    pub variant: &'static str,
+    pub variant: Variant,
     /// The worst of the calls.
     pub measured: Measured,
     /// Largest difference between two ranks' results, where all have the same matrix; else 0.
@@ -97,12 +97,12 @@ pub fn run_case(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report
 fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     let ranks = Ranks::from(heap.world());
     let plan = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))?;
-    let mut op = AnyOp::new(case.op, heap, &plan)?;
+    let op = AnyOp::new(heap, &plan)?;
     let stream = heap.stream()?;
     let (calls, times) = if case.op == OpName::Barrier {
-        (Vec::new(), barriers(heap, case, &mut op, &stream)?)
+        (Vec::new(), barriers(heap, case, &op, &stream)?)
     } else {
-        calls(heap, case, &mut op, &stream)?
+        calls(heap, case, &op, &stream)?
     };
     op.check()?;
     let counts = case.options.backend == BackendKind::Cpu || case.options.is_observed();
@@ -114,7 +114,7 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
         ensure!(moved == promised, "moved {moved:?}, but {} promises {promised:?}", plan.variant());
     }
     op.free()?;
-    let (measured, max_rank_difference) = verify(heap, case, plan.variant(), &calls)?;
+    let (measured, max_rank_difference) = verify(heap, case, &plan, &calls)?;
     Ok(Report { variant: plan.variant(), measured, max_rank_difference, counters, times })
 }
 
@@ -139,7 +139,7 @@ fn random(
 fn calls(
     heap: &Arc<SymmetricHeap>,
     case: &Case,
-    op: &mut AnyOp,
+    op: &AnyOp,
     stream: &Stream,
 ) -> anyhow::Result<(Vec<Called>, Vec<Duration>)> {
     let ranks = Ranks::from(heap.world());
@@ -220,20 +220,21 @@ fn calls(
 fn barriers(
     heap: &Arc<SymmetricHeap>,
     case: &Case,
-    op: &mut AnyOp,
+    op: &AnyOp,
     stream: &Stream,
 ) -> anyhow::Result<Vec<Duration>> {
     let members = case.options.members.clone().unwrap_or((0..heap.size()).collect());
     let word = heap.zeros::<i32>(1)?;
+    let nothing = MatRef::sym(word, 0, 0);
+    let none = Operands { a: nothing, b: nothing, c: nothing, bias: None };
     let mut times = Vec::new();
     for call in 1..=case.rows.len() as i32 {
         if !members.contains(&heap.rank()) {
             break;
         }
         heap.write_on(stream, word, &[call])?;
-        let AnyOp::Barrier(op) = &mut *op else { unreachable!("the case is of a barrier") };
         let begun = Instant::now();
-        op.run(stream)?;
+        op.run(&none, stream)?;
         stream.sync()?;
         times.push(begun.elapsed());
         for &member in &members {
@@ -250,7 +251,7 @@ fn barriers(
 fn verify(
     heap: &SymmetricHeap,
     case: &Case,
-    variant: &str,
+    plan: &Plan,
     calls: &[Called],
 ) -> anyhow::Result<(Measured, f64)> {
     let (rank, size) = (heap.rank(), heap.size());
@@ -264,6 +265,7 @@ fn verify(
         let (seen, bits) = call.output.as_ref().context("no output")?;
         let (wanted, allowed) = expected.allowed(case.input == Input::Integers);
         let what = format!("call {index} of {}", case.op);
+        let variant = plan.at(call.m).variant;
         let shape = (expected.rows, expected.cols);
         let shape = if shape.0 * shape.1 == 0 { (seen.rows, seen.cols) } else { shape };
         let measured = compare(&what, shape, &seen.data, wanted, allowed)?;

@@ -1,6 +1,6 @@
 //! What each variant moves, by its name alone.
 
-use iris_ops::{Plan, Shard};
+use iris_ops::{Plan, Request, Shard, TileShape, Variant};
 
 use super::{Case, OpName};
 use crate::oracle::split;
@@ -25,15 +25,16 @@ impl std::ops::AddAssign for Traffic {
 }
 
 /// Tiles that rows and columns are cut into.
-fn tiles((rows, cols): (usize, usize), plan: &Plan) -> usize {
-    rows.div_ceil(plan.tile().m) * cols.div_ceil(plan.tile().n)
+fn tiles((rows, cols): (usize, usize), tile: TileShape) -> usize {
+    rows.div_ceil(tile.m) * cols.div_ceil(tile.n)
 }
 
 /// What `rank` moves in a call of `m` rows. None for a barrier.
 pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let (rank, size) = (plan.ranks().rank, plan.ranks().size);
-    let options = plan.options();
-    let (n, k) = (options.n, options.k);
+    let options = plan.request();
+    let Request { n, k, .. } = *options;
+    let (tile, variant) = (plan.at(m).tile, plan.at(m).variant);
     let peers = size - 1;
     if peers == 0 {
         return Traffic::default();
@@ -46,23 +47,23 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         pulled: pulled as u64,
         flags: flags as u64,
     };
-    match (case.op, plan.variant()) {
-        (OpName::MatmulAllReduce | OpName::AllReduce, "one_shot") => {
-            traffic(m * n * wire * peers, 0, tiles((m, n), plan) * peers)
+    match (case.op, variant) {
+        (OpName::MatmulAllReduce | OpName::AllReduce, Variant::OneShot) => {
+            traffic(m * n * wire * peers, 0, tiles((m, n), tile) * peers)
         }
         (OpName::MatmulAllReduce | OpName::AllReduce, variant) => {
             // Tiles take turns: those of this rank, and their elements.
             let (mut own, mut elements) = (0, 0);
-            let across = n.div_ceil(plan.tile().n).max(1);
-            for tile in (rank..tiles((m, n), plan)).step_by(size) {
-                let rows = (m - tile / across * plan.tile().m).min(plan.tile().m);
-                let cols = (n - tile % across * plan.tile().n).min(plan.tile().n);
+            let across = n.div_ceil(tile.n).max(1);
+            for number in (rank..tiles((m, n), tile)).step_by(size) {
+                let rows = (m - number / across * tile.m).min(tile.m);
+                let cols = (n - number % across * tile.n).min(tile.n);
                 own += 1;
                 elements += rows * cols;
             }
             let others = m * n - elements;
-            if variant == "two_shot" {
-                let flags = tiles((m, n), plan) - own + own * peers;
+            if variant == Variant::TwoShot {
+                let flags = tiles((m, n), tile) - own + own * peers;
                 traffic(others * wire + elements * output * peers, 0, flags)
             } else {
                 traffic(others * 4, others * 4, 0)
@@ -70,20 +71,20 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         }
         (OpName::MatmulReduceScatter | OpName::ReduceScatter, _) => {
             let others = (0..size).filter(|&other| other != rank);
-            let flags = others.map(|other| tiles((part(other), n), plan)).sum();
+            let flags = others.map(|other| tiles((part(other), n), tile)).sum();
             traffic((m - part(rank)) * n * wire, 0, flags)
         }
         (OpName::MatmulAllGather | OpName::AllGather, _) => {
-            let flags = tiles((part(rank), n), plan) * peers;
+            let flags = tiles((part(rank), n), tile) * peers;
             traffic(part(rank) * n * output * peers, 0, flags)
         }
         (OpName::AllToAll, _) => {
             let others = (0..size).filter(|&other| other != rank);
-            let flags = others.map(|other| tiles((part(other), n), plan)).sum();
+            let flags = others.map(|other| tiles((part(other), n), tile)).sum();
             traffic((m - part(rank)) * n * output, 0, flags)
         }
         (OpName::Broadcast, _) if rank == options.root => {
-            traffic(m * n * output * peers, 0, tiles((m, n), plan) * peers)
+            traffic(m * n * output * peers, 0, tiles((m, n), tile) * peers)
         }
         (OpName::AllGatherMatmul, variant) => {
             let bytes = options.dtype.size();
@@ -94,13 +95,12 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             let area = |(rows, cols): (usize, usize)| rows * cols;
             let remote = m * k - area(shard(rank));
             match variant {
-                "baseline" => traffic(area(shard(rank)) * bytes * peers, 0, 0),
-                "pull" => traffic(0, remote * bytes * n.div_ceil(plan.tile().n), 0),
+                Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
+                Variant::Pull => traffic(0, remote * bytes * n.div_ceil(tile.n), 0),
                 _ => {
-                    let group = options.columns_per_flag().min(k.max(1));
-                    let units = |(rows, cols): (usize, usize)| {
-                        rows.div_ceil(plan.tile().m) * cols.div_ceil(group)
-                    };
+                    let group = options.columns_per_flag(plan.ranks().backend).min(k.max(1));
+                    let units =
+                        |(rows, cols): (usize, usize)| rows.div_ceil(tile.m) * cols.div_ceil(group);
                     let others = (0..size).filter(|&other| other != rank);
                     traffic(0, remote * bytes, others.map(|other| units(shard(other))).sum())
                 }

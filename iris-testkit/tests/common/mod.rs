@@ -5,8 +5,8 @@
 pub mod ready;
 
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
-use iris_ops::{Epilogue, Options, Shard};
-use iris_testkit::suite::{Case, OpName, heap_bytes, run_case};
+use iris_ops::{Epilogue, Shard};
+use iris_testkit::suite::{Case, OpName, Options, heap_bytes, run_case};
 
 /// How much to test: `IRIS_TEST_LEVEL`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
-use iris_ops::{MatRef, Options, Ranks, TileShape};
-use iris_testkit::suite::{AnyOp, Case, Operands, plan};
+use iris_ops::{MatRef, Ranks, TileShape};
+use iris_testkit::suite::{AnyOp, Case, Operands, Options, plan};
 
 use super::base_cases;
 
@@ -26,7 +26,7 @@ impl Ready {
     pub fn on(heap: Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Self> {
         let ranks = Ranks::from(heap.world());
         let plan = plan(case.op, &case.variant, ranks, &case.options)?;
-        let op = AnyOp::new(case.op, &heap, &plan)?;
+        let op = AnyOp::new(&heap, &plan)?;
         let room = 4096;
         let (a, b) = (heap.rand::<f32>(room, 1)?, heap.rand::<f32>(room, 2)?);
         let c = heap.full::<f32>(room, f32::NAN)?;
@@ -52,5 +52,5 @@ pub fn operands(case: &Case, ranks: Ranks, slices: [SymSlice<f32>; 3], m: usize)
 
 /// One case of every op and variant; small.
 pub fn all_cases() -> Vec<Case> {
-    base_cases(&Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).k_block(2).k_per_flag(2))
+    base_cases(&Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4))
 }

@@ -13,10 +13,10 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use comfy_table::Table;
 use iris_heap::{BackendKind, DType, Stream, SymmetricHeap, World};
-use iris_ops::{Epilogue, Options, Plan, Ranks};
+use iris_ops::{Epilogue, Plan, Ranks};
 use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
-use iris_testkit::suite::{self, AnyOp, OpName, Operands};
+use iris_testkit::suite::{self, AnyOp, OpName, Operands, Options};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -337,10 +337,10 @@ impl LayerJob {
                 errors: 0.0,
                 wanted: wanted.data.iter().map(|x| x * x).sum(),
                 hashes: Vec::new(),
-                variant: plan.variant().into(),
+                variant: plan.variant().to_string(),
                 trace: RankTrace::new(op.name(), ranks.rank, &[]),
             });
-            made.push(AnyOp::new(op, heap, &plan)?);
+            made.push(AnyOp::new(heap, &plan)?);
         }
         for call in 0..=self.iterations {
             h.poison(heap)?;

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, random_unit};
-use iris_ops::{Options, Plan, Ranks, Shard, StagingLayout, TileShape};
+use iris_ops::{Plan, Ranks, Shard, StagingLayout, TileShape, Variant};
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Part, Task, product, split};
-use iris_testkit::suite::{self, OpName};
+use iris_testkit::suite::{self, OpName, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
@@ -46,7 +46,7 @@ pub(crate) type Shapes = [(usize, usize); 3];
 
 /// Refuses what is no variant of this op, by the op's own name.
 pub(crate) fn known_variant(what: &str, op: OpName, name: &str) -> Result<()> {
-    let variants = op.variants();
+    let variants: Vec<_> = op.variants().into_iter().map(Variant::name).collect();
     if name == "auto" || variants.contains(&name) {
         return Ok(());
     }
@@ -60,7 +60,7 @@ pub(crate) fn rows_at_once(cols: usize, size: usize) -> usize {
 
 impl Problem {
     pub(crate) fn op(&self) -> Result<OpName> {
-        self.op.parse()
+        Ok(self.op.parse()?)
     }
 
     /// Whether K is split over the ranks.
@@ -85,7 +85,7 @@ impl Problem {
         if self.m_contiguous {
             options = options.staging(StagingLayout::MContiguous);
         }
-        options.k_per_flag = self.k_per_flag;
+        options.columns_per_flag = self.k_per_flag.map(|blocks| blocks.saturating_mul(64));
         options.fetchers = self.fetchers;
         options.tile = self.tile.map(|[m, n]| TileShape { m, n });
         if self.trace {

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::Result;
 use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, random_unit};
-use iris_ops::{Options, Plan, Ranks, TileShape};
+use iris_ops::{Plan, Ranks, TileShape};
 use iris_testkit::oracle::split;
-use iris_testkit::suite::{self, AnyOp, OpName, Operands};
+use iris_testkit::suite::{self, AnyOp, OpName, Operands, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
@@ -191,7 +191,7 @@ impl Job for RatioJob {
         let ranks = Ranks::from(world);
         let bed = Bed::new(ratio, world)?;
         let operands = bed.operands()?;
-        let mut op = AnyOp::new(OpName::MatmulAllReduce, &bed.heap, &fused(ratio, ranks)?)?;
+        let mut op = AnyOp::new(&bed.heap, &fused(ratio, ranks)?)?;
         let mut fused_side = || bed.time(&mut [(&mut op, operands)]);
         let times = match ratio.kind {
             Kind::Gemm => {
@@ -201,8 +201,8 @@ impl Job for RatioJob {
             Kind::Fusion => {
                 let k = split(ratio.k, ranks.size, ranks.rank).len();
                 let (local, none) = (Options::new(ratio.m, ratio.n, k), Options::new(0, 0, 0));
-                let make = |op, variant, options: &Options| {
-                    AnyOp::new(op, &bed.heap, &suite::plan(op, variant, ranks, options)?)
+                let make = |op: OpName, variant: &str, options: &Options| {
+                    AnyOp::new(&bed.heap, &suite::plan(op, variant, ranks, options)?)
                         .map_err(anyhow::Error::from)
                 };
                 let mut multiply = make(OpName::Matmul, "auto", &local)?;
@@ -230,7 +230,7 @@ impl Job for RatioJob {
                 let mut made = match (&few, &small) {
                     (Some(few), Some(bed)) => {
                         let plan = fused(ratio, Ranks::from(few))?;
-                        Some(AnyOp::new(OpName::MatmulAllReduce, &bed.heap, &plan)?)
+                        Some(AnyOp::new(&bed.heap, &plan)?)
                     }
                     _ => None,
                 };

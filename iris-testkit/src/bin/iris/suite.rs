@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
-use iris_ops::{Epilogue, Options as OpOptions, Shard, StagingLayout, TileShape};
+use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
 use iris_testkit::say;
-use iris_testkit::suite::{Case, Input, OpName, heap_bytes, run_case};
+use iris_testkit::suite::{Case, Input, OpName, Options as OpOptions, heap_bytes, run_case};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Device, Devices};
@@ -69,7 +69,7 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     for (index, (m, n, k)) in EDGES.into_iter().enumerate() {
         for (turn, dtype) in TYPES.into_iter().enumerate() {
             let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
-            let products = ops(&options.k_block(4).k_per_flag(2), index + turn);
+            let products = ops(&options.columns_per_flag(8), index + turn);
             cases.extend(products.into_iter().filter(|case| case.op.multiplies()));
         }
     }
@@ -83,7 +83,7 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
             };
             for tile in tiles.map(|tile| TILES[tile]) {
                 let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
-                let mut options = options.k_block(4).k_per_flag(2);
+                let mut options = options.columns_per_flag(8);
                 if let Some((m, n)) = tile {
                     options = options.tile(TileShape { m, n });
                 }
@@ -292,7 +292,9 @@ mod tests {
                 for variant in op.variants() {
                     for dtype in TYPES {
                         let fits = |case: &&Case| {
-                            case.op == op && case.variant == variant && case.options.dtype == dtype
+                            case.op == op
+                                && case.variant == variant.name()
+                                && case.options.dtype == dtype
                         };
                         let fitting: Vec<_> = cases.iter().filter(fits).collect();
                         assert!(!fitting.is_empty(), "{level:?} {op} {variant}");

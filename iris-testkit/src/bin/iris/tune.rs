@@ -170,7 +170,7 @@ impl Job for TuneJob {
         let stream = heap.stream()?;
         let mut ops = Vec::new();
         for choice in &self.choices {
-            ops.push(AnyOp::new(op, &heap, &self.problem(choice).plan(ranks)?)?);
+            ops.push(AnyOp::new(&heap, &self.problem(choice).plan(ranks)?)?);
         }
         let mut times = vec![Vec::new(); ops.len()];
         let mut progress = Progress::new("turns", ranks.rank, self.iterations);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use cudarc::driver::CudaStream;
 use iris_heap::{DType, SymSlice, SymmetricHeap};
-use iris_ops::{Options, Ranks, Shard};
-use iris_testkit::suite::OpName;
+use iris_ops::{Ranks, Shard};
+use iris_testkit::suite::{OpName, Options};
 
 use super::vendor::{Buffer, Communicator, Multiplier, Product};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use iris_heap::cuda::CudaBackend;
 use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap};
-use iris_ops::{Options as OpOptions, Plan, Ranks, Shard};
+use iris_ops::{Plan, Ranks, Shard};
 use iris_testkit::oracle::split;
-use iris_testkit::suite::{self, AnyOp, Case, OpName, Operands};
+use iris_testkit::suite::{self, AnyOp, Case, OpName, Operands, Options as OpOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -140,7 +140,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let mut sides = Vec::new();
     let operands = matrices.operands(shape, ranks)?;
     for plan in &plans.variants {
-        sides.push(Side::op(AnyOp::new(shape.op, heap, plan)?, operands));
+        sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
     }
     let variants = sides.len();
     let slices = [matrices.a, matrices.b, matrices.other_c, matrices.between, matrices.workspace];
@@ -151,7 +151,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     if let Some((dimensions, plan)) = &plans.alone {
         let operands = matrices.operands_alone(shape, *dimensions)?;
         own = Some(sides.len());
-        sides.push(Side::op(AnyOp::new(OpName::Matmul, heap, plan)?, operands));
+        sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
         if let Ok(blas) = blas {
             let gathered = shape.op == OpName::AllGatherMatmul;
             let product = Baseline::product(blas, *dimensions, dtype, &buffers, gathered)?;
@@ -202,7 +202,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
         let (us, baseline) = (time(at, replays), base.map(|base| time(base, replays)));
         let mut line = json!({
-            "op": shape.op.name(), "variant": plan.variant(), "dtype": dtype.name(),
+            "op": shape.op.name(), "variant": plan.variant().name(), "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "tile": [plan.tile().m, plan.tile().n],
             "us": us, "eager_us": time(at, eager),
         });

@@ -3,23 +3,22 @@
 use iris_heap::{ErrorKind, HeapOptions, Segment, World};
 
 use super::*;
-use crate::all_reduce::Variant;
-use crate::config::Ranks;
-use crate::{AllReduce, MatRef, Options};
+use crate::all_reduce::{Options, Variant};
+use crate::{AllReduce, CollectiveArgs, MatRef, Op};
 
-const OP: &str = "all_reduce";
+const OP: Op = Op::AllReduce;
 
 fn plan(world: &World, variant: Variant) -> Plan {
-    AllReduce::plan(Ranks::from(world), &Options::new(8, 6, 0), variant).expect("a plan")
+    Options::rows(8, 6).variant(variant).plan(world).expect("a plan")
 }
 
 /// An all-reduce of ones, and whether every element is the number of ranks.
 fn sums_are_right(heap: &Arc<SymmetricHeap>) -> bool {
     let plan = plan(heap.world(), Variant::TwoShot);
-    let mut op = AllReduce::new(heap, &plan).expect("an op");
+    let op = AllReduce::new(heap, &plan).expect("an op");
     let (a, c) = (heap.ones::<f32>(48).expect("A"), heap.zeros::<f32>(48).expect("C"));
     let stream = heap.stream().expect("a stream");
-    let args = CopyArgs::new(MatRef::sym(a, 8, 6), MatRef::sym(c, 8, 6));
+    let args = CollectiveArgs::new(MatRef::sym(a, 8, 6), MatRef::sym(c, 8, 6));
     op.run(&args, &stream).expect("a call");
     stream.sync().expect("sums");
     let right = heap.read(c).expect("C").iter().all(|&sum| sum == heap.size() as f32);
@@ -37,13 +36,13 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
         let plan = plan(&world, Variant::OneShot);
         // More often than there are device words for, if one were lost.
         for _ in 0..5 {
-            let made = Core::make(OP, &heap, &plan, |core, channel| {
-                core.prepare_words(channel)?;
+            let made = Operator::make(OP, &heap, &plan, None, |workspace| {
+                workspace.prepare_words()?;
                 let (op, what, value) = (OP, "a word".into(), "worn out".into());
                 let worn = Error::Invalid { op, what, value, expected: "a new one".into() };
                 if heap.rank() == 1 { Err(worn) } else { Ok(()) }
             });
-            let error = made.err().expect("an error").to_string();
+            let error = made.expect_err("an error").to_string();
             let cause = "all_reduce: a word is worn out, expected a new one";
             let named = format!("all_reduce: rank 1 failed in all_reduce: {cause}");
             assert_eq!(error, if heap.rank() == 1 { cause.into() } else { named });
@@ -59,20 +58,19 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
 fn a_call_that_is_enqueued_in_part_is_the_last() {
     World::run_threads(2, |world| {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-        let mut other = AllReduce::new(&heap, &plan(&world, Variant::TwoShot)).expect("an op");
-        let op = Core::new(OP, &heap, &plan(&world, Variant::Atomic)).expect("an op");
+        let other = AllReduce::new(&heap, &plan(&world, Variant::TwoShot)).expect("an op");
+        let op = Operator::new(OP, &heap, &plan(&world, Variant::Atomic)).expect("an op");
         let (a, c) = (heap.ones::<f32>(48)?, heap.zeros::<f32>(48)?);
         let (a, c) = (MatRef::sym(a, 8, 6), MatRef::sym(c, 8, 6));
-        let (stream, args) = (heap.stream()?, CopyArgs::new(a, c));
-        let call = Call::message(8, Some(&a), &args);
-        let kernels = crate::matmul_all_reduce::kernels(op.plan());
+        let (stream, args) = (heap.stream()?, CollectiveArgs::new(a, c));
+        let call = check::call(op.plan(), &(&args).into()).expect("a call");
         let closed = || iris_heap::Error::Closed { what: "the queue" };
         if world.rank() == 0 {
             // What fails before anything is enqueued changes nothing.
-            let none = op.issue(&kernels, &call, |_, _, _| Err(closed())).unwrap_err();
+            let none = op.issue(&call, |_, _, _| Err(closed())).unwrap_err();
             assert_eq!(none.kind(), ErrorKind::Closed, "{none}");
             heap.check()?;
-            let part = op.issue(&kernels, &call, |kernel, _, _| match kernel {
+            let part = op.issue(&call, |kernel, _, _| match kernel {
                 Kernel::Zero => Ok(()),
                 _ => Err(closed()),
             });

@@ -1,10 +1,11 @@
 //! What the calls of an op leave behind: counters and a trace.
 
-use iris_heap::{BackendKind, RawSlice};
+use std::fmt;
+
 use iris_kernels::args::counter;
 use iris_kernels::trace::{self, TraceSpan};
 
-use super::Core;
+use super::Operator;
 use crate::error::{Error, InOp, Result};
 
 /// Bytes moved and words used by the calls of one op on this rank, since it was made.
@@ -21,10 +22,17 @@ pub struct Counters {
     pub waits: u64,
 }
 
-impl Core {
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Counters { pushed, pulled, flags, waits } = self;
+        write!(f, "{pushed} bytes pushed, {pulled} pulled, {flags} signals raised, {waits} waits")
+    }
+}
+
+impl Operator {
     pub(crate) fn counters(&self) -> Result<Counters> {
-        let (op, options) = (self.plan.op, &self.plan.options);
-        if options.backend != BackendKind::Cpu && !options.is_observed() {
+        let op = self.plan.op();
+        if !self.plan.on_cpu() && !self.plan.request().is_observed() {
             return Err(Error::Invalid {
                 op,
                 what: "counters of an op on a GPU".into(),
@@ -33,7 +41,6 @@ impl Core {
             });
         }
         let words = self.heap.read_device_words(self.words).in_op(op)?;
-        let words = &words[self.channel_words..];
         let value = |which: usize| {
             let half = |index: usize| u64::from(words[index] as u32);
             half(2 * which) | half(2 * which + 1) << 32
@@ -47,18 +54,14 @@ impl Core {
     }
 
     pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
-        let op = self.plan.op;
-        let Some(slice) = self.trace_slice() else { return Ok(Vec::new()) };
+        let op = self.plan.op();
+        let Some(slice) = self.trace else { return Ok(Vec::new()) };
         let bytes = self.heap.read(slice).in_op(op)?;
-        let spans = self.plan.options.trace_spans;
+        let spans = self.plan.request().trace_spans;
         let (groups, dropped) = trace::read_buffer(&bytes[..trace::buffer_bytes(spans)], spans);
         if dropped > 0 {
-            tracing::warn!(op, rank = self.heap.rank(), dropped, "spans did not fit the trace");
+            tracing::warn!(%op, rank = self.heap.rank(), dropped, "spans did not fit the trace");
         }
         Ok(groups)
-    }
-
-    pub(super) fn trace_slice(&self) -> Option<RawSlice> {
-        self.data.iter().find(|(name, _)| *name == "trace").map(|&(_, slice)| slice)
     }
 }

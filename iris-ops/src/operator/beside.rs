@@ -1,42 +1,48 @@
 //! Users' kernels that run beside a call and take its tiles as they arrive.
 
 use iris_heap::Stream;
-use iris_kernels::args::TileView;
+use iris_kernels::args::{TileView, arrival};
 use iris_sync::Channel;
 
-use super::{COUNTER_WORDS, Call, Core};
+use super::Operator;
+use crate::args::Matrices;
+use crate::check;
 use crate::error::{Error, InOp, Result};
-use crate::plan::Plan;
+use crate::needs::COUNTER_WORDS;
 
-impl Core {
+impl Operator {
     /// What a user's kernel needs that runs beside the next call: this one. Copies of the words that
     /// number it are enqueued on `stream`.
-    pub(crate) fn beside(
-        &self,
-        stream: &Stream,
-        arrival: Option<u32>,
-        call: &Call<'_>,
-    ) -> Result<TileView> {
-        let Plan { op, variant, options, .. } = &self.plan;
+    pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
+        let op = self.plan.op();
         let invalid = |what: &str, value: String, expected: String| Error::Invalid {
             op,
             what: format!("{what} of a call with a kernel beside it"),
             value,
             expected,
         };
-        let args = self.checked(call)?;
-        let arrival = arrival.ok_or_else(|| {
-            let expected = "one whose peers write C directly: two_shot".into();
-            invalid("variant", variant.to_string(), expected)
+        let call = check::call(&self.plan, matrices)?;
+        let form = self.plan.at(call.size(&self.plan)).form;
+        let _issuing = self.heap.issue();
+        let args = self.checked(&call)?;
+        // One that is alone has all tiles when the call is over, whichever words say so.
+        let alone = self.plan.alone().then_some(arrival::RESULTS);
+        let arrival = form.arrival.or(alone).ok_or_else(|| {
+            let forms = self.plan.row().forms.iter().filter(|form| form.arrival.is_some());
+            let names: Vec<_> = forms.map(|form| form.variant.name()).collect();
+            let expected = match &names[..] {
+                [] => "no kernel beside this operator: its peers do not write C".into(),
+                names => format!("one whose peers write C directly: {}", names.join(", ")),
+            };
+            invalid("variant", form.variant.to_string(), expected)
         })?;
         if args.record.direct == 0 && !self.plan.alone() {
             let expected = "rows of the symmetric heap, apart from A, where peers may write".into();
             return Err(invalid("C", "external, transposed or A itself".into(), expected));
         }
-        let first = (self.words.offset() / 4) as usize + self.channel_words + COUNTER_WORDS;
+        let first = (self.words.offset() / 4) as usize + COUNTER_WORDS;
         let copies = [first as u32, first as u32 + 1];
         let channel = args.channel;
-        let _issuing = self.heap.issue();
         let words = [(copies[0], channel.call), (copies[1], channel.sequence)];
         self.heap.copy_words(stream, &words).in_op(op)?;
         Ok(TileView {
@@ -48,8 +54,8 @@ impl Core {
             tile_m: args.tile_m,
             tile_n: args.tile_n,
             arrival,
-            root: options.root as u32,
-            groups: self.groups_for(call.m),
+            root: args.root,
+            groups: self.groups_for(&call),
         })
     }
 }

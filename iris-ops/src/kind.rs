@@ -1,0 +1,145 @@
+//! The operators by name, and the ways they are done. Everything else in this crate is above it.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A name that means nothing.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{what} {value}: expected one of {expected}")]
+pub struct UnknownName {
+    /// What it should name.
+    pub what: &'static str,
+    /// The name.
+    pub value: String,
+    /// The names there are.
+    pub expected: String,
+}
+
+/// An enum whose values have names.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident, $what:literal, $count:literal {
+        $($(#[$about:meta])* $name:ident = $text:literal,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum $type {
+            $($(#[$about])* $name,)*
+        }
+
+        impl $type {
+            /// All of them.
+            pub const ALL: [$type; $count] = [$($type::$name,)*];
+
+            /// The name that [`FromStr`] reads, where hyphens are as good as underscores.
+            pub const fn name(self) -> &'static str {
+                match self { $($type::$name => $text,)* }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl AsRef<str> for $type {
+            fn as_ref(&self) -> &str {
+                self.name()
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, UnknownName> {
+                let wanted = text.replace('-', "_");
+                let found = $type::ALL.into_iter().find(|one| one.name() == wanted);
+                found.ok_or_else(|| UnknownName {
+                    what: $what,
+                    value: text.into(),
+                    expected: $type::ALL.map($type::name).join(", "),
+                })
+            }
+        }
+    };
+}
+
+named! {
+    /// The operators. A new one breaks whoever tells them apart, which is how one finds all places.
+    Op, "op", 11 {
+        /// [`MatmulAllReduce`](crate::MatmulAllReduce).
+        MatmulAllReduce = "matmul_all_reduce",
+        /// [`MatmulReduceScatter`](crate::MatmulReduceScatter).
+        MatmulReduceScatter = "matmul_reduce_scatter",
+        /// [`AllGatherMatmul`](crate::AllGatherMatmul).
+        AllGatherMatmul = "all_gather_matmul",
+        /// [`MatmulAllGather`](crate::MatmulAllGather).
+        MatmulAllGather = "matmul_all_gather",
+        /// [`Matmul`](crate::Matmul).
+        Matmul = "matmul",
+        /// [`AllReduce`](crate::AllReduce).
+        AllReduce = "all_reduce",
+        /// [`AllGather`](crate::AllGather).
+        AllGather = "all_gather",
+        /// [`ReduceScatter`](crate::ReduceScatter).
+        ReduceScatter = "reduce_scatter",
+        /// [`AllToAll`](crate::AllToAll).
+        AllToAll = "all_to_all",
+        /// [`Broadcast`](crate::Broadcast).
+        Broadcast = "broadcast",
+        /// [`Barrier`](crate::Barrier).
+        Barrier = "barrier",
+    }
+}
+
+impl Op {
+    /// Whether there is a product in it.
+    pub const fn multiplies(self) -> bool {
+        match self {
+            Op::MatmulAllReduce
+            | Op::MatmulReduceScatter
+            | Op::AllGatherMatmul
+            | Op::MatmulAllGather
+            | Op::Matmul => true,
+            Op::AllReduce
+            | Op::AllGather
+            | Op::ReduceScatter
+            | Op::AllToAll
+            | Op::Broadcast
+            | Op::Barrier => false,
+        }
+    }
+}
+
+named! {
+    /// The ways in which operators are done; [`Op::variants`] says which an operator has.
+    Variant, "variant", 10 {
+        /// Every rank pushes to all, and each adds up all of it.
+        OneShot = "one_shot",
+        /// The owner of a tile adds it up and sends the result to all.
+        TwoShot = "two_shot",
+        /// Ranks add into the owner's tile under a lock.
+        Spinlock = "spinlock",
+        /// Ranks add into the owner's tile atomically.
+        Atomic = "atomic",
+        /// Tiles are pushed to whom they are for.
+        Push = "push",
+        /// Gather, barrier, multiply.
+        Baseline = "baseline",
+        /// Multiply straight from the peers' memory.
+        Pull = "pull",
+        /// Some workgroups fetch, the others multiply.
+        Staged = "staged",
+        /// The product of one rank alone.
+        Local = "local",
+        /// Every member tells every other.
+        Flat = "flat",
+    }
+}
+
+impl Variant {
+    /// Whether the order in which ranks add, and so the last bits of a sum, vary between runs.
+    pub const fn order_varies(self) -> bool {
+        matches!(self, Variant::Spinlock | Variant::Atomic)
+    }
+}

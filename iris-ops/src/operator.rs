@@ -1,0 +1,205 @@
+//! What all operators are: a plan, a workspace, and what is needed to launch a call.
+
+mod beside;
+mod make;
+mod observe;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use iris_heap::abi::abort;
+use iris_heap::{DevWords, RawSlice, Stream, SymmetricHeap};
+use iris_kernels::args::{Matrix, OpArgs};
+use iris_kernels::{Kernel, Launcher};
+
+use crate::args::Matrices;
+use crate::check::{self, Call};
+use crate::error::{Error, InOp, Result};
+use crate::matrix::MatRef;
+use crate::options::{Request, Shard};
+use crate::plan::Plan;
+use crate::workspace::Workspace;
+
+pub use observe::Counters;
+
+/// An op on one rank: its share of the heap and everything needed to launch it.
+///
+/// It is `Send` and `Sync`. The launches of one call are enqueued under the issue lock of the heap, so
+/// that calls of several threads come one after the other; which of two is first is for the program
+/// to see to, since all ranks must issue the calls of a heap in one order. An op that is dropped
+/// without being freed keeps its blocks until its heap closes.
+pub(crate) struct Operator {
+    heap: Arc<SymmetricHeap>,
+    plan: Plan,
+    workspace: Arc<Workspace>,
+    /// Whether the workspace goes with the op.
+    owns: bool,
+    /// Counters, and words for a kernel beside a call.
+    words: DevWords,
+    trace: Option<RawSlice>,
+    /// What is launched, by the choices of the plan.
+    ready: Vec<Ready>,
+}
+
+/// What is needed to launch calls that are done in one way.
+struct Ready {
+    launcher: Launcher,
+    groups: u32,
+    /// In the order of a call; with the number of workgroups, where that is fixed.
+    launches: Vec<(Kernel, Option<u32>)>,
+    /// All but what a call brings.
+    args: OpArgs,
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Operator({} in {:?})", self.plan, self.heap)
+    }
+}
+
+impl Operator {
+    /// Check the matrices of a call and launch its kernels.
+    pub(crate) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
+        let op = self.plan.op().name();
+        let call = check::call(&self.plan, matrices)?;
+        let ready = self.ready(&call);
+        let all = self.groups_for(&call);
+        self.issue(&call, |kernel, groups, args| {
+            let groups = groups.unwrap_or(all);
+            // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
+            // the workspace is that of this op.
+            #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
+            unsafe {
+                ready.launcher.launch(&self.heap, stream, (op, kernel), args, groups)
+            }
+        })
+    }
+
+    /// Check a call, then `launch` its kernels: all launches of a call follow each other, whoever
+    /// else issues ops of this heap.
+    ///
+    /// A call whose first launch is enqueued and a later one is not can never end, and its number is
+    /// taken: the heap takes no further calls, on any rank.
+    fn issue(
+        &self,
+        call: &Call,
+        launch: impl Fn(Kernel, Option<u32>, OpArgs) -> iris_heap::Result<()>,
+    ) -> Result<()> {
+        let _issuing = self.heap.issue();
+        let args = self.checked(call)?;
+        for (enqueued, &(kernel, groups)) in self.ready(call).launches.iter().enumerate() {
+            let launched = launch(kernel, groups, args);
+            if launched.is_err() && enqueued > 0 {
+                let (op, rank) = (self.plan.op(), self.heap.rank());
+                if let Err(error) = self.heap.poison(abort::INCOMPLETE) {
+                    tracing::warn!(%op, rank, %error, "the peers learn by their deadlines");
+                }
+            }
+            launched.in_op(self.plan.op())?;
+        }
+        Ok(())
+    }
+
+    fn ready(&self, call: &Call) -> &Ready {
+        &self.ready[self.plan.index_at(call.size(&self.plan))]
+    }
+
+    /// Workgroups of a call: on a GPU those without work would cost time, and poll.
+    fn groups_for(&self, call: &Call) -> u32 {
+        let Ready { groups, args, .. } = self.ready(call);
+        if self.plan.request().workgroups.is_some() || self.plan.on_cpu() {
+            return *groups;
+        }
+        let choice = self.plan.at(call.size(&self.plan));
+        let work = self.plan.work(choice, (call.m, call.n), args.fetchers);
+        if work <= *groups { work } else { spread(*groups, self.plan.size()) }
+    }
+
+    /// The arguments of a call, if it can be issued.
+    fn checked(&self, call: &Call) -> Result<OpArgs> {
+        let op = self.plan.op();
+        let poisoned = |cause| Error::Poisoned { op, cause: Box::new(cause) };
+        self.heap.control().check().map_err(poisoned)?;
+        self.fill(call)
+    }
+
+    fn fill(&self, call: &Call) -> Result<OpArgs> {
+        let (op, row) = (self.plan.op(), self.plan.row());
+        let Matrices { a, b, c, bias } = &call.matrices;
+        let resolve = |name, matrix: &Option<MatRef>| match matrix {
+            Some(matrix) => matrix.resolve(op, name, &self.heap),
+            None => Ok(Matrix::default()),
+        };
+        let mut args = self.ready(call).args;
+        (args.a, args.b) = (resolve("A", a)?, resolve("B", b)?);
+        (args.c, args.bias) = (resolve("C", c)?, resolve("bias", bias)?);
+        if let Some(written) = c {
+            for (name, other, theirs) in
+                [("A", a, &args.a), ("B", b, &args.b), ("bias", bias, &args.bias)]
+            {
+                let Some(other) = other else { continue };
+                let same = name == "A" && row.in_place && args.c == *theirs;
+                if !same && written.overlaps(&args.c, other, theirs) {
+                    return Err(Error::Overlap { op, first: "C", second: name });
+                }
+            }
+        }
+        (args.m, args.n) = (call.m as u32, call.n as u32);
+        let form = self.plan.at(call.size(&self.plan)).form;
+        if form.pulls && !self.plan.alone() {
+            let place = a.filter(|a| !a.is_transposed()).and_then(|a| a.sym_offset());
+            args.pulled = place.ok_or_else(|| Error::Invalid {
+                op,
+                what: format!("A of variant {}", form.variant),
+                value: "external or transposed".into(),
+                expected: "rows in the symmetric heap, since peers read it where it lies".into(),
+            })?;
+            args.pulled_ld = self.pulled_ld(&args.a)?;
+        }
+        self.say(&mut args.record, call, (args.pulled, args.pulled_ld));
+        Ok(args)
+    }
+
+    /// The leading dimension of A that peers read where it lies: the same on all ranks, or 0 for
+    /// lines without gaps, whose lengths differ where the columns of A are split unevenly.
+    fn pulled_ld(&self, a: &Matrix) -> Result<u64> {
+        let Request { shard, k, .. } = *self.plan.request();
+        let longest = match shard {
+            Shard::Rows => k,
+            Shard::Columns => k.div_ceil(self.plan.ranks().size),
+        } as u64;
+        let len = u64::from(a.cols);
+        if a.ld == len {
+            return Ok(0);
+        }
+        if a.ld > longest {
+            return Ok(a.ld);
+        }
+        Err(Error::Invalid {
+            op: self.plan.op(),
+            what: "leading dimension of A".into(),
+            value: a.ld.to_string(),
+            expected: format!("{len}, or the same above {longest} on all ranks: peers read A"),
+        })
+    }
+
+    /// Whether a fault of this heap is known; what enqueued work left behind.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.heap.check().in_op(self.plan.op())
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+}
+
+/// At most so many workgroups, with no factor in common with the ranks: a workgroup has every so
+/// many-th tile, and owners take turns, so that else one would own all of its tiles or none.
+fn spread(groups: u32, size: u32) -> u32 {
+    let common =
+        |groups: u32| (2..=size).any(|f| size.is_multiple_of(f) && groups.is_multiple_of(f));
+    (1..=groups).rev().find(|&groups| !common(groups)).unwrap_or(1)
+}

@@ -1,0 +1,226 @@
+//! Making an op, which is the one collective step, and giving it back.
+
+use std::sync::Arc;
+
+use iris_heap::{DevWords, SymmetricHeap};
+use iris_kernels::args::{OpArgs, dtype_code, epilogue, producer};
+use iris_kernels::build::OpBuild;
+use iris_kernels::{Launcher, trace};
+
+use super::{Operator, Ready};
+use crate::error::{Error, InOp, Result};
+use crate::kind::Op;
+use crate::needs::{Area, OWN_WORDS};
+use crate::options::{Epilogue, Request, Shard, StagingLayout};
+use crate::plan::{Choice, Plan};
+use crate::workspace::{Workspace, check_plan, give_words_back, outcome};
+
+/// What a rank has for an op by itself.
+struct Own {
+    /// By the choices of the plan.
+    launchers: Vec<(Launcher, u32)>,
+    words: DevWords,
+}
+
+impl Own {
+    fn prepare(
+        op: Op,
+        heap: &SymmetricHeap,
+        plan: &Plan,
+        workspace: Option<&Workspace>,
+    ) -> Result<Self> {
+        if plan.op() != op {
+            return Err(Error::Invalid {
+                op,
+                what: "plan".into(),
+                value: format!("one of {}", plan.op()),
+                expected: format!("one of {op}"),
+            });
+        }
+        check_plan(heap, plan)?;
+        workspace.map_or(Ok(()), |workspace| workspace.check(plan))?;
+        let mut launchers: Vec<(Launcher, u32)> = Vec::new();
+        for (index, choice) in plan.choices().iter().enumerate() {
+            // The tile of a message is no matter of its kernels.
+            let alike = plan.choices()[..index].iter().position(|before| {
+                before.variant == choice.variant && (before.tile == choice.tile || !op.multiplies())
+            });
+            let launcher = match alike {
+                Some(before) => launchers[before].0.clone(),
+                None => launcher(heap, plan, choice)?,
+            };
+            let resident = launcher.resident();
+            let asked = plan.request().workgroups;
+            let groups = asked.map_or(Ok(resident), u32::try_from).ok();
+            let groups =
+                groups.filter(|&groups| groups <= resident).ok_or_else(|| Error::Invalid {
+                    op,
+                    what: "workgroups".into(),
+                    value: asked.unwrap_or_default().to_string(),
+                    expected: format!("at most {resident}, which can be resident"),
+                })?;
+            launchers.push((launcher, groups));
+        }
+        // The call counter stays as long as the heap: it comes first, and leaves no gap.
+        heap.sequence_word().in_op(op)?;
+        Ok(Self { launchers, words: heap.alloc_device_words(OWN_WORDS).in_op(op)? })
+    }
+}
+
+fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launcher> {
+    let (op, request) = (plan.op(), plan.request());
+    let build = OpBuild {
+        op: op.name(),
+        product: op.multiplies(),
+        dtype: request.dtype,
+        tile_m: choice.tile.m as u32,
+        tile_n: choice.tile.n as u32,
+        injected: request.injected,
+        observed: request.is_observed(),
+    };
+    let kernels: Vec<_> = plan.launches(choice).into_iter().map(|(kernel, _)| kernel).collect();
+    Launcher::new(heap, &build, &kernels).in_op(op)
+}
+
+impl Operator {
+    /// The one collective step: agree on the plan, take a workspace, prepare its words.
+    ///
+    /// Every rank ends it with the op, or every rank with an error: whoever cannot do its part tells
+    /// the others, and what was taken until then is given back on all.
+    #[track_caller]
+    pub(crate) fn new(op: Op, heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
+        Self::make(op, heap, plan, None, Workspace::prepare_words)
+    }
+
+    /// The same in a workspace that there is.
+    #[track_caller]
+    pub(crate) fn within(op: Op, workspace: &Arc<Workspace>, plan: &Plan) -> Result<Self> {
+        Self::make(op, workspace.heap(), plan, Some(workspace), Workspace::prepare_words)
+    }
+
+    #[track_caller]
+    pub(super) fn make(
+        op: Op,
+        heap: &Arc<SymmetricHeap>,
+        plan: &Plan,
+        shared: Option<&Arc<Workspace>>,
+        prepare: impl FnOnce(&Workspace) -> Result<()>,
+    ) -> Result<Self> {
+        let world = heap.world();
+        world.agree(op.name(), &plan.fingerprint()).in_op(op)?;
+        let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace));
+        let told = world.all_ok(op.name(), outcome(&own)).in_op(op);
+        let Own { launchers, words } = own?;
+        let workspace = told.and_then(|()| match shared {
+            Some(workspace) => Ok(Arc::clone(workspace)),
+            None => Workspace::make(heap, &[plan], prepare).map(Arc::new),
+        });
+        let workspace = match workspace {
+            Ok(workspace) => workspace,
+            Err(error) => {
+                give_words_back(heap, op, words);
+                return Err(error);
+            }
+        };
+        let mut operator = Self {
+            heap: Arc::clone(heap),
+            plan: plan.clone(),
+            workspace,
+            owns: shared.is_none(),
+            words,
+            trace: None,
+            ready: Vec::new(),
+        };
+        if let Err(error) = operator.take_trace() {
+            // All ranks have come here, or the world is of no further use.
+            if let Err(error) = operator.free() {
+                tracing::warn!(%op, rank = heap.rank(), %error, "its memory is not given back");
+            }
+            return Err(error);
+        }
+        // Named when it is certain that all ranks have it, so that they count alike.
+        let id = heap.control().name_op(op.name());
+        let template = |(launcher, groups): (Launcher, u32), choice: &Choice| Ready {
+            launches: plan.launches(choice),
+            args: operator.template(id, choice, groups),
+            launcher,
+            groups,
+        };
+        let choices = plan.choices().iter();
+        operator.ready =
+            launchers.into_iter().zip(choices).map(|(own, choice)| template(own, choice)).collect();
+        Ok(operator)
+    }
+
+    /// Take the memory of a trace and begin with none. Collective if there is one.
+    #[track_caller]
+    fn take_trace(&mut self) -> Result<()> {
+        let (op, heap) = (self.plan.op(), &self.heap);
+        let Some(block) = self.plan.trace_block() else { return Ok(()) };
+        let slice = heap.alloc_many(op.name(), &[block]).in_op(op)?[0];
+        self.trace = Some(slice);
+        let counts = slice.slice(..trace::MAX_GROUPS * 4).in_op(op);
+        let cleared =
+            counts.and_then(|counts| heap.write(counts, &[0; trace::MAX_GROUPS * 4]).in_op(op));
+        let told = heap.world().all_ok(op.name(), outcome(&cleared)).in_op(op);
+        cleared.and(told)
+    }
+
+    fn template(&self, id: u32, choice: &Choice, groups: u32) -> OpArgs {
+        let Choice { tile, needs, .. } = choice;
+        let request = self.plan.request();
+        let Request { n, k, root, epilogue, shard, trace_spans, .. } = *request;
+        let code = |dtype| dtype_code(dtype).unwrap_or_default();
+        let (view, workspace) = (self.heap.view(), &self.workspace);
+        let extent = workspace.extent();
+        OpArgs {
+            heap: view,
+            channel: workspace.channel(id),
+            inbox: workspace.place(Area::Inbox) + extent.inbox_of(needs),
+            slot: needs.slot,
+            results: workspace.place(Area::Results) + extent.results_of(needs),
+            result_slot: needs.result_slot,
+            workspace: workspace.place(Area::Workspace),
+            trace: self.trace.map_or(0, |slice| view.data[view.rank as usize] + slice.offset()),
+            counters: view.device_words + self.words.offset(),
+            n: n as u32,
+            k: k as u32,
+            tile_m: tile.m as u32,
+            tile_n: tile.n as u32,
+            k_group: needs.k_group,
+            max_tiles: needs.places,
+            max_results: needs.results,
+            wire: code(request.wire_dtype()),
+            epilogue: match epilogue {
+                Epilogue::None => 0,
+                Epilogue::Gelu => epilogue::GELU,
+            },
+            producer: if self.plan.op().multiplies() { producer::GEMM } else { producer::LOAD },
+            root: root as u32,
+            fetchers: match request.staged.fetchers {
+                Some(fetchers) => fetchers as u32,
+                None => (groups / 4).max(1),
+            },
+            shard: u32::from(shard == Shard::Columns),
+            m_first: u32::from(request.staged.layout == StagingLayout::MContiguous),
+            m_contiguous: u32::from(request.staged.layout == StagingLayout::MContiguous),
+            trace_spans,
+            sources: needs.sources,
+            record: self.record(choice),
+            ..bytemuck::Zeroable::zeroed()
+        }
+    }
+
+    /// Give the workspace back, if it is the op's own, and the memory of the trace. Collective; an op
+    /// in a shared workspace without a trace meets nobody.
+    #[track_caller]
+    pub(crate) fn free(self) -> Result<()> {
+        let (op, trace) = (self.plan.op(), self.trace.as_slice());
+        match (self.owns, trace) {
+            (true, _) => self.workspace.give_back(trace)?,
+            (false, []) => self.heap.finish().in_op(op)?,
+            (false, _) => self.heap.free_many(trace).in_op(op)?,
+        }
+        self.heap.free_device_words(self.words).in_op(op)
+    }
+}

@@ -1,0 +1,62 @@
+//! What a rank says about a call, for its peers to compare with what they say.
+
+use iris_kernels::args::dtype_code;
+use iris_sync::{Field, Record};
+
+use super::Operator;
+use crate::check::Call;
+use crate::plan::Choice;
+
+impl Operator {
+    /// All but the shape and where the matrices lie.
+    pub(super) fn record(&self, choice: &Choice) -> Record {
+        let request = self.plan.request();
+        let common = self.plan.row().common;
+        // Those of the plan: a rank that only receives has no A.
+        let types = [request.dtype, request.dtype, request.output_dtype(), request.wire_dtype()];
+        let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
+        let config = self.plan.fingerprint().into_iter().flat_map(|(name, value)| {
+            let text = format!("{name}={value}\n");
+            text.into_bytes()
+        });
+        let mut record = Record::default();
+        let mut set = |field: Field, value: i32| record.fields[field as usize] = value;
+        set(Field::K, if common.k { request.k as i32 } else { 0 });
+        set(Field::Dtypes, codes.iter().fold(0, |all, code| all << 8 | code));
+        set(Field::Variant, hash(choice.variant.name().bytes()));
+        set(Field::Config, hash(config));
+        record
+    }
+
+    /// The rest, for one call; `pulled` is where peers read A.
+    pub(super) fn say(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
+        let form = self.plan.at(call.size(&self.plan)).form;
+        record.fields[Field::M as usize] = call.m as i32;
+        record.fields[Field::N as usize] = if self.plan.row().common.n { call.n as i32 } else { 0 };
+        if self.plan.alone() {
+            return;
+        }
+        if form.pulls {
+            // Peers read A at this rank's own offset and leading dimension.
+            let place = [pulled.0, pulled.1].map(u64::to_le_bytes);
+            record.fields[Field::Config as usize] ^= hash(place.into_iter().flatten());
+        }
+        let a = call.matrices.a.and_then(|a| a.sym_offset());
+        // Not where C is A itself, nor where it is transposed.
+        if form.direct
+            && let Some(c) = call.matrices.c.filter(|c| !c.is_transposed())
+            && let (Some(offset), Ok(ld)) = (c.sym_offset(), i32::try_from(c.ld()))
+            && a != Some(offset)
+            && ld > 0
+        {
+            record.direct = ld;
+            record.c_offset = [offset as i32, (offset >> 32) as i32];
+        }
+    }
+}
+
+/// FNV-1a, 32 bits.
+fn hash(bytes: impl Iterator<Item = u8>) -> i32 {
+    bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+        as i32
+}

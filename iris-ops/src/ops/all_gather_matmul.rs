@@ -1,0 +1,63 @@
+//! A is split over the ranks, and every rank multiplies all of it: the first half of a
+//! sequence-parallel layer.
+
+use iris_kernels::Kernel;
+
+use crate::MatmulArgs;
+use crate::facade::{operator, variants};
+use crate::kind::{self, Op};
+pub use crate::options::Staged;
+use crate::options::options;
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+
+operator! {
+    /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered) B (`k` x `n`, each rank its own),
+    /// plus a bias. `n` may differ between ranks.
+    ///
+    /// A rank has the rows `split(m, size, rank)` of A, or with [`Shard::Columns`](crate::Shard::Columns)
+    /// the columns `split(k, size, rank)`. In the variants that pull, A has the same offset on all
+    /// ranks, its rows have no gaps or are equally far apart on all ranks, and the call ends on the
+    /// stream only when all peers have read it.
+    AllGatherMatmul(MatmulArgs)
+}
+
+options! { ROW,
+    /// What [`AllGatherMatmul`] is planned for.
+    {
+        /// For at most `m` rows over all ranks, this rank's `n` columns and the whole depth `k`.
+        product(m, n, k);
+        variant, shard, dtype, output, epilogue, tile, workgroups,
+    }
+}
+
+variants! { ROW;
+    /// Push the shards to all, barrier, multiply. The only one that takes A in any memory.
+    Baseline,
+    /// Multiply straight from the peers' shards; A must be symmetric.
+    Pull,
+    /// Some workgroups fetch remote parts of A into a buffer and raise a flag for each, the others
+    /// multiply and wait for the part they need; A must be symmetric.
+    Staged(Staged => staged),
+}
+
+pub(crate) const ROW: Row = Row {
+    op: Op::AllGatherMatmul,
+    common: Common { n: false, k: true },
+    a: Part::Shard,
+    c: Part::All,
+    tiles: Tiles::Split,
+    in_place: false,
+    forms: &[
+        Form::push(kind::Variant::Baseline, GATHER, Memory::Gathered),
+        Form::push(kind::Variant::Pull, &[Step::Tiles(Kernel::Pull)], Memory::None).pulls(),
+        Form {
+            fetches: true,
+            ..Form::push(kind::Variant::Staged, &[Step::Tiles(Kernel::Staged)], Memory::Staged)
+                .pulls()
+        },
+    ],
+    rule: Rule::Gather,
+};
+
+const GATHER: &[Step] =
+    &[Step::Tiles(Kernel::Gather), Step::Barrier(0), Step::Tiles(Kernel::Gathered)];

@@ -1,0 +1,47 @@
+//! The sum over ranks, on all ranks.
+
+use crate::CollectiveArgs;
+use crate::facade::{beside_method, operator, variants};
+use crate::kind::Op;
+use crate::ops::matmul_all_reduce::FORMS;
+use crate::options::options;
+use crate::spec::{Common, Part, Row, Rule, Tiles};
+
+operator! {
+    /// Output (on all ranks) = sum over ranks of input. The output may be the input itself.
+    AllReduce(CollectiveArgs)
+}
+beside_method!(AllReduce(CollectiveArgs));
+
+options! { ROW,
+    /// What [`AllReduce`] is planned for.
+    {
+        /// For at most `count` elements.
+        message();
+        variant, dtype, wire, epilogue, tile, workgroups,
+    }
+}
+
+variants! { ROW;
+    /// Each rank pushes its input to all; each adds up all of them, in the order of ranks: the same
+    /// bits everywhere. For small messages.
+    OneShot,
+    /// The owner of a tile adds it up, its own part first, and sends the result to all: the same
+    /// bits everywhere.
+    TwoShot,
+    /// Ranks add into the owner's f32 tile under a lock. The order, and so the last bits, vary.
+    Spinlock,
+    /// Ranks add into the owner's f32 tile atomically. The order, and so the last bits, vary.
+    Atomic,
+}
+
+pub(crate) const ROW: Row = Row {
+    op: Op::AllReduce,
+    common: Common { n: true, k: true },
+    a: Part::All,
+    c: Part::All,
+    tiles: Tiles::Whole,
+    in_place: true,
+    forms: FORMS,
+    rule: Rule::Sum,
+};

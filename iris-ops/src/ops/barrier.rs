@@ -1,0 +1,57 @@
+//! A barrier on the device, stream-ordered: what any member's stream did before it is seen by what
+//! any member's stream does after it.
+
+use iris_heap::Stream;
+
+use crate::Result;
+use crate::args::Matrices;
+use crate::facade::common_methods;
+use crate::kind::{Op, Variant};
+use crate::operator::Operator;
+use crate::options::options;
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+
+/// A barrier of all ranks of the heap, or of those in [`Options::members`]. All ranks make it; only
+/// members run it.
+#[derive(Debug)]
+pub struct Barrier {
+    operator: Operator,
+}
+
+common_methods!(Barrier);
+
+impl Barrier {
+    /// Enqueue the barrier on `stream`. On a rank that is no member it is an error.
+    ///
+    /// # Errors
+    /// That one; [`Poisoned`](crate::Error::Poisoned) after a fault of the heap.
+    pub fn run(&self, stream: &Stream) -> Result<()> {
+        self.operator.run(stream, &Matrices::default())
+    }
+}
+
+options! { ROW,
+    /// What a [`Barrier`] is planned for.
+    {
+        /// Of all ranks.
+        nothing();
+        members,
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+pub(crate) const ROW: Row = Row {
+    op: Op::Barrier,
+    common: Common { n: false, k: false },
+    a: Part::None,
+    c: Part::None,
+    tiles: Tiles::Whole,
+    in_place: false,
+    forms: &[Form::push(Variant::Flat, &[Step::Call], Memory::None)],
+    rule: Rule::Only,
+};

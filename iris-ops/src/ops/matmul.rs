@@ -1,0 +1,34 @@
+//! The product of one rank alone, with the same options as the fused ones.
+
+use iris_kernels::Kernel;
+
+use crate::MatmulArgs;
+use crate::facade::operator;
+use crate::kind::{Op, Variant};
+use crate::options::options;
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+
+operator! {
+    /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias: nobody else takes part in a call.
+    Matmul(MatmulArgs)
+}
+
+options! { ROW,
+    /// What [`Matmul`] is planned for.
+    {
+        /// For at most `m` rows, `n` columns and depth `k`, of which the last two are the rank's own.
+        product(m, n, k);
+        dtype, output, epilogue, tile, workgroups,
+    }
+}
+
+pub(crate) const ROW: Row = Row {
+    op: Op::Matmul,
+    common: Common { n: false, k: false },
+    a: Part::All,
+    c: Part::All,
+    tiles: Tiles::Whole,
+    in_place: false,
+    forms: &[Form::push(Variant::Local, &[Step::Tiles(Kernel::Local)], Memory::None)],
+    rule: Rule::Only,
+};

@@ -1,0 +1,42 @@
+//! Each rank multiplies its rows, and all ranks get all rows.
+
+use iris_kernels::Kernel;
+use iris_kernels::args::arrival;
+
+use crate::MatmulArgs;
+use crate::facade::{beside_method, operator};
+use crate::kind::{Op, Variant};
+use crate::options::options;
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+
+operator! {
+    /// C (`m` x `n`, on all ranks): its rows `split(m, size, rank)` are A (those rows x `k`) B
+    /// (`k` x `n`) of that rank, plus a bias. Each rank pushes its finished tiles to all.
+    MatmulAllGather(MatmulArgs)
+}
+beside_method!(MatmulAllGather(MatmulArgs));
+
+options! { ROW,
+    /// What [`MatmulAllGather`] is planned for.
+    {
+        /// For at most `m` rows over all ranks, `n` columns and depth `k`.
+        product(m, n, k);
+        dtype, output, epilogue, tile, workgroups,
+    }
+}
+
+pub(crate) const ROW: Row = Row {
+    op: Op::MatmulAllGather,
+    common: Common { n: true, k: true },
+    a: Part::Own,
+    c: Part::All,
+    tiles: Tiles::Own,
+    in_place: false,
+    forms: FORMS,
+    rule: Rule::Only,
+};
+
+/// Of all that is gathered from every rank's rows.
+pub(super) const FORMS: &[Form] =
+    &[Form::push(Variant::Push, &[Step::Tiles(Kernel::AllGather)], Memory::Parts)
+        .direct(Some(arrival::PARTS))];

@@ -1,0 +1,65 @@
+//! C = sum over ranks of A B, and the same C on all ranks: row-parallel linear layers.
+
+use iris_kernels::Kernel;
+use iris_kernels::args::arrival;
+
+use crate::MatmulArgs;
+use crate::facade::{beside_method, operator, variants};
+use crate::kind::{self, Op};
+use crate::options::options;
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+
+operator! {
+    /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias added
+    /// once. `k` is the rank's own and may differ between ranks.
+    MatmulAllReduce(MatmulArgs)
+}
+beside_method!(MatmulAllReduce(MatmulArgs));
+
+options! { ROW,
+    /// What [`MatmulAllReduce`] is planned for.
+    {
+        /// For at most `m` rows, `n` columns and this rank's depth `k`.
+        product(m, n, k);
+        variant, dtype, output, wire, epilogue, tile, workgroups,
+    }
+}
+
+variants! { ROW;
+    /// Each rank pushes its partial of every tile to all; each adds up all of them, in the order
+    /// of ranks: the same bits everywhere. For small results.
+    OneShot,
+    /// The owner of a tile adds it up, its own partial first, and sends the result to all: the
+    /// same bits everywhere.
+    TwoShot,
+    /// Ranks add into the owner's f32 tile under a lock. The order, and so the last bits, vary.
+    Spinlock,
+    /// Ranks add into the owner's f32 tile atomically. The order, and so the last bits, vary.
+    Atomic,
+}
+
+pub(crate) const ROW: Row = Row {
+    op: Op::MatmulAllReduce,
+    common: Common { n: true, k: false },
+    a: Part::All,
+    c: Part::All,
+    tiles: Tiles::Whole,
+    in_place: false,
+    forms: FORMS,
+    rule: Rule::Sum,
+};
+
+/// Of all sums that all ranks get.
+pub(super) const FORMS: &[Form] = &[
+    Form::push(kind::Variant::OneShot, &[Step::Tiles(Kernel::OneShot)], Memory::AllTiles)
+        .sends_all(),
+    Form::push(kind::Variant::TwoShot, &[Step::Tiles(Kernel::TwoShot)], Memory::OwnedAndResults)
+        .direct(Some(arrival::RESULTS)),
+    Form::push(kind::Variant::Spinlock, &add(Kernel::AddLocked), Memory::Sums { locks: true }),
+    Form::push(kind::Variant::Atomic, &add(Kernel::AddAtomic), Memory::Sums { locks: false }),
+];
+
+const fn add(kernel: Kernel) -> [Step; 5] {
+    let [clear, read] = [Step::Tiles(Kernel::Zero), Step::Tiles(Kernel::Convert)];
+    [clear, Step::Barrier(0), Step::Tiles(kernel), Step::Barrier(1), read]
+}

@@ -1,0 +1,490 @@
+//! What an operator is planned with: each has a struct of its own, with the options that it reads.
+
+use iris_heap::{BackendKind, DType, SymmetricHeap, World};
+use iris_kernels::build::Injected;
+use iris_kernels::rtc::TileBuild;
+
+use crate::error::{Error, Result};
+use crate::kind::{Op, Variant};
+use crate::spec::Row;
+
+/// A rank among others, and the kind of device they have: all that planning needs of a world or heap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ranks {
+    /// This rank.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+    /// What they run on.
+    pub backend: BackendKind,
+}
+
+impl Ranks {
+    /// Rank `rank` of `size`, on the CPU.
+    pub fn new(rank: usize, size: usize) -> Self {
+        Self { rank, size, backend: BackendKind::Cpu }
+    }
+
+    /// The same ranks on another kind of device.
+    #[must_use]
+    pub fn on(self, backend: BackendKind) -> Self {
+        Self { backend, ..self }
+    }
+}
+
+impl From<&World> for Ranks {
+    /// On the CPU: a world does not know of devices. [`Ranks::on`] says another.
+    fn from(world: &World) -> Self {
+        Self::new(world.rank(), world.size())
+    }
+}
+
+impl From<&SymmetricHeap> for Ranks {
+    /// On the device of the heap.
+    fn from(heap: &SymmetricHeap) -> Self {
+        Self::new(heap.rank(), heap.size()).on(heap.options().backend)
+    }
+}
+
+impl From<&std::sync::Arc<SymmetricHeap>> for Ranks {
+    fn from(heap: &std::sync::Arc<SymmetricHeap>) -> Self {
+        Self::from(&**heap)
+    }
+}
+
+/// Rows and columns of a tile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TileShape {
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub n: usize,
+}
+
+impl std::fmt::Display for TileShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} x {}", self.m, self.n)
+    }
+}
+
+/// Which dimension of A is split over the ranks in front of an all-gather.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Shard {
+    /// Rank r has the rows `split(m, size, r)` of A.
+    #[default]
+    Rows,
+    /// Rank r has the columns `split(k, size, r)` of A, and its own part of K is multiplied first.
+    Columns,
+}
+
+/// How the staging buffer of `all_gather_matmul` lies, and in which order it is filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum StagingLayout {
+    /// `[m][k]`, filled along K first.
+    #[default]
+    KContiguous,
+    /// `[k][m]`, filled along M first.
+    MContiguous,
+}
+
+/// What is done to a finished element, once over all ranks, after the bias.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Epilogue {
+    /// Nothing.
+    #[default]
+    None,
+    /// x / 2 * (1 + erf(x / sqrt 2)).
+    Gelu,
+}
+
+/// The options of the variant `staged`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Staged {
+    /// Columns of A that one flag stands for; the last of a shard may stand for fewer. By default 256,
+    /// on a GPU 2048, as a product of fewer columns begins and ends more often than it pays there.
+    pub columns_per_flag: Option<usize>,
+    /// Workgroups that fetch; by default a quarter, at least one.
+    pub fetchers: Option<usize>,
+    /// Layout of the staging buffer.
+    pub layout: StagingLayout,
+}
+
+impl Staged {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Columns of A that one flag stands for.
+    #[must_use]
+    pub fn columns_per_flag(self, columns: usize) -> Self {
+        Self { columns_per_flag: Some(columns), ..self }
+    }
+
+    /// Workgroups that fetch.
+    #[must_use]
+    pub fn fetchers(self, fetchers: usize) -> Self {
+        Self { fetchers: Some(fetchers), ..self }
+    }
+
+    /// Layout of the staging buffer.
+    #[must_use]
+    pub fn layout(self, layout: StagingLayout) -> Self {
+        Self { layout, ..self }
+    }
+}
+
+/// All that was asked of a plan, whatever its operator: what the operators' own options come to. It
+/// is made by them alone, and can be read in the [`Plan`](crate::Plan).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Request {
+    pub(crate) row: &'static Row,
+    /// The variant; none where the choice is left to the plan.
+    pub variant: Option<Variant>,
+    /// Most rows of a call; of a message of elements, how many parts it has.
+    pub m: usize,
+    /// Columns; of a message of elements, most elements of a part.
+    pub n: usize,
+    /// Depth; 0 for an op without a product.
+    pub k: usize,
+    /// Whether the message is a number of elements, and not rows.
+    pub elements: bool,
+    /// Element type of A and B, or of the message.
+    pub dtype: DType,
+    /// Element type of C.
+    pub output: Option<DType>,
+    /// Element type that partials travel in.
+    pub wire: Option<DType>,
+    /// Shape of a tile.
+    pub tile: Option<TileShape>,
+    /// What is done to a finished element.
+    pub epilogue: Epilogue,
+    /// Dimension of A that is split.
+    pub shard: Shard,
+    /// Of the variant `staged`.
+    pub staged: Staged,
+    /// Rank that broadcasts.
+    pub root: usize,
+    /// Ranks of a barrier; by default all.
+    pub members: Option<Vec<usize>>,
+    /// Workgroups of a launch; by default as many as can be resident.
+    pub workgroups: Option<usize>,
+    /// Spans that each workgroup has room for in a trace; 0 for no trace.
+    pub trace_spans: u32,
+    /// Whether kernels on GPUs count what they move.
+    pub counted: bool,
+    /// Number of the first call.
+    pub first_call: i32,
+    /// What a test has the kernels do worse than they should.
+    pub injected: Injected,
+}
+
+impl Request {
+    pub(crate) fn new(row: &'static Row, (m, n, k): (usize, usize, usize)) -> Self {
+        Self {
+            row,
+            variant: None,
+            m,
+            n,
+            k,
+            elements: false,
+            dtype: DType::F32,
+            output: None,
+            wire: None,
+            tile: None,
+            epilogue: Epilogue::None,
+            shard: Shard::Rows,
+            staged: Staged::default(),
+            root: 0,
+            members: None,
+            workgroups: None,
+            trace_spans: 0,
+            counted: false,
+            first_call: 1,
+            injected: Injected::default(),
+        }
+    }
+
+    /// The operator.
+    pub fn op(&self) -> Op {
+        self.row.op
+    }
+
+    /// Whether kernels on GPUs are those that trace and count.
+    pub fn is_observed(&self) -> bool {
+        self.counted || self.trace_spans > 0
+    }
+
+    /// Element type of C.
+    pub fn output_dtype(&self) -> DType {
+        self.output.unwrap_or(self.dtype)
+    }
+
+    /// Element type that partials travel in.
+    pub fn wire_dtype(&self) -> DType {
+        self.wire.unwrap_or(self.output_dtype())
+    }
+
+    /// Columns of A that one flag of a staged gather stands for.
+    pub fn columns_per_flag(&self, backend: BackendKind) -> usize {
+        let default = if backend == BackendKind::Cpu { 256 } else { 2048 };
+        self.staged.columns_per_flag.unwrap_or(default)
+    }
+
+    /// Check every number by itself, before anything is computed from it.
+    pub(crate) fn check(&self, ranks: Ranks) -> Result<()> {
+        let op = self.op();
+        let invalid = |what: &str, value: &dyn ToString, expected: &str| {
+            Err(Error::Invalid {
+                op,
+                what: what.into(),
+                value: value.to_string(),
+                expected: expected.into(),
+            })
+        };
+        let limit = i32::MAX as usize / 2;
+        let most = format!("at most {limit}");
+        if ranks.size == 0 || ranks.size > iris_heap::MAX_RANKS {
+            return invalid("size of the world", &ranks.size, "from 1 to 64");
+        }
+        if ranks.rank >= ranks.size {
+            return invalid("rank", &ranks.rank, &format!("below {}", ranks.size));
+        }
+        let n = if self.elements { "count" } else { "n" };
+        for (name, value) in [("m", self.m), (n, self.n), ("k", self.k)] {
+            if value > limit {
+                return invalid(name, &value, &most);
+            }
+        }
+        for (name, dtype) in
+            [("dtype", self.dtype), ("output", self.output_dtype()), ("wire", self.wire_dtype())]
+        {
+            if iris_kernels::args::dtype_code(dtype).is_none() {
+                return invalid(name, &dtype, "f32, f16 or bf16");
+            }
+        }
+        if let Some(tile @ TileShape { m, n }) = self.tile {
+            if m.min(n) == 0 || m.max(n) > 65536 {
+                return invalid("tile", &tile, "from 1 to 65536 either way");
+            }
+            if ranks.backend == BackendKind::Cuda
+                && op.multiplies()
+                && TileBuild::fitting(m as u32, n as u32).is_none()
+            {
+                let TileBuild { m: most_m, n: most_n, .. } = TileBuild::ALL[0];
+                let expected = format!("at most {most_m} x {most_n} on {}", ranks.backend);
+                return invalid("tile", &tile, &expected);
+            }
+        }
+        if let Some(columns) = self.staged.columns_per_flag
+            && (columns == 0 || columns > limit)
+        {
+            return invalid("columns_per_flag", &columns, &format!("from 1 to {limit}"));
+        }
+        if let Some(fetchers) = self.staged.fetchers
+            && fetchers > limit
+        {
+            return invalid("fetchers", &fetchers, &most);
+        }
+        if self.injected != Injected::default() && ranks.backend == BackendKind::Cpu {
+            return invalid("injected", &format!("{:?}", self.injected), "nothing on the CPU");
+        }
+        if self.workgroups == Some(0) {
+            return invalid("workgroups", &0, "at least 1");
+        }
+        if self.root >= ranks.size {
+            return invalid("root", &self.root, &format!("below {}", ranks.size));
+        }
+        if let Some(members) = &self.members
+            && (members.is_empty() || members.iter().any(|&rank| rank >= ranks.size))
+        {
+            let expected = format!("ranks below {}, at least one", ranks.size);
+            return invalid("members", &format!("{members:?}"), &expected);
+        }
+        Ok(())
+    }
+}
+
+/// The struct of options of one operator, over a [`Request`], with the setters that are named.
+macro_rules! options {
+    ($row:expr, $(#[$doc:meta])* {
+        $(#[$new:meta])* $by:ident($($dimension:ident),*);
+        $($setter:ident,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct Options {
+            pub(crate) request: $crate::options::Request,
+        }
+
+        impl Options {
+            $crate::options::constructor!($row, $(#[$new])* $by($($dimension),*));
+            $($crate::options::setter!($setter);)*
+            // Every operator has these.
+            $crate::options::setter!(trace_spans);
+            $crate::options::setter!(counted);
+            $crate::options::setter!(first_call);
+            $crate::options::setter!(injected);
+        }
+
+        impl AsRef<$crate::options::Request> for Options {
+            fn as_ref(&self) -> &$crate::options::Request {
+                &self.request
+            }
+        }
+    };
+}
+
+/// How options begin: a product by its three dimensions, a message by rows or by elements, which
+/// come in one part or in one for each rank.
+macro_rules! constructor {
+    ($row:expr, $(#[$new:meta])* product($($dimension:ident),*)) => {
+        $(#[$new])*
+        pub fn new(m: usize, n: usize, k: usize) -> Self {
+            Self { request: $crate::options::Request::new(&$row, (m, n, k)) }
+        }
+    };
+    ($row:expr, $(#[$new:meta])* message()) => {
+        $(#[$new])*
+        pub fn new(count: usize) -> Self {
+            let mut request = $crate::options::Request::new(&$row, (0, count, 0));
+            request.elements = true;
+            Self { request }
+        }
+
+        /// For at most `m` rows of `n` elements. What is split over the ranks are whole rows, evenly,
+        /// the remainder to the first; a call may have fewer rows, and matrices with leading dimensions.
+        pub fn rows(m: usize, n: usize) -> Self {
+            Self { request: $crate::options::Request::new(&$row, (m, n, 0)) }
+        }
+    };
+    ($row:expr, $(#[$new:meta])* nothing()) => {
+        $(#[$new])*
+        pub fn new() -> Self {
+            Self { request: $crate::options::Request::new(&$row, (0, 0, 0)) }
+        }
+    };
+}
+
+macro_rules! setter {
+    (dtype) => {
+        /// Element type of A and B, or of the message: f32, f16 or bf16; by default f32.
+        #[must_use]
+        pub fn dtype(mut self, dtype: iris_heap::DType) -> Self {
+            self.request.dtype = dtype;
+            self
+        }
+    };
+    (output) => {
+        /// Element type of C; by default that of A.
+        #[must_use]
+        pub fn output(mut self, output: iris_heap::DType) -> Self {
+            self.request.output = Some(output);
+            self
+        }
+    };
+    (wire) => {
+        /// Element type that partials travel in; by default that of the result.
+        #[must_use]
+        pub fn wire(mut self, wire: iris_heap::DType) -> Self {
+            self.request.wire = Some(wire);
+            self
+        }
+    };
+    (tile) => {
+        /// Shape of a tile; by default chosen by the shape and the device.
+        #[must_use]
+        pub fn tile(mut self, tile: $crate::TileShape) -> Self {
+            self.request.tile = Some(tile);
+            self
+        }
+    };
+    (epilogue) => {
+        /// What is done to a finished element.
+        #[must_use]
+        pub fn epilogue(mut self, epilogue: $crate::Epilogue) -> Self {
+            self.request.epilogue = epilogue;
+            self
+        }
+    };
+    (shard) => {
+        /// Dimension of A that is split.
+        #[must_use]
+        pub fn shard(mut self, shard: $crate::Shard) -> Self {
+            self.request.shard = shard;
+            self
+        }
+    };
+    (variant) => {
+        /// How it is done; by default the plan chooses.
+        #[must_use]
+        pub fn variant(mut self, variant: Variant) -> Self {
+            variant.ask(&mut self.request);
+            self
+        }
+    };
+    (root) => {
+        /// Rank that broadcasts; by default 0.
+        #[must_use]
+        pub fn root(mut self, root: usize) -> Self {
+            self.request.root = root;
+            self
+        }
+    };
+    (members) => {
+        /// Ranks that take part; by default all.
+        #[must_use]
+        pub fn members(mut self, members: Vec<usize>) -> Self {
+            self.request.members = Some(members);
+            self
+        }
+    };
+    (workgroups) => {
+        /// Workgroups of a launch: at most what can be resident, which is the default.
+        #[must_use]
+        pub fn workgroups(mut self, workgroups: usize) -> Self {
+            self.request.workgroups = Some(workgroups);
+            self
+        }
+    };
+    (trace_spans) => {
+        /// Spans that each workgroup has room for in a trace; 0, the default, for none.
+        #[must_use]
+        pub fn trace_spans(mut self, trace_spans: u32) -> Self {
+            self.request.trace_spans = trace_spans;
+            self
+        }
+    };
+    (counted) => {
+        /// Whether kernels on GPUs count what they move, which takes time. On the CPU they always do,
+        /// and on GPUs where they leave a trace.
+        #[must_use]
+        pub fn counted(mut self, counted: bool) -> Self {
+            self.request.counted = counted;
+            self
+        }
+    };
+    (first_call) => {
+        /// Number of the first call: for tests near the ends of the range.
+        #[must_use]
+        pub fn first_call(mut self, first_call: i32) -> Self {
+            self.request.first_call = first_call;
+            self
+        }
+    };
+    (injected) => {
+        /// What a stress test has device kernels do worse than they should: late, or wrong.
+        #[must_use]
+        pub fn injected(mut self, injected: $crate::Injected) -> Self {
+            self.request.injected = injected;
+            self
+        }
+    };
+}
+
+pub(crate) use {constructor, options, setter};

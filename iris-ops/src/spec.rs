@@ -1,0 +1,190 @@
+//! What an operator is, as one row of a table: what it launches, what it needs, which parts of its
+//! matrices a rank has. Plans, the automatic choice, workspaces, checks, records and launches read
+//! the row and know no operator by name; each row stands with its operator, in `ops/`.
+
+use iris_kernels::Kernel;
+use iris_sync::barrier::Members;
+
+use crate::kind::{Op, Variant};
+
+/// One operator.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) op: Op,
+    /// Whether N, and K, are the same on all ranks; else they are the rank's own.
+    pub(crate) common: Common,
+    /// The part of A, or of the input, that a rank has.
+    pub(crate) a: Part,
+    /// The part of C, or of the output, that a rank gets.
+    pub(crate) c: Part,
+    /// Which tiles a rank works on.
+    pub(crate) tiles: Tiles,
+    /// Whether C may be A itself.
+    pub(crate) in_place: bool,
+    /// How it can be done.
+    pub(crate) forms: &'static [Form],
+    /// By which rule one of these is chosen, where no table does.
+    pub(crate) rule: Rule,
+}
+
+/// How the variant is chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rule {
+    /// There is one.
+    Only,
+    /// Of a sum that all ranks get.
+    Sum,
+    /// Of a gather in front of a product.
+    Gather,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Common {
+    pub(crate) n: bool,
+    pub(crate) k: bool,
+}
+
+/// What a rank has of a matrix whose rows are M: the calls' M is that of the one that it has all of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Part {
+    /// All rows.
+    All,
+    /// The rows `split(m, size, rank)`.
+    Own,
+    /// As many rows from each rank as fall to this one.
+    Blocks,
+    /// All rows on the root, no matrix elsewhere.
+    Root,
+    /// The rows or the columns that fall to it, as the options say.
+    Shard,
+    /// No matrix.
+    None,
+}
+
+/// Which tiles a rank works on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Tiles {
+    /// Those of the whole matrix.
+    Whole,
+    /// Those of the whole, of which none crosses the boundary between two ranks' rows.
+    Split,
+    /// Those of its own rows.
+    Own,
+}
+
+/// One way to do it.
+#[derive(Debug)]
+pub(crate) struct Form {
+    pub(crate) variant: Variant,
+    /// The launches of a call, in their order.
+    pub(crate) launches: &'static [Step],
+    /// The memory that it takes.
+    pub(crate) memory: Memory,
+    /// Whether one rank sends all tiles, and not a part of them.
+    pub(crate) sends_all: bool,
+    /// Whether peers read A where it lies.
+    pub(crate) pulls: bool,
+    /// Whether peers may write C where it lies. Where they do not, nobody need wait for a peer's entry
+    /// before it pushes.
+    pub(crate) direct: bool,
+    /// Which words say that a tile of C has come from a peer, for a kernel beside the call.
+    pub(crate) arrival: Option<u32>,
+    /// Whether some of its workgroups fetch and do nothing else.
+    pub(crate) fetches: bool,
+}
+
+/// One launch of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Step {
+    /// Of as many workgroups as have something to do.
+    Tiles(Kernel),
+    /// A barrier of all ranks between two launches; the number tells two of one call apart.
+    Barrier(u32),
+    /// The barrier that is a call by itself.
+    Call,
+}
+
+impl Step {
+    /// The kernel, and the number of its workgroups if that is fixed.
+    pub(crate) fn launch(self, all: Members, members: Members) -> (Kernel, Option<u32>) {
+        match self {
+            Step::Tiles(kernel) => (kernel, None),
+            Step::Barrier(phase) => (Kernel::Barrier { phase, members: all, last: false }, Some(1)),
+            Step::Call => (Kernel::Barrier { phase: 0, members, last: true }, Some(1)),
+        }
+    }
+}
+
+/// What the inbox and the other memory of a workspace hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Memory {
+    /// Nothing.
+    None,
+    /// All tiles of all sources.
+    AllTiles,
+    /// The tiles of an owner from all sources, and all results.
+    OwnedAndResults,
+    /// The tiles of the largest part from all sources, which are added up there.
+    PartialParts,
+    /// The tiles of the largest part from all sources, as they are.
+    Parts,
+    /// All tiles from one source.
+    OneSource,
+    /// An f32 tile for each tile of an owner, and a lock each if the form takes them.
+    Sums {
+        /// Whether it does.
+        locks: bool,
+    },
+    /// All of A.
+    Gathered,
+    /// All of A, outside of the inbox, and a flag for each unit of it.
+    Staged,
+}
+
+impl Form {
+    /// A form that pushes, in one launch of `kernel`.
+    pub(crate) const fn push(variant: Variant, kernel: &'static [Step], memory: Memory) -> Form {
+        Form {
+            variant,
+            launches: kernel,
+            memory,
+            sends_all: false,
+            pulls: false,
+            direct: false,
+            arrival: None,
+            fetches: false,
+        }
+    }
+
+    /// The same, whose peers may write C; `arrival` as in [`Form::arrival`].
+    pub(crate) const fn direct(self, arrival: Option<u32>) -> Form {
+        Form { direct: true, arrival, ..self }
+    }
+
+    /// The same, where one rank sends all tiles.
+    pub(crate) const fn sends_all(self) -> Form {
+        Form { sends_all: true, ..self }
+    }
+
+    /// The same, whose peers read A.
+    pub(crate) const fn pulls(self) -> Form {
+        Form { pulls: true, ..self }
+    }
+}
+
+impl Row {
+    /// The form of a variant, if the operator has it.
+    pub(crate) fn form(&self, variant: Variant) -> Option<&'static Form> {
+        self.forms.iter().find(|form| form.variant == variant)
+    }
+
+    /// Whether nobody else takes part in a call.
+    pub(crate) fn is_local(&self) -> bool {
+        self.forms.iter().all(|form| form.variant == Variant::Local)
+    }
+
+    /// Whether N may decide what all ranks must have the same.
+    pub(crate) fn n_decides(&self) -> bool {
+        self.common.n || self.is_local()
+    }
+}

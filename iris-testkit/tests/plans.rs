@@ -1,0 +1,114 @@
+//! What plans refuse, whatever the numbers in them: no world is needed to make one.
+
+use iris_heap::{BackendKind, DType};
+use iris_ops::{Epilogue, Ranks, TileShape, Variant};
+use iris_testkit::suite::{OpName, Options, plan};
+
+#[test]
+fn plans_that_make_no_sense_are_refused() {
+    let ranks = Ranks::new(0, 2);
+    let base = || Options::new(8, 6, 4);
+    let tile = |m, n| base().tile(TileShape { m, n });
+    let refused = |op: OpName, options: Options, message: &str| {
+        for variant in op.variants() {
+            let error = plan(op, variant, ranks, &options).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}, expected {message}");
+            assert!(error.starts_with(op.name()), "{error}");
+        }
+    };
+    for op in OpName::ALL {
+        if op != OpName::Barrier {
+            refused(op, tile(0, 4), "tile is 0 x 4");
+            refused(op, tile(4, 65537), "tile is 4 x 65537");
+            refused(op, base().dtype(DType::I32), "dtype is i32");
+            if partials_travel(op) {
+                refused(op, base().wire(DType::U8), "wire is u8");
+            }
+            refused(op, Options::new(1 << 30, 4, 4), "m is 1073741824");
+            refused(
+                op,
+                Options::new(1 << 29, 1 << 29, 4).tile(TileShape { m: 1, n: 1 }),
+                "signals",
+            );
+        }
+        if op != OpName::Barrier {
+            refused(op, base().workgroups(0), "workgroups is 0");
+        }
+        if !op.multiplies() && op != OpName::Barrier {
+            refused(op, base().output(DType::F16), "output is f16");
+        }
+    }
+    refused(OpName::Broadcast, base().root(2), "root is 2");
+    let staged = base().columns_per_flag(0);
+    let error = plan(OpName::AllGatherMatmul, "staged", ranks, &staged).unwrap_err().to_string();
+    assert!(error.contains("columns_per_flag is 0"), "{error}");
+    for op in [OpName::AllGather, OpName::AllToAll, OpName::Broadcast] {
+        refused(op, base().epilogue(Epilogue::Gelu), "epilogue is Gelu");
+    }
+    for (ranks, message) in
+        [(Ranks::new(0, 0), "world"), (Ranks::new(0, 65), "world"), (Ranks::new(2, 2), "rank is 2")]
+    {
+        let error = plan(OpName::AllReduce, "auto", ranks, &base()).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let error = plan(OpName::AllReduce, "ring", ranks, &base()).unwrap_err().to_string();
+    assert!(error.contains("ring") && error.contains("two_shot"), "{error}");
+}
+
+/// Whether partials of sums travel in the op, in a type of their own.
+fn partials_travel(op: OpName) -> bool {
+    use OpName::{AllReduce, MatmulAllReduce, MatmulReduceScatter, ReduceScatter};
+    matches!(op, AllReduce | MatmulAllReduce | MatmulReduceScatter | ReduceScatter)
+}
+
+/// Numbers are checked before anything is computed from them: whatever they are, there is a plan or
+/// an error, and no sum overflows.
+#[test]
+fn no_number_is_too_large_to_be_refused() {
+    let sizes =
+        [0, 1, (1 << 29) + 1, 1 << 30, 1 << 31, 1 << 32, (1 << 32) + 8, 1 << 63, usize::MAX];
+    let refused = |op: OpName, variant: &str, backend, options: &Options| {
+        let options = options.clone().backend(backend);
+        let planned = plan(op, variant, Ranks::new(1, 3), &options);
+        planned.map(|plan| (plan.data_bytes(), plan.signal_bytes())).is_err()
+    };
+    for op in OpName::ALL {
+        let dimensions = match op {
+            OpName::Barrier => 0,
+            _ if op.multiplies() => 3,
+            _ => 2,
+        };
+        for variant in ["auto"].into_iter().chain(op.variants().into_iter().map(Variant::name)) {
+            for backend in [BackendKind::Cpu, BackendKind::Cuda] {
+                let refused = |options: &Options| refused(op, variant, backend, options);
+                for (m, n, k) in sizes
+                    .iter()
+                    .flat_map(|&m| sizes.iter().flat_map(move |&n| sizes.map(|k| (m, n, k))))
+                {
+                    let options = Options::new(m, n, k);
+                    let large = [m, n, k].iter().take(dimensions).any(|&size| size >= 1 << 30);
+                    assert!(refused(&options) || !large, "{op} {variant}: {m} x {n} x {k}");
+                    refused(&options.tile(TileShape { m: 65536, n: 65536 }));
+                }
+                let options = || Options::new(8, 6, 4);
+                assert!(!refused(&options()), "{op} {variant}");
+                for size in sizes.into_iter().filter(|&size| size >= 1 << 31) {
+                    let [staged, fetchers] =
+                        [options().columns_per_flag(size), options().fetchers(size)];
+                    let root = options().root(size);
+                    let staged = refused(&staged) && refused(&fetchers);
+                    assert_eq!(staged, variant == "staged", "{op}: {size} columns, fetchers");
+                    assert_eq!(refused(&root), op == OpName::Broadcast, "{op}: root {size}");
+                    assert!(refused(&options().members(vec![0, size])), "{op}: member {size}");
+                    refused(&options().workgroups(size));
+                }
+                refused(&options().trace_spans(u32::MAX));
+                refused(&options().columns_per_flag(1 << 29));
+                // Members are of a barrier.
+                assert!(refused(&options().members(vec![70])), "{op} {variant}");
+                let some = refused(&options().members(vec![0, 1]));
+                assert_eq!(some, op != OpName::Barrier, "{op} {variant}");
+            }
+        }
+    }
+}
