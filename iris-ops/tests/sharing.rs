@@ -1,0 +1,291 @@
+//! What may be shared on the CPU: an op by calls of all sizes and by threads, a workspace by ops, a
+//! message by elements of any number.
+
+use std::sync::Arc;
+
+use iris_heap::{Segment, SymSlice, SymmetricHeap, World};
+use iris_ops::{
+    AllGather, AllGatherMatmul, AllReduce, AllToAll, Broadcast, CollectiveArgs, Error, MatRef,
+    MatmulAllReduce, MatmulArgs, Op, Plan, ReduceScatter, Variant, Workspace, all_gather,
+    all_gather_matmul, all_reduce, all_to_all, barrier, broadcast, matmul_all_reduce,
+    reduce_scatter,
+};
+use iris_testkit::suite::{Case, Options, heap_bytes, plan, run_case};
+
+type Result<T> = anyhow::Result<T>;
+
+/// Element `at` of what `rank` sends in call `call`.
+fn value(rank: usize, call: usize, at: usize) -> f32 {
+    ((at * 7 + rank * 13 + call * 5) % 64) as f32
+}
+
+/// Each call takes the choice for its size, in the memory of all: small ones and large ones in turns,
+/// none waited for before the next, compared element by element, and moving what its variant promises.
+#[test]
+fn one_op_serves_small_and_large_calls() {
+    for (op, size, m, n, k) in [
+        (Op::AllReduce, 3, 400, 64, 0),
+        (Op::AllReduce, 4, 600, 40, 0),
+        (Op::MatmulAllReduce, 3, 400, 64, 5),
+        (Op::MatmulAllReduce, 2, 300, 30, 9),
+    ] {
+        let mut case = Case::new(op, "auto", Options::new(m, n, k));
+        case.rows = vec![m, 1, 256, 3, m, 257, 12, m, m, 8, 0, 64, 65, m];
+        World::run_threads(size, |world| -> Result<()> {
+            let (data, signal) = heap_bytes(&Case { burst: true, ..case.clone() }, size)?;
+            let made = plan(op, "auto", &world, &case.options)?;
+            let options = Plan::heap_options(&[&made], 0)?.threads(2);
+            let heap = SymmetricHeap::open(&world, options.data_bytes(data).signal_bytes(signal))?;
+            let choices: Vec<_> = made.choices().iter().map(|choice| choice.variant).collect();
+            anyhow::ensure!(choices.len() > 1, "{made}");
+            anyhow::ensure!(size == 2 || choices.contains(&Variant::TwoShot), "{made}");
+            for seed in 0..4 {
+                run_case(&heap, &Case { burst: seed % 2 == 0, seed, ..case.clone() })?;
+            }
+            Ok(heap.close()?)
+        })
+        .unwrap();
+    }
+}
+
+/// A heap with room for `count` elements for each rank, twice.
+fn messages(
+    world: &World,
+    plan: &Plan,
+    count: usize,
+) -> Result<(Arc<SymmetricHeap>, SymSlice<f32>, SymSlice<f32>)> {
+    let most = count * world.size();
+    let heap = SymmetricHeap::open(world, Plan::heap_options(&[plan], (8 * most + 4096) as u64)?)?;
+    let (input, output) = (heap.zeros::<f32>(most)?, heap.full::<f32>(most, f32::NAN)?);
+    Ok((heap, input, output))
+}
+
+/// Every collective by elements: for counts that no row divides, in calls of the planned count, of
+/// fewer, of one and of none.
+#[test]
+fn collectives_take_any_number_of_elements() {
+    const MOST: usize = 20_011;
+    let counts = [MOST, 17, 1, 0, 4096, MOST - 1, 5000];
+    for size in [1, 2, 3] {
+        for op in [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Broadcast] {
+            World::run_threads(size, |world| -> Result<()> {
+                let rank = world.rank();
+                let root = size - 1;
+                let plan = match op {
+                    Op::AllReduce => all_reduce::Options::new(MOST).plan(&world)?,
+                    Op::AllGather => all_gather::Options::new(MOST).plan(&world)?,
+                    Op::ReduceScatter => reduce_scatter::Options::new(MOST).plan(&world)?,
+                    Op::AllToAll => all_to_all::Options::new(MOST).plan(&world)?,
+                    _ => broadcast::Options::new(MOST).root(root).plan(&world)?,
+                };
+                let (heap, input, output) = messages(&world, &plan, MOST)?;
+                let stream = heap.stream()?;
+                let run: Box<dyn Fn(&CollectiveArgs) -> iris_ops::Result<()>> = match op {
+                    Op::AllReduce => {
+                        let op = AllReduce::new(&heap, &plan)?;
+                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
+                    }
+                    Op::AllGather => {
+                        let op = AllGather::new(&heap, &plan)?;
+                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
+                    }
+                    Op::ReduceScatter => {
+                        let op = ReduceScatter::new(&heap, &plan)?;
+                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
+                    }
+                    Op::AllToAll => {
+                        let op = AllToAll::new(&heap, &plan)?;
+                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
+                    }
+                    _ => {
+                        let op = Broadcast::new(&heap, &plan)?;
+                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
+                    }
+                };
+                for (call, count) in counts.into_iter().enumerate() {
+                    let (sent, got) = match op {
+                        Op::AllGather => (count, size * count),
+                        Op::ReduceScatter => (size * count, count),
+                        Op::AllToAll => (size * count, size * count),
+                        _ => (count, count),
+                    };
+                    let values: Vec<f32> = (0..sent).map(|at| value(rank, call, at)).collect();
+                    heap.write(input.slice(..sent)?, &values)?;
+                    heap.write(output, &vec![f32::NAN; size * MOST])?;
+                    world.barrier()?;
+                    let (from, to) = (input.slice(..sent)?, output.slice(..got)?);
+                    run(&CollectiveArgs::new(MatRef::vector(from), MatRef::vector(to)))?;
+                    let sum = |at| (0..size).map(|source| value(source, call, at)).sum();
+                    let wanted = |at: usize| match op {
+                        Op::AllReduce => sum(at),
+                        Op::ReduceScatter => sum(rank * count + at),
+                        Op::AllGather => value(at / count, call, at % count),
+                        Op::AllToAll => value(at / count, call, rank * count + at % count),
+                        _ => value(root, call, at),
+                    };
+                    let seen = heap.read(output)?;
+                    let wrong = (0..got).find(|&at| seen[at] != wanted(at));
+                    anyhow::ensure!(wrong.is_none(), "{op} of {count}, {size} ranks: {wrong:?}");
+                    anyhow::ensure!(seen[got..].iter().all(|it| it.is_nan()), "{op}: too much");
+                    world.barrier()?;
+                }
+                // More than planned, parts that do not fit, and lines with gaps are refused.
+                if op == Op::AllReduce {
+                    let all = |len| MatRef::vector(input.slice(..len).unwrap());
+                    let other = |len| MatRef::vector(output.slice(..len).unwrap());
+                    let refused = |args: CollectiveArgs, text: &str| {
+                        let error = run(&args).expect_err(text).to_string();
+                        anyhow::ensure!(error.contains(text), "{error}, expected {text}");
+                        Ok(())
+                    };
+                    refused(CollectiveArgs::new(all(5), other(6)), "1 x 6 elements")?;
+                    let gaps = MatRef::sym(input, 2, 5).with_ld(6);
+                    refused(CollectiveArgs::new(gaps, other(10)), "without gaps")?;
+                    if size > 1 {
+                        let (all, other) = (all(MOST + 1), other(MOST + 1));
+                        refused(CollectiveArgs::new(all, other), "20012 elements, but the plan")?;
+                    }
+                }
+                drop(run);
+                Ok(heap.close()?)
+            })
+            .unwrap();
+        }
+    }
+}
+
+fn wait(stream: &iris_heap::Stream) -> iris_ops::Result<()> {
+    stream.sync().map_err(|cause| Error::Heap { op: Op::AllReduce, cause: Box::new(cause) })
+}
+
+/// Ops of different kinds take turns in one workspace, on two streams, and none is in another's way.
+#[test]
+fn ops_share_a_workspace() {
+    const CALLS: usize = 30;
+    for size in [1, 2, 3] {
+        World::run_threads(size, |world| -> Result<()> {
+            let (m, n, k) = (24, 20, 8);
+            let sum = matmul_all_reduce::Options::new(m, n, k)
+                .variant(matmul_all_reduce::Variant::TwoShot)
+                .plan(&world)?;
+            let small = all_reduce::Options::rows(m, n)
+                .variant(all_reduce::Variant::Spinlock)
+                .plan(&world)?;
+            let staged = all_gather_matmul::Variant::Staged(Default::default());
+            let gather = all_gather_matmul::Options::new(m * size, n, k).variant(staged);
+            let gather = gather.plan(&world)?;
+            let plans = [&sum, &small, &gather];
+            let options = Plan::heap_options(&plans, 1 << 20)?.threads(2);
+            let heap = SymmetricHeap::open(&world, options)?;
+            let free = || [Segment::Data, Segment::Signal].map(|s| heap.free_bytes(s).0);
+            let before = free();
+            let workspace = Workspace::for_plans(&heap, &plans)?;
+            let shared = before[0] - free()[0];
+            let most = plans.iter().map(|plan| plan.data_bytes()).max().unwrap_or(0);
+            let all: u64 = plans.iter().map(|plan| plan.data_bytes()).sum();
+            anyhow::ensure!(shared >= most && (size == 1 || shared < all), "{shared} of {all}");
+            let sum = MatmulAllReduce::in_workspace(&workspace, &sum)?;
+            let small = AllReduce::in_workspace(&workspace, &small)?;
+            let gather = AllGatherMatmul::in_workspace(&workspace, &gather)?;
+
+            // A workspace that is held by an op is not given back; what does not fit is refused.
+            let error = workspace.clone().free().unwrap_err().to_string();
+            anyhow::ensure!(error.contains("no operator has any more"), "{error}");
+            let large = all_reduce::Options::new(1 << 20);
+            let large = large.variant(all_reduce::Variant::OneShot).plan(&world)?;
+            if size > 1 {
+                let error = AllReduce::in_workspace(&workspace, &large).unwrap_err().to_string();
+                anyhow::ensure!(error.contains("workspace is too small"), "{error}");
+            }
+            let other = all_reduce::Options::rows(1, 1).first_call(7).plan(&world)?;
+            let error = AllReduce::in_workspace(&workspace, &other).unwrap_err().to_string();
+            anyhow::ensure!(error.contains("first_call is 7"), "{error}");
+            let barrier = barrier::Options::new().plan(&world)?;
+            let error = Workspace::for_plans(&heap, &[&barrier]).unwrap_err().to_string();
+            anyhow::ensure!(error.contains("one of the barrier's own"), "{error}");
+            anyhow::ensure!(matches!(Workspace::for_plans(&heap, &[]), Err(Error::NoPlan)));
+
+            let streams = [heap.stream()?, heap.stream()?];
+            let ones = |len: usize| heap.ones::<f32>(len);
+            let (a, b) = (ones(m * k)?, ones(k * n)?);
+            let sums: Vec<_> = (0..CALLS)
+                .map(|_| heap.full::<f32>(m * n, f32::NAN))
+                .collect::<iris_heap::Result<_>>()?;
+            let (seconds, wide) = (ones(m * n)?, heap.full::<f32>(m * size * n, f32::NAN)?);
+            for (call, &c) in sums.iter().enumerate() {
+                // Another product in every call, in turns of both streams; what follows needs it.
+                let rows = m - call % 5;
+                let stream = &streams[call % 2];
+                let matrices = [(a, rows, k), (b, k, n), (c, rows, n)];
+                let [left, right, c] = matrices.map(|(slice, r, c)| MatRef::sym(slice, r, c));
+                sum.run(&MatmulArgs::new(left, right, c), stream)?;
+                let twice = CollectiveArgs::new(c, MatRef::sym(seconds, rows, n));
+                small.run(&twice, &streams[(call + 1) % 2])?;
+                let left = MatRef::sym(a, m, k);
+                let wide = MatRef::sym(wide, m * size, n);
+                gather.run(&MatmulArgs::new(left, right, wide), stream)?;
+            }
+            streams.iter().try_for_each(|stream| stream.sync())?;
+            for (call, &c) in sums.iter().enumerate() {
+                let rows = m - call % 5;
+                let seen = heap.read(c)?;
+                let right = seen[..rows * n].iter().all(|&it| it == (k * size) as f32);
+                anyhow::ensure!(right, "call {call}, {size} ranks: {seen:?}");
+            }
+            let last = heap.read(seconds)?[..(m - (CALLS - 1) % 5) * n].to_vec();
+            anyhow::ensure!(last.iter().all(|&it| it == (k * size * size) as f32), "{last:?}");
+            anyhow::ensure!(heap.read(wide)?.iter().all(|&it| it == k as f32));
+            anyhow::ensure!(format!("{small:?}").contains("spinlock"), "{small:?}");
+            world.barrier()?;
+            sum.free()?;
+            small.free()?;
+            gather.free()?;
+            for slice in sums.iter().chain([&a, &b, &seconds, &wide]) {
+                heap.free(*slice)?;
+            }
+            workspace.free()?;
+            anyhow::ensure!(free() == before, "all memory came back");
+            Ok(heap.close()?)
+        })
+        .unwrap();
+    }
+}
+
+/// Threads issue calls of one op at the same time: the five launches of a call stay together.
+#[test]
+fn threads_share_an_op() {
+    const THREADS: usize = 4;
+    const CALLS: usize = 50;
+    World::run_threads(2, |world| -> Result<()> {
+        let plan = all_reduce::Options::new(100).variant(all_reduce::Variant::Spinlock);
+        let plan = plan.plan(&world)?;
+        let heap = SymmetricHeap::open(&world, Plan::heap_options(&[&plan], 1 << 20)?.threads(1))?;
+        let op = AllReduce::new(&heap, &plan)?;
+        let input = heap.ones::<f32>(100)?;
+        let outputs: Vec<_> = (0..THREADS)
+            .map(|_| heap.full::<f32>(100, f32::NAN))
+            .collect::<iris_heap::Result<_>>()?;
+        std::thread::scope(|scope| {
+            let run = |output: SymSlice<f32>| {
+                let args = CollectiveArgs::new(MatRef::vector(input), MatRef::vector(output));
+                let (op, heap) = (&op, &heap);
+                move || -> Result<()> {
+                    let stream = heap.stream()?;
+                    for _ in 0..CALLS {
+                        op.run(&args, &stream)?;
+                    }
+                    Ok(stream.sync()?)
+                }
+            };
+            let threads: Vec<_> = outputs.iter().map(|&output| scope.spawn(run(output))).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+        })?;
+        for output in outputs {
+            anyhow::ensure!(heap.read(output)? == [2.0; 100]);
+        }
+        anyhow::ensure!(op.counters()?.to_string().contains("bytes pushed"), "{}", op.counters()?);
+        op.free()?;
+        Ok(heap.close()?)
+    })
+    .unwrap();
+}
