@@ -57,7 +57,7 @@ fn descriptors() -> Result<String, Error> {
     let giver = env("GIVER").parse::<usize>().ok();
     let count = |rank: usize| match giver {
         Some(giver) => usize::from(rank == giver),
-        None if rank % 5 == 0 => 3,
+        None if rank.is_multiple_of(5) => 3,
         None => 1,
     };
     let file = |at: usize| {
@@ -353,10 +353,9 @@ fn strangers_hurt_nobody() {
     };
     // What a hello of another job looks like.
     let mut hello = Vec::new();
-    for text in [&b"another job"[..]] {
-        hello.extend((text.len() as u64).to_le_bytes());
-        hello.extend(text);
-    }
+    let job_name = b"another job";
+    hello.extend((job_name.len() as u64).to_le_bytes());
+    hello.extend(job_name);
     hello.extend([1u64.to_le_bytes(), 2u64.to_le_bytes()].concat());
     let wrong = [
         vec![0xff; 64],
