@@ -150,14 +150,17 @@ fn stopped() -> Result<String, Error> {
 /// Rank 0 is stopped while it waits in a barrier for rank 2, until the others have given up.
 fn stopped_in_barrier() -> Result<String, Error> {
     let world = World::from_env()?;
-    world.barrier()?;
+    let pids = world.allgather(std::process::id().to_string().as_bytes())?;
     if world.rank() == 0 {
         std::thread::spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
             stop();
         });
     } else if world.rank() == 2 {
-        std::thread::sleep(Duration::from_millis(900));
+        let stat = format!("/proc/{}/stat", String::from_utf8_lossy(&pids[0]));
+        within_a_minute("rank 0 is stopped", || {
+            std::fs::read_to_string(&stat).is_ok_and(|s| s.contains(") T ")).then_some(())
+        });
     }
     world.barrier()?;
     world.barrier().map(|()| "met".into())
