@@ -26,6 +26,8 @@ pub(super) struct Letters {
     pub(super) arrived: Option<(u64, Vec<Part>)>,
     /// Why no further exchange is possible.
     pub(super) broken: Option<Error>,
+    /// The hub has said so, to this rank and to all others of the group.
+    pub(super) told: bool,
     /// The first loss of a peer, which may come after another reason.
     pub(super) lost: Option<Error>,
     pub(super) watchers: Vec<Watcher>,
@@ -139,6 +141,21 @@ impl Connection {
         }
     }
 
+    /// Whether the hub is a thread of this process.
+    pub(super) fn has_hub(&self) -> bool {
+        lock(&self.hub).is_some()
+    }
+
+    /// Waits until the control thread has read what is waited for, but no longer than `until`.
+    pub(super) fn wait_until(&self, until: Instant, holds: impl Fn(&Mail) -> bool) {
+        let (mail, changed) = &*self.mail;
+        let mut mail = lock(mail);
+        while !holds(&mail) && Instant::now() < until {
+            let rest = until.saturating_duration_since(Instant::now());
+            mail = changed.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Whether something has come that the control thread has not read.
     pub(super) fn has_unread(&self) -> bool {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
@@ -204,6 +221,7 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
                     }
                     Frame::Broken { group, error } => {
                         let group = state.groups.entry(group).or_default();
+                        group.told = true;
                         told = group.fail(&error).into_iter().map(|w| (w, error.clone())).collect();
                     }
                     Frame::Goodbye => state.over = true,
@@ -247,6 +265,7 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
     }
     let lost = outcome.err().unwrap_or(Error::PeerLost { rank: 0 });
     state.welcome.get_or_insert(Err(lost));
+    state.over = true;
     drop(state);
     changed.notify_all();
     for (watcher, error) in told {

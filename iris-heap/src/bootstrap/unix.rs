@@ -217,7 +217,14 @@ impl Processes {
             _ => return,
         };
         let frame = Frame::GaveUp { group: self.group, error };
-        let _ = self.connection.send(frame, Instant::now() + PARTING);
+        let until = Instant::now() + PARTING;
+        if self.connection.send(frame, until).is_ok() && self.connection.has_hub() {
+            // This process may end now, and the hub with it. Rank 0 is told what it said itself when
+            // all others have been.
+            self.connection.wait_until(until, |mail| {
+                mail.over || mail.groups.get(&self.group).is_none_or(|group| group.told)
+            });
+        }
     }
 }
 
