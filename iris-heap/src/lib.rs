@@ -92,12 +92,13 @@ pub mod layout;
 mod segment;
 mod slice;
 pub mod stream;
+mod util;
 mod wire;
 mod world;
 
 pub use abi::{HeapView, MAX_RANKS};
 pub use backend::{BackendKind, cuda};
-pub use bootstrap::launch::UniqueId;
+pub use bootstrap::launcher_env::UniqueId;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;

@@ -13,7 +13,7 @@ use super::Watcher;
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use crate::error::{Error, Result};
-use crate::world::lock;
+use crate::util::lock;
 
 /// How long the control thread may take to find why nothing can be sent.
 pub(super) const REASON: Duration = Duration::from_secs(2);

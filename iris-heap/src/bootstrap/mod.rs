@@ -11,7 +11,7 @@ mod connection;
 mod frames;
 mod gather;
 mod hub;
-pub(crate) mod launch;
+pub(crate) mod launcher_env;
 mod mailbox;
 mod notice;
 mod peer;

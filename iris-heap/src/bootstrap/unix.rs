@@ -16,7 +16,7 @@ use super::notice::{Patience, notice};
 use super::rendezvous::Place;
 use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
-use crate::world::lock;
+use crate::util::lock;
 
 /// One rank's end of a group of processes.
 pub(crate) struct Processes {
