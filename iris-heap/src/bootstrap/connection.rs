@@ -31,7 +31,7 @@ pub(super) struct Letters {
     /// The first loss of a peer, which may come after another reason.
     pub(super) lost: Option<Error>,
     pub(super) watchers: Vec<Watcher>,
-    pub(super) left: bool,
+    pub(super) has_left: bool,
     /// The hub's answer in an exchange: the ranks that are missing, and who tells the user.
     pub(super) missing: Option<(u64, Vec<usize>, usize)>,
 }
@@ -282,6 +282,6 @@ impl Letters {
             return Vec::new();
         }
         self.lost.get_or_insert_with(|| error.clone());
-        if self.left { Vec::new() } else { std::mem::take(&mut self.watchers) }
+        if self.has_left { Vec::new() } else { std::mem::take(&mut self.watchers) }
     }
 }

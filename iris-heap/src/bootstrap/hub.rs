@@ -44,7 +44,7 @@ struct Group {
     /// Number of the exchange that is going on.
     number: u64,
     given: Vec<Option<Part>>,
-    left: Vec<bool>,
+    has_left: Vec<bool>,
     broken: bool,
 }
 
@@ -55,7 +55,7 @@ impl Group {
             members,
             number: 1,
             given: (0..size).map(|_| None).collect(),
-            left: vec![false; size],
+            has_left: vec![false; size],
             broken: false,
         }
     }
@@ -155,7 +155,7 @@ impl Hub {
     fn tell(&mut self, group: u64, frame: Frame) {
         let packet = frame.pack();
         if let Some(group) = self.groups.get(&group) {
-            let here = group.members.iter().zip(&group.left).filter(|(_, left)| !**left);
+            let here = group.members.iter().zip(&group.has_left).filter(|(_, left)| !**left);
             let mut here: Vec<usize> = here.map(|(&member, _)| member).collect();
             here.sort_unstable();
             for member in here.into_iter().rev() {
@@ -267,13 +267,13 @@ impl Hub {
         let Some(index) = group.members.iter().position(|&m| m == rank) else {
             return;
         };
-        if std::mem::replace(&mut group.left[index], true) {
+        if std::mem::replace(&mut group.has_left[index], true) {
             return;
         }
         if !clean {
             group.broken = true;
         }
-        if group.left.iter().all(|&left| left) {
+        if group.has_left.iter().all(|&left| left) {
             self.groups.remove(&id);
         } else if !clean {
             // Where this process could not read it, the fault is here.

@@ -37,7 +37,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 impl Processes {
     /// Meets the other processes of a job.
-    pub(crate) fn meet(
+    pub(crate) fn rendezvous(
         place: Place,
         rank: usize,
         size: usize,
@@ -325,7 +325,7 @@ impl Bootstrap for Processes {
         let Some(group) = mail.groups.get_mut(&self.group) else {
             return;
         };
-        if std::mem::replace(&mut group.left, true) {
+        if std::mem::replace(&mut group.has_left, true) {
             return;
         }
         let reason = group.broken.clone().filter(|_| !clean);

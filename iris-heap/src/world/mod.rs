@@ -97,7 +97,7 @@ impl World {
         let folder = env::read("IRIS_RENDEZVOUS")?;
         let job = folder.map_or_else(|| launch.job.clone(), |f| format!("IRIS_RENDEZVOUS={f}"));
         let job = format!("{job}, world {number}");
-        World::meet(&job, true, rank, size, place, settings)
+        World::rendezvous(&job, true, rank, size, place, settings)
     }
 
     /// The world of the `size` processes of this host that know `id`, for programs with a launcher
@@ -115,7 +115,7 @@ impl World {
         if size == 1 {
             return Ok(World::alone(settings, place));
         }
-        World::meet(&format!("unique id {id}"), false, rank, size, place, settings)
+        World::rendezvous(&format!("unique id {id}"), false, rank, size, place, settings)
     }
 
     fn alone(settings: Settings, place: Place) -> World {
@@ -123,7 +123,7 @@ impl World {
         World::new(Arc::new(threads.remove(0)), settings, place, None)
     }
 
-    fn meet(
+    fn rendezvous(
         job: &str,
         launched: bool,
         rank: usize,
@@ -131,8 +131,8 @@ impl World {
         place: Place,
         settings: Settings,
     ) -> Result<World> {
-        let meeting = rendezvous::Place::new(job.into(), launched)?;
-        let processes = Processes::meet(meeting, rank, size, settings.host_deadline())?;
+        let place_to_meet = rendezvous::Place::new(job.into(), launched)?;
+        let processes = Processes::rendezvous(place_to_meet, rank, size, settings.host_deadline())?;
         tracing::debug!(rank, size, job, "all ranks have met");
         Ok(World::new(Arc::new(processes), settings, place, None))
     }

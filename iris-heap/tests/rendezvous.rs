@@ -334,7 +334,7 @@ fn who_is_missing_is_said_on_stderr() {
     let texts: Vec<_> =
         job.ranks(3, |_| vec![(factor.0, factor.1.into())]).into_iter().map(said).collect();
     assert!(texts.iter().all(|said| said.result() == "ok met"), "{texts:?}");
-    contains(&texts[0].err, &["iris: rank 0 in barrier at", "meeting.rs", "waits for rank 1:"]);
+    contains(&texts[0].err, &["iris: rank 0 in barrier at", "rendezvous.rs", "waits for rank 1:"]);
     assert_eq!(texts[2].err.matches("waits for").count(), 0, "one rank says it for all");
 }
 
