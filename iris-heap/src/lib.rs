@@ -64,7 +64,8 @@
 //!   larger factor suits debuggers.
 //! - [`Error::PeerLost`]: a process or thread ended; its own error is the one to look for. The
 //!   kernels of the others that wait for it are told to leave ([`Control::host_abort`]).
-//! - Spans and warnings go to `tracing`.
+//! - Spans and warnings go to `tracing`. Who has waited for some seconds says for whom; without a
+//!   subscriber of `tracing` that line goes to stderr.
 //!
 //! # Limits
 //!
@@ -72,6 +73,8 @@
 //!   are for setting up, not for data.
 //! - After an absence or a loss a world is of no further use; close it and open another one.
 //! - A process that is stopped (SIGSTOP) looks like one that is late.
+//! - A process that dies before it has said which rank it is, and was not started by a launcher that
+//!   leaves word of it (a file `lost-RANK` in `IRIS_RENDEZVOUS`), is missed at the deadline only.
 //! - On the CPU pages are taken at the first touch. If the system has none then, it kills the
 //!   process, and no error can be returned: size heaps by what there is.
 //! - Copies by the host are not ordered with streams, nor with what peers write; that is what
@@ -89,12 +92,13 @@ pub mod layout;
 mod segment;
 mod slice;
 pub mod stream;
+mod util;
 mod wire;
 mod world;
 
 pub use abi::{HeapView, MAX_RANKS};
 pub use backend::{BackendKind, cuda};
-pub use bootstrap::launch::UniqueId;
+pub use bootstrap::launcher_env::UniqueId;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;

@@ -181,7 +181,11 @@ impl Outcome {
         let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
         let first = failed().map(|(_, it)| it.after).min()?;
         let together = failed().filter(|(_, it)| it.after <= first + TOGETHER);
-        let follows = |end: End| !matches!(end, End::Signalled(_));
+        // One that aborts may well have done so for another's end.
+        let follows = |end: End| match end {
+            End::Signalled(signal) => i32::from(signal == Signal::ABORT.as_raw()),
+            _ => 2,
+        };
         together.min_by_key(|(_, it)| (follows(it.end), it.after)).map(|(rank, _)| rank)
     }
 

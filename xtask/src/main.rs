@@ -45,6 +45,9 @@ enum Task {
     /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs, late on purpose.
     #[command(disable_help_flag = true)]
     Stress(Passed),
+    /// Builds `iris` and starts `iris attack ...`: ranks killed at every stage, and frames no rank sends.
+    #[command(disable_help_flag = true)]
+    Attack(Passed),
     /// Builds `iris` and starts `iris tune ...`: rows for the tuning table.
     #[command(disable_help_flag = true)]
     Tune(Passed),
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Task::Run(passed) => program::become_iris(&root, "run", &passed.arguments),
         Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
+        Task::Attack(passed) => program::become_iris(&root, "attack", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
@@ -110,12 +114,13 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in ["run", "bench", "stress", "tune", "check-protocols"] {
+        for name in ["run", "bench", "stress", "attack", "tune", "check-protocols"] {
             let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
             let (task, passed) = match Arguments::parse_from(line).task {
                 Task::Run(passed) => ("run", passed),
                 Task::Bench(passed) => ("bench", passed),
                 Task::Stress(passed) => ("stress", passed),
+                Task::Attack(passed) => ("attack", passed),
                 Task::Tune(passed) => ("tune", passed),
                 Task::CheckProtocols(passed) => ("check-protocols", passed),
                 _ => panic!("`{name}` was read as another task"),

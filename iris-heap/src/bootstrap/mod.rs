@@ -7,10 +7,14 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 
+mod connection;
 mod frames;
+mod gather;
 mod hub;
-pub(crate) mod launch;
-pub(crate) mod notice;
+pub(crate) mod launcher_env;
+mod mailbox;
+mod notice;
+mod peer;
 pub(crate) mod rendezvous;
 pub(crate) mod threads;
 pub(crate) mod unix;

@@ -29,8 +29,8 @@ use super::frames::{error_of_bytes, error_to_bytes};
 use super::notice::{Patience, notice};
 use crate::env;
 use crate::error::{Error, Result};
+use crate::util::lock;
 use crate::wire::hash;
-use crate::world::lock;
 
 /// The longest path of a Unix socket, without its end.
 const LONGEST: usize = 107;

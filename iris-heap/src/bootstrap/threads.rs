@@ -28,7 +28,7 @@ struct Table {
     /// The first loss of a peer, which may come after another reason.
     lost: Option<Error>,
     watchers: Vec<Watcher>,
-    left: Vec<bool>,
+    has_left: Vec<bool>,
 }
 
 struct Hub {
@@ -45,7 +45,7 @@ impl Hub {
             broken: None,
             lost: None,
             watchers: Vec::new(),
-            left: vec![false; size],
+            has_left: vec![false; size],
         };
         Arc::new(Hub { table: Mutex::new(table), changed: Condvar::new() })
     }
@@ -208,7 +208,7 @@ impl Bootstrap for Threads {
 
     fn leave(&self, clean: bool) {
         let mut table = self.hub.lock();
-        if std::mem::replace(&mut table.left[self.rank], true) || clean {
+        if std::mem::replace(&mut table.has_left[self.rank], true) || clean {
             return;
         }
         let error = Error::PeerLost { rank: self.rank };

@@ -3,58 +3,20 @@
 //! A control thread a process reads its socket. It learns of a lost peer even while this rank's
 //! kernels wait, and sets their abort words; it makes no call of a device's driver.
 
-use std::collections::HashMap;
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use super::frames::{AGAIN, Frame, Inbox, Outbox, Part, crowded, explain_crowded};
+use super::connection::{Connection, LastChance, REASON};
+use super::frames::{Frame, Part};
 use super::hub::Hub;
+use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
 use super::rendezvous::Place;
 use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
-use crate::world::lock;
-
-/// What arrives for one group.
-#[derive(Default)]
-struct Letters {
-    /// Exchanges begun by this rank.
-    number: u64,
-    arrived: Option<(u64, Vec<Part>)>,
-    /// Why no further exchange is possible.
-    broken: Option<Error>,
-    /// The first loss of a peer, which may come after another reason.
-    lost: Option<Error>,
-    watchers: Vec<Watcher>,
-    left: bool,
-    /// The hub's answer in an exchange: the ranks that are missing, and who tells the user.
-    missing: Option<(u64, Vec<usize>, usize)>,
-}
-
-#[derive(Default)]
-struct Mail {
-    groups: HashMap<u64, Letters>,
-    /// The answer to hello.
-    welcome: Option<Result<()>>,
-    /// The hub has said goodbye, or this end is being closed: an end of the stream is no loss.
-    over: bool,
-}
-
-/// One process's connection to the hub.
-struct Connection {
-    socket: UnixStream,
-    /// Held while a frame is written.
-    outbox: Mutex<Outbox>,
-    mail: Arc<(Mutex<Mail>, Condvar)>,
-    control: Mutex<Option<JoinHandle<()>>>,
-    hub: Mutex<Option<JoinHandle<()>>>,
-}
+use crate::util::lock;
 
 /// One rank's end of a group of processes.
 pub(crate) struct Processes {
@@ -68,8 +30,6 @@ pub(crate) struct Processes {
 /// How many descriptors of one exchange may be on their way to the ranks together. All processes of a
 /// user share one limit, that of open files, which may be as low as 256.
 const ON_THEIR_WAY: usize = 128;
-/// How long the control thread may take to find why nothing can be sent.
-const REASON: Duration = Duration::from_secs(2);
 /// How long a message may take that nobody waits for.
 const PARTING: Duration = Duration::from_secs(2);
 /// How long the hub may take to say who is missing, before that is worth a word itself.
@@ -77,7 +37,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 impl Processes {
     /// Meets the other processes of a job.
-    pub(crate) fn meet(
+    pub(crate) fn rendezvous(
         place: Place,
         rank: usize,
         size: usize,
@@ -257,7 +217,14 @@ impl Processes {
             _ => return,
         };
         let frame = Frame::GaveUp { group: self.group, error };
-        let _ = self.connection.send(frame, Instant::now() + PARTING);
+        let until = Instant::now() + PARTING;
+        if self.connection.send(frame, until).is_ok() && self.connection.has_hub() {
+            // This process may end now, and the hub with it. Rank 0 is told what it said itself when
+            // all others have been.
+            self.connection.wait_until(until, |mail| {
+                mail.over || mail.groups.get(&self.group).is_none_or(|group| group.told)
+            });
+        }
     }
 }
 
@@ -270,220 +237,6 @@ fn failed(rank: usize, error: &Error) -> Error {
 /// How long to wait for the hub's verdict after a deadline.
 fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
-}
-
-/// The end of a wait of which this process may have slept through a part: before anybody is blamed,
-/// the control thread reads what has come meanwhile.
-struct LastChance {
-    until: Instant,
-    rounds: u32,
-}
-
-impl LastChance {
-    const ROUND: Duration = Duration::from_millis(20);
-
-    fn new(until: Instant) -> LastChance {
-        LastChance { until, rounds: 0 }
-    }
-
-    /// Whether the wait is over. At its end it goes on for a round, and, while something has not been
-    /// read, for up to a second.
-    fn is_over(&mut self, now: Instant, unread: impl FnOnce() -> bool) -> bool {
-        if now < self.until {
-            return false;
-        }
-        if self.rounds > 0 && (self.rounds >= 50 || !unread()) {
-            return true;
-        }
-        self.rounds += 1;
-        self.until = now + Self::ROUND;
-        false
-    }
-}
-
-impl Connection {
-    fn start(
-        socket: &UnixStream,
-        hub: Option<JoinHandle<()>>,
-        rank: usize,
-    ) -> Result<Arc<Connection>> {
-        let system = |e| Error::system("socket to rank 0", e);
-        let (socket, reading) =
-            (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
-        let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
-        lock(&mail.0).groups.insert(0, Letters::default());
-        let (for_control, in_group_0) = (mail.clone(), rank);
-        let control = std::thread::Builder::new()
-            .name("iris-control".into())
-            .spawn(move || read(&reading, &for_control, in_group_0))
-            .map_err(|e| Error::system("starting thread iris-control", e))?;
-        Ok(Arc::new(Connection {
-            socket,
-            outbox: Mutex::default(),
-            mail,
-            control: Mutex::new(Some(control)),
-            hub: Mutex::new(hub),
-        }))
-    }
-
-    /// Sends a frame. What the system has no room for is tried again until `until`.
-    fn send(&self, frame: Frame, until: Instant) -> Result<()> {
-        let mut outbox = lock(&self.outbox);
-        outbox.push(frame.pack());
-        loop {
-            // Zero would be refused, and mean for ever.
-            let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
-            let sent = self.socket.set_write_timeout(Some(rest));
-            let Err(error) = sent.and_then(|()| outbox.flush(&self.socket)) else {
-                return Ok(());
-            };
-            let crowded = crowded(&error);
-            if crowded && Instant::now() < until {
-                std::thread::sleep(AGAIN);
-                continue;
-            }
-            if !(crowded && outbox.take_back()) {
-                // Half a frame may be out: nothing after it would be understood. What was sent to
-                // this rank can still be read.
-                *outbox = Outbox::default();
-                let _ = self.socket.shutdown(Shutdown::Write);
-            }
-            return Err(match crowded {
-                false => Error::system("sending to rank 0", error),
-                true => {
-                    let what = "message to rank 0".into();
-                    Error::Wire { what, problem: explain_crowded(&error) }
-                }
-            });
-        }
-    }
-
-    /// Whether something has come that the control thread has not read.
-    fn has_unread(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
-    }
-
-    /// Waits for the hub's answer to a hello that was `greeted`.
-    fn welcome(
-        &self,
-        deadline: Instant,
-        started: Instant,
-        greeted: Result<()>,
-        what: impl FnOnce() -> String,
-    ) -> Result<()> {
-        let (mail, changed) = &*self.mail;
-        // The reason for which a hello cannot be sent may be there to be read.
-        let deadline = if greeted.is_err() { Instant::now() + REASON } else { deadline };
-        let mut chance = LastChance::new(deadline);
-        let mut mail = lock(mail);
-        loop {
-            if let Some(welcome) = mail.welcome.take() {
-                return welcome;
-            }
-            let now = Instant::now();
-            if chance.is_over(now, || self.has_unread()) {
-                greeted?;
-                return Err(Error::Absent { ranks: vec![0], what: what(), waited: now - started });
-            }
-            let wait = changed.wait_timeout(mail, chance.until.saturating_duration_since(now));
-            mail = wait.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
-
-impl Drop for Connection {
-    /// Waits for no peer: the control thread ends as soon as the socket is shut.
-    fn drop(&mut self) {
-        lock(&self.mail.0).over = true;
-        let _ = self.socket.shutdown(Shutdown::Both);
-        if let Some(control) = lock(&self.control).take()
-            && control.thread().id() != std::thread::current().id()
-            && control.join().is_err()
-        {
-            tracing::error!("the control thread panicked");
-        }
-    }
-}
-
-/// The control thread.
-fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
-    let (mail, changed) = mail;
-    let mut inbox = Inbox::default();
-    let outcome = loop {
-        match inbox.take() {
-            Ok(Some(frame)) => {
-                let mut told = Vec::new();
-                let mut state = lock(mail);
-                match frame {
-                    Frame::Welcome => state.welcome = Some(Ok(())),
-                    Frame::Refuse(error) => state.welcome = Some(Err(error)),
-                    Frame::All { group, number, parts } => {
-                        state.groups.entry(group).or_default().arrived = Some((number, parts));
-                    }
-                    Frame::Broken { group, error } => {
-                        let group = state.groups.entry(group).or_default();
-                        told = group.fail(&error).into_iter().map(|w| (w, error.clone())).collect();
-                    }
-                    Frame::Goodbye => state.over = true,
-                    Frame::Missing { group, number, ranks, teller } => {
-                        let ranks = ranks.into_iter().map(|r| r as usize).collect();
-                        let group = state.groups.entry(group).or_default();
-                        group.missing = Some((number, ranks, teller as usize));
-                    }
-                    other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
-                }
-                drop(state);
-                changed.notify_all();
-                for (watcher, error) in told {
-                    watcher(&error);
-                }
-            }
-            Ok(None) => match inbox.fill(socket) {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(e) => break Err(e),
-            },
-            Err(e) => break Err(e),
-        }
-    };
-    let mut state = lock(mail);
-    if let Err(error) = &outcome
-        && !state.over
-    {
-        tracing::error!(%error, rank, "the connection to rank 0 is given up");
-    }
-    let mut told = Vec::new();
-    if !state.over {
-        for (&id, group) in &mut state.groups {
-            let error = match (&outcome, id) {
-                (Err(error), _) => error.clone(),
-                (Ok(()), 0) => Error::PeerLost { rank: 0 },
-                (Ok(()), _) => Error::HubLost,
-            };
-            told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
-        }
-    }
-    let lost = outcome.err().unwrap_or(Error::PeerLost { rank: 0 });
-    state.welcome.get_or_insert(Err(lost));
-    drop(state);
-    changed.notify_all();
-    for (watcher, error) in told {
-        watcher(&error);
-    }
-}
-
-impl Letters {
-    /// The group cannot go on; the first reason stays. Returns who is to be told of a loss, which
-    /// is any reason but a rank's absence.
-    fn fail(&mut self, error: &Error) -> Vec<Watcher> {
-        self.broken.get_or_insert_with(|| error.clone());
-        if matches!(error, Error::Absent { .. }) {
-            return Vec::new();
-        }
-        self.lost.get_or_insert_with(|| error.clone());
-        if self.left { Vec::new() } else { std::mem::take(&mut self.watchers) }
-    }
 }
 
 impl Bootstrap for Processes {
@@ -572,7 +325,7 @@ impl Bootstrap for Processes {
         let Some(group) = mail.groups.get_mut(&self.group) else {
             return;
         };
-        if std::mem::replace(&mut group.left, true) {
+        if std::mem::replace(&mut group.has_left, true) {
             return;
         }
         let reason = group.broken.clone().filter(|_| !clean);

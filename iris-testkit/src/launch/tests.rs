@@ -115,6 +115,7 @@ fn of_ranks_that_end_together_the_killed_one_failed_first() {
     // The others learn of its end as they do in earnest: the system closes what it held open.
     let text = "cd $FIFOS; case $RANK in
         2) exec 5>0 6>1 7>3; sleep 0.05; kill -KILL $$;;
+        3) cat $RANK; kill -ABRT $$;;
         *) cat $RANK; exit 1;;
     esac";
     for _ in 0..5 {

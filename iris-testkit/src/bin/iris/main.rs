@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod attack;
 mod bench;
 mod check;
 mod device;
@@ -49,6 +50,9 @@ enum Task {
     /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait,
     /// which must be found. NVRTC is needed.
     Stress(stress::Options),
+    /// Kills ranks at every stage of a program, sends frames that no rank would, and counts what must
+    /// not come of it.
+    Attack(attack::Options),
     /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt.
     Bench(bench::Options),
     /// Times what the operators could choose on the CPU, and prints rows for the tuning table.
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
     }
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
+        Task::Attack(options) => attack::main(&options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
         Task::Stress(options) => stress::main(&options),

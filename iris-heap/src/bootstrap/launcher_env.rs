@@ -1,16 +1,16 @@
-//! What a launcher says about this process: read from the environment, nothing is linked.
+//! The launcher environment: what a launcher says about this process, in its variables. Nothing is
+//! linked.
 
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::str::FromStr;
 
+use super::rendezvous::began;
+use super::unsupported;
 use crate::abi::MAX_RANKS;
-use crate::bootstrap::rendezvous::began;
-use crate::bootstrap::unsupported;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
-use crate::world::Place;
 
 /// A number that the processes of one world share, and no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,6 +45,14 @@ impl FromStr for UniqueId {
             .map(UniqueId)
             .ok_or_else(|| Error::invalid("unique id", text, "32 hexadecimal digits"))
     }
+}
+
+/// Where a rank is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) node: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) local_size: usize,
 }
 
 /// What a launcher says.

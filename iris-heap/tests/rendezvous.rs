@@ -57,7 +57,7 @@ fn descriptors() -> Result<String, Error> {
     let giver = env("GIVER").parse::<usize>().ok();
     let count = |rank: usize| match giver {
         Some(giver) => usize::from(rank == giver),
-        None if rank % 5 == 0 => 3,
+        None if rank.is_multiple_of(5) => 3,
         None => 1,
     };
     let file = |at: usize| {
@@ -150,14 +150,17 @@ fn stopped() -> Result<String, Error> {
 /// Rank 0 is stopped while it waits in a barrier for rank 2, until the others have given up.
 fn stopped_in_barrier() -> Result<String, Error> {
     let world = World::from_env()?;
-    world.barrier()?;
+    let pids = world.allgather(std::process::id().to_string().as_bytes())?;
     if world.rank() == 0 {
         std::thread::spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
             stop();
         });
     } else if world.rank() == 2 {
-        std::thread::sleep(Duration::from_millis(900));
+        let stat = format!("/proc/{}/stat", String::from_utf8_lossy(&pids[0]));
+        within_a_minute("rank 0 is stopped", || {
+            std::fs::read_to_string(&stat).is_ok_and(|s| s.contains(") T ")).then_some(())
+        });
     }
     world.barrier()?;
     world.barrier().map(|()| "met".into())
@@ -331,7 +334,7 @@ fn who_is_missing_is_said_on_stderr() {
     let texts: Vec<_> =
         job.ranks(3, |_| vec![(factor.0, factor.1.into())]).into_iter().map(said).collect();
     assert!(texts.iter().all(|said| said.result() == "ok met"), "{texts:?}");
-    contains(&texts[0].err, &["iris: rank 0 in barrier at", "meeting.rs", "waits for rank 1:"]);
+    contains(&texts[0].err, &["iris: rank 0 in barrier at", "rendezvous.rs", "waits for rank 1:"]);
     assert_eq!(texts[2].err.matches("waits for").count(), 0, "one rank says it for all");
 }
 
@@ -353,10 +356,9 @@ fn strangers_hurt_nobody() {
     };
     // What a hello of another job looks like.
     let mut hello = Vec::new();
-    for text in [&b"another job"[..]] {
-        hello.extend((text.len() as u64).to_le_bytes());
-        hello.extend(text);
-    }
+    let job_name = b"another job";
+    hello.extend((job_name.len() as u64).to_le_bytes());
+    hello.extend(job_name);
     hello.extend([1u64.to_le_bytes(), 2u64.to_le_bytes()].concat());
     let wrong = [
         vec![0xff; 64],

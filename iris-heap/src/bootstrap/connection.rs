@@ -1,0 +1,287 @@
+//! A process's connection to rank 0: the control thread that reads it, and what it has read.
+
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Watcher;
+use super::frames::{Frame, Part};
+use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
+use crate::error::{Error, Result};
+use crate::util::lock;
+
+/// How long the control thread may take to find why nothing can be sent.
+pub(super) const REASON: Duration = Duration::from_secs(2);
+
+/// What arrives for one group.
+#[derive(Default)]
+pub(super) struct Letters {
+    /// Exchanges begun by this rank.
+    pub(super) number: u64,
+    pub(super) arrived: Option<(u64, Vec<Part>)>,
+    /// Why no further exchange is possible.
+    pub(super) broken: Option<Error>,
+    /// The hub has said so, to this rank and to all others of the group.
+    pub(super) told: bool,
+    /// The first loss of a peer, which may come after another reason.
+    pub(super) lost: Option<Error>,
+    pub(super) watchers: Vec<Watcher>,
+    pub(super) has_left: bool,
+    /// The hub's answer in an exchange: the ranks that are missing, and who tells the user.
+    pub(super) missing: Option<(u64, Vec<usize>, usize)>,
+}
+
+#[derive(Default)]
+pub(super) struct Mail {
+    pub(super) groups: HashMap<u64, Letters>,
+    /// The answer to hello.
+    pub(super) welcome: Option<Result<()>>,
+    /// The hub has said goodbye, or this end is being closed: an end of the stream is no loss.
+    pub(super) over: bool,
+}
+
+/// One process's connection to the hub.
+pub(super) struct Connection {
+    pub(super) socket: UnixStream,
+    /// Held while a frame is written.
+    pub(super) outbox: Mutex<Outbox>,
+    pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
+    pub(super) control: Mutex<Option<JoinHandle<()>>>,
+    pub(super) hub: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The end of a wait of which this process may have slept through a part: before anybody is blamed,
+/// the control thread reads what has come meanwhile.
+pub(super) struct LastChance {
+    pub(super) until: Instant,
+    rounds: u32,
+}
+
+impl LastChance {
+    const ROUND: Duration = Duration::from_millis(20);
+
+    pub(super) fn new(until: Instant) -> LastChance {
+        LastChance { until, rounds: 0 }
+    }
+
+    /// Whether the wait is over. At its end it goes on for a round, and, while something has not been
+    /// read, for up to a second.
+    pub(super) fn is_over(&mut self, now: Instant, unread: impl FnOnce() -> bool) -> bool {
+        if now < self.until {
+            return false;
+        }
+        if self.rounds > 0 && (self.rounds >= 50 || !unread()) {
+            return true;
+        }
+        self.rounds += 1;
+        self.until = now + Self::ROUND;
+        false
+    }
+}
+
+impl Connection {
+    pub(super) fn start(
+        socket: &UnixStream,
+        hub: Option<JoinHandle<()>>,
+        rank: usize,
+    ) -> Result<Arc<Connection>> {
+        let system = |e| Error::system("socket to rank 0", e);
+        let (socket, reading) =
+            (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
+        let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
+        lock(&mail.0).groups.insert(0, Letters::default());
+        let (for_control, in_group_0) = (mail.clone(), rank);
+        let control = std::thread::Builder::new()
+            .name("iris-control".into())
+            .spawn(move || read(&reading, &for_control, in_group_0))
+            .map_err(|e| Error::system("starting thread iris-control", e))?;
+        Ok(Arc::new(Connection {
+            socket,
+            outbox: Mutex::default(),
+            mail,
+            control: Mutex::new(Some(control)),
+            hub: Mutex::new(hub),
+        }))
+    }
+
+    /// Sends a frame. What the system has no room for is tried again until `until`.
+    pub(super) fn send(&self, frame: Frame, until: Instant) -> Result<()> {
+        let mut outbox = lock(&self.outbox);
+        outbox.push(frame.pack());
+        loop {
+            // Zero would be refused, and mean for ever.
+            let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
+            let sent = self.socket.set_write_timeout(Some(rest));
+            let Err(error) = sent.and_then(|()| outbox.flush(&self.socket)) else {
+                return Ok(());
+            };
+            let crowded = crowded(&error);
+            if crowded && Instant::now() < until {
+                std::thread::sleep(AGAIN);
+                continue;
+            }
+            if !(crowded && outbox.take_back()) {
+                // Half a frame may be out: nothing after it would be understood. What was sent to
+                // this rank can still be read.
+                *outbox = Outbox::default();
+                let _ = self.socket.shutdown(Shutdown::Write);
+            }
+            return Err(match crowded {
+                false => Error::system("sending to rank 0", error),
+                true => {
+                    let what = "message to rank 0".into();
+                    Error::Wire { what, problem: explain_crowded(&error) }
+                }
+            });
+        }
+    }
+
+    /// Whether the hub is a thread of this process.
+    pub(super) fn has_hub(&self) -> bool {
+        lock(&self.hub).is_some()
+    }
+
+    /// Waits until the control thread has read what is waited for, but no longer than `until`.
+    pub(super) fn wait_until(&self, until: Instant, holds: impl Fn(&Mail) -> bool) {
+        let (mail, changed) = &*self.mail;
+        let mut mail = lock(mail);
+        while !holds(&mail) && Instant::now() < until {
+            let rest = until.saturating_duration_since(Instant::now());
+            mail = changed.wait_timeout(mail, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whether something has come that the control thread has not read.
+    pub(super) fn has_unread(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+    }
+
+    /// Waits for the hub's answer to a hello that was `greeted`.
+    pub(super) fn welcome(
+        &self,
+        deadline: Instant,
+        started: Instant,
+        greeted: Result<()>,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
+        let (mail, changed) = &*self.mail;
+        // The reason for which a hello cannot be sent may be there to be read.
+        let deadline = if greeted.is_err() { Instant::now() + REASON } else { deadline };
+        let mut chance = LastChance::new(deadline);
+        let mut mail = lock(mail);
+        loop {
+            if let Some(welcome) = mail.welcome.take() {
+                return welcome;
+            }
+            let now = Instant::now();
+            if chance.is_over(now, || self.has_unread()) {
+                greeted?;
+                return Err(Error::Absent { ranks: vec![0], what: what(), waited: now - started });
+            }
+            let wait = changed.wait_timeout(mail, chance.until.saturating_duration_since(now));
+            mail = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Connection {
+    /// Waits for no peer: the control thread ends as soon as the socket is shut.
+    fn drop(&mut self) {
+        lock(&self.mail.0).over = true;
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(control) = lock(&self.control).take()
+            && control.thread().id() != std::thread::current().id()
+            && control.join().is_err()
+        {
+            tracing::error!("the control thread panicked");
+        }
+    }
+}
+
+/// The control thread.
+fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
+    let (mail, changed) = mail;
+    let mut inbox = Inbox::default();
+    let outcome = loop {
+        match inbox.take() {
+            Ok(Some(frame)) => {
+                let mut told = Vec::new();
+                let mut state = lock(mail);
+                match frame {
+                    Frame::Welcome => state.welcome = Some(Ok(())),
+                    Frame::Refuse(error) => state.welcome = Some(Err(error)),
+                    Frame::All { group, number, parts } => {
+                        state.groups.entry(group).or_default().arrived = Some((number, parts));
+                    }
+                    Frame::Broken { group, error } => {
+                        let group = state.groups.entry(group).or_default();
+                        group.told = true;
+                        told = group.fail(&error).into_iter().map(|w| (w, error.clone())).collect();
+                    }
+                    Frame::Goodbye => state.over = true,
+                    Frame::Missing { group, number, ranks, teller } => {
+                        let ranks = ranks.into_iter().map(|r| r as usize).collect();
+                        let group = state.groups.entry(group).or_default();
+                        group.missing = Some((number, ranks, teller as usize));
+                    }
+                    other => tracing::warn!(frame = ?other, "an unexpected frame is ignored"),
+                }
+                drop(state);
+                changed.notify_all();
+                for (watcher, error) in told {
+                    watcher(&error);
+                }
+            }
+            Ok(None) => match inbox.fill(socket) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(e) => break Err(e),
+            },
+            Err(e) => break Err(e),
+        }
+    };
+    let mut state = lock(mail);
+    if let Err(error) = &outcome
+        && !state.over
+    {
+        tracing::error!(%error, rank, "the connection to rank 0 is given up");
+    }
+    let mut told = Vec::new();
+    if !state.over {
+        for (&id, group) in &mut state.groups {
+            let error = match (&outcome, id) {
+                (Err(error), _) => error.clone(),
+                (Ok(()), 0) => Error::PeerLost { rank: 0 },
+                (Ok(()), _) => Error::HubLost,
+            };
+            told.extend(group.fail(&error).into_iter().map(|w| (w, error.clone())));
+        }
+    }
+    let lost = outcome.err().unwrap_or(Error::PeerLost { rank: 0 });
+    state.welcome.get_or_insert(Err(lost));
+    state.over = true;
+    drop(state);
+    changed.notify_all();
+    for (watcher, error) in told {
+        watcher(&error);
+    }
+}
+
+impl Letters {
+    /// The group cannot go on; the first reason stays. Returns who is to be told of a loss, which
+    /// is any reason but a rank's absence.
+    fn fail(&mut self, error: &Error) -> Vec<Watcher> {
+        self.broken.get_or_insert_with(|| error.clone());
+        if matches!(error, Error::Absent { .. }) {
+            return Vec::new();
+        }
+        self.lost.get_or_insert_with(|| error.clone());
+        if self.has_left { Vec::new() } else { std::mem::take(&mut self.watchers) }
+    }
+}

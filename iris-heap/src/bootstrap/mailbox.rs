@@ -1,0 +1,267 @@
+//! How frames get through a Unix socket: what waits to be written, what was read and is no whole frame,
+//! with descriptors beside the bytes.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use super::frames::{Frame, HEADER, HELLO, LONGEST, Packet, broken};
+use crate::error::{Error, Result};
+use crate::wire::Reader;
+
+/// Descriptors a message: below the kernel's limit of 253.
+const DESCRIPTORS: usize = 128;
+
+/// What waits to be written to a socket.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    packets: VecDeque<Packet>,
+    /// Of the first packet.
+    bytes_sent: usize,
+    descriptors_sent: usize,
+}
+
+impl Outbox {
+    pub(crate) fn push(&mut self, packet: Packet) {
+        self.packets.push_back(packet);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// Takes the first packet back, if nothing of it has been written: what follows it then still is
+    /// understood. Otherwise the stream is broken off in the middle of a frame.
+    pub(crate) fn take_back(&mut self) -> bool {
+        self.bytes_sent == 0 && self.descriptors_sent == 0 && self.packets.pop_front().is_some()
+    }
+
+    /// Writes until all is written, or until the socket takes no more for now. After an error that
+    /// is [`crowded`], or `WouldBlock`, the rest may be tried again later.
+    pub(crate) fn flush(&mut self, socket: &UnixStream) -> std::io::Result<()> {
+        while let Some(packet) = self.packets.front() {
+            let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
+                .iter()
+                .take(DESCRIPTORS)
+                .map(OwnedFd::as_fd)
+                .collect();
+            let last = self.descriptors_sent + descriptors.len() == packet.descriptors.len();
+            let mut rest = &packet.bytes[self.bytes_sent..];
+            if !last {
+                // Descriptors travel with at least one byte: more of them, one byte each time.
+                rest = &rest[..1];
+            }
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(&descriptors));
+            }
+            let slices = [IoSlice::new(rest)];
+            match rustix::net::sendmsg(socket, &slices, &mut control, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    self.bytes_sent += sent;
+                    self.descriptors_sent += descriptors.len();
+                }
+                Err(Errno::AGAIN) => return Err(std::io::ErrorKind::WouldBlock.into()),
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(e.into()),
+            }
+            if self.bytes_sent == packet.bytes.len() {
+                self.packets.pop_front();
+                self.bytes_sent = 0;
+                self.descriptors_sent = 0;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long to wait before a message is tried again for which the system had no room.
+pub(crate) const AGAIN: Duration = Duration::from_millis(10);
+
+/// Whether the system has no room for a message just now. Descriptors that were sent and not yet
+/// received are limited for each user, by the limit of open files; memory of sockets is, too.
+pub(crate) fn crowded(error: &std::io::Error) -> bool {
+    let code = Errno::from_io_error(error);
+    code.is_some_and(|code| [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM].contains(&code))
+}
+
+/// What to say of that, with the limit that is met.
+pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
+    format!(
+        "{error}: descriptors that are on their way are limited for all processes of a user \
+         together, by the limit of open files, {}",
+        open_files()
+    )
+}
+
+/// The limit of open files, in words.
+pub(crate) fn open_files() -> String {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or("none".into(), |limit| limit.to_string())
+}
+
+/// What was read from a socket and is no whole frame yet.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    bytes: Vec<u8>,
+    descriptors: VecDeque<OwnedFd>,
+    /// The longest body and whether descriptors are taken: of one that has not said who it is.
+    stranger: bool,
+}
+
+impl Inbox {
+    /// For a connection of which nothing is known yet: it can have little stored here, and no
+    /// descriptor.
+    pub(crate) fn of_stranger() -> Inbox {
+        Inbox { stranger: true, ..Inbox::default() }
+    }
+
+    /// It has said hello.
+    pub(crate) fn trust(&mut self) {
+        self.stranger = false;
+    }
+
+    /// Reads once. `false`: the peer has closed its end.
+    pub(crate) fn fill(&mut self, socket: &UnixStream) -> Result<bool> {
+        let room =
+            if self.stranger { HEADER + HELLO - self.bytes.len().min(HELLO) } else { 1 << 16 };
+        let mut buffer = vec![0; room];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = loop {
+            let mut slices = [IoSliceMut::new(&mut buffer)];
+            match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(got) => break got,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(false),
+                Err(e) => return Err(Error::system("recvmsg", e)),
+            }
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptors.extend(descriptors);
+            }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(Error::system("receiving descriptors", Errno::MFILE));
+        }
+        if self.stranger && !self.descriptors.is_empty() {
+            return Err(broken("descriptors came before a hello"));
+        }
+        self.bytes.extend_from_slice(&buffer[..got.bytes]);
+        Ok(got.bytes > 0)
+    }
+
+    /// The next whole frame.
+    pub(crate) fn take(&mut self) -> Result<Option<Frame>> {
+        let Some((header, rest)) = self.bytes.split_first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
+        let mut r = Reader::new("header", header);
+        let (length, both) = (r.u64()?, r.u64()?);
+        let (kind, descriptors) = (both as u32, (both >> 32) as usize);
+        if length > if self.stranger { HELLO as u64 } else { LONGEST } {
+            return Err(broken(&format!("a frame of {length} bytes")));
+        }
+        let Some(body) = rest.get(..length as usize) else {
+            return Ok(None);
+        };
+        if self.descriptors.len() < descriptors {
+            return Err(broken("descriptors are missing"));
+        }
+        let descriptors = self.descriptors.drain(..descriptors).collect();
+        let frame = Frame::unpack(kind, body, descriptors)?;
+        self.bytes.drain(..HEADER + length as usize);
+        Ok(Some(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::frames::Part;
+    use super::*;
+
+    fn pass(frame: Frame) -> Frame {
+        let (a, b) = UnixStream::pair().unwrap();
+        a.set_nonblocking(true).unwrap();
+        let (mut out, mut inbox) = (Outbox::default(), Inbox::default());
+        out.push(frame.pack());
+        loop {
+            let _ = out.flush(&a);
+            if let Some(frame) = inbox.take().unwrap() {
+                assert!(out.is_empty());
+                return frame;
+            }
+            assert!(inbox.fill(&b).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_frame_of_any_size_gets_through() {
+        for len in [0, 1, 1_000_000] {
+            let bytes: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+            let part = Part { bytes: bytes.clone(), descriptors: vec![] };
+            match pass(Frame::Give { group: 3, number: 4, part }) {
+                Frame::Give { group: 3, number: 4, part } => assert!(part.bytes == bytes),
+                f => panic!("{f:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn many_descriptors_get_through_in_order() {
+        use rustix::fs::{MemfdFlags, fstat};
+        let part = |rank: usize| Part {
+            bytes: vec![rank as u8],
+            descriptors: (0..100 * rank)
+                .map(|i| {
+                    let fd = rustix::fs::memfd_create("iris-test", MemfdFlags::CLOEXEC).unwrap();
+                    rustix::fs::ftruncate(&fd, (1000 * rank + i) as u64).unwrap();
+                    fd
+                })
+                .collect(),
+        };
+        let parts = (0..4).map(part).collect();
+        let Frame::All { parts, .. } = pass(Frame::All { group: 0, number: 1, parts }) else {
+            panic!("another frame");
+        };
+        for (rank, part) in parts.iter().enumerate() {
+            assert_eq!(part.bytes, [rank as u8]);
+            assert_eq!(part.descriptors.len(), 100 * rank);
+            for (i, fd) in part.descriptors.iter().enumerate() {
+                assert_eq!(fstat(fd).unwrap().st_size as usize, 1000 * rank + i);
+            }
+        }
+    }
+
+    #[test]
+    fn errors_keep_their_numbers() {
+        let waited = Duration::from_millis(1234);
+        let error = Error::Absent { ranks: vec![1, 5], what: "barrier".into(), waited };
+        let text = error.to_string();
+        match pass(Frame::Broken { group: 7, error }) {
+            Frame::Broken { group: 7, error } => assert_eq!(error.to_string(), text),
+            f => panic!("{f:?}"),
+        }
+        let f = pass(Frame::Refuse(Error::PeerLost { rank: 3 }));
+        assert!(matches!(f, Frame::Refuse(Error::PeerLost { rank: 3 })));
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        for garbage in [vec![0xff; 64], [vec![0; 8], vec![99, 0, 0, 0, 0, 0, 0, 0]].concat()] {
+            let mut inbox = Inbox { bytes: garbage, ..Inbox::default() };
+            assert!(matches!(inbox.take(), Err(Error::Wire { .. })));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! One process as rank 0 sees it: a connection with what waits to be written to it and what was read.
+
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::frames::{Frame, Packet};
+use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
+use crate::error::Error;
+
+pub(super) struct Peer {
+    pub(super) socket: UnixStream,
+    pub(super) inbox: Inbox,
+    pub(super) outbox: Outbox,
+    pub(super) since: Instant,
+    /// The system has no room for the first message in the outbox, for this reason.
+    pub(super) crowded: Option<String>,
+    pub(super) gone: bool,
+    /// Why it is gone, where the reason is here and not there.
+    pub(super) fault: Option<Error>,
+}
+
+impl Peer {
+    pub(super) fn new(socket: UnixStream) -> std::io::Result<Peer> {
+        socket.set_nonblocking(true)?;
+        Ok(Peer {
+            socket,
+            inbox: Inbox::of_stranger(),
+            outbox: Outbox::default(),
+            since: Instant::now(),
+            crowded: None,
+            gone: false,
+            fault: None,
+        })
+    }
+
+    pub(super) fn send(&mut self, packet: Packet) {
+        if !self.gone {
+            self.outbox.push(packet);
+            self.flush();
+        }
+    }
+
+    /// Writes what the socket takes. What the system has no room for just now stays.
+    pub(super) fn flush(&mut self) {
+        self.crowded = None;
+        match self.outbox.flush(&self.socket) {
+            Ok(()) => {}
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(e) if crowded(&e) => self.crowded = Some(explain_crowded(&e)),
+            Err(e) => {
+                if e.kind() != std::io::ErrorKind::BrokenPipe {
+                    tracing::warn!(error = %e, "a message could not be sent");
+                }
+                // Half a frame may be out: nothing after it would be understood. Where its end is
+                // closed reading tells, after what it said before; where it is not, it is told so.
+                self.outbox = Outbox::default();
+                let _ = self.socket.shutdown(Shutdown::Write);
+            }
+        }
+    }
+
+    /// Gives up a message for which the system has no room, so that the reason can be told.
+    pub(super) fn make_room(&mut self) {
+        if self.crowded.take().is_some() && !self.outbox.take_back() {
+            self.outbox = Outbox::default();
+            let _ = self.socket.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Reads what is there. An error or an end is `gone`.
+    pub(super) fn read(&mut self) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        match self.inbox.fill(&self.socket) {
+            Ok(true) => {}
+            Ok(false) => self.gone = true,
+            Err(error) => {
+                tracing::warn!(%error, "a connection is given up");
+                self.gone = true;
+                if matches!(error, Error::System { .. }) {
+                    self.fault = Some(error);
+                }
+            }
+        }
+        loop {
+            match self.inbox.take() {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => return frames,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection is given up");
+                    self.gone = true;
+                    return frames;
+                }
+            }
+        }
+    }
+
+    /// Whether there is something to read.
+    pub(super) fn is_ready(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        !self.gone && matches!(ready, Ok(n) if n > 0)
+    }
+
+    pub(super) fn read_if_ready(&mut self) -> Vec<Frame> {
+        if self.is_ready() { self.read() } else { Vec::new() }
+    }
+}
+
+/// Waits until a socket has something to say or takes more.
+pub(super) fn wait<'a>(
+    peers: impl Iterator<Item = &'a Peer>,
+    listener: Option<&UnixListener>,
+    timeout: Option<Duration>,
+) {
+    let mut fds = Vec::new();
+    if let Some(listener) = listener {
+        fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+    }
+    for peer in peers {
+        if !peer.gone {
+            let mut events = PollFlags::IN;
+            // A socket that could take more does not help where the system has no room.
+            if !peer.outbox.is_empty() && peer.crowded.is_none() {
+                events |= PollFlags::OUT;
+            }
+            fds.push(PollFd::from_borrowed_fd(peer.socket.as_fd(), events));
+        }
+    }
+    let timeout = timeout.map(|t| Timespec {
+        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+        // Not zero: the caller's clock shall have passed its time.
+        tv_nsec: i64::from(t.subsec_nanos().max(1)),
+    });
+    if let Err(error) = poll(&mut fds, timeout.as_ref())
+        && error != rustix::io::Errno::INTR
+    {
+        tracing::error!(%error, "poll failed");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,175 @@
+//! What the ranks of a world exchange: each exchange with its number, kind and call site.
+
+use std::os::fd::OwnedFd;
+use std::panic::Location;
+use std::time::Instant;
+
+use super::World;
+use crate::bootstrap::{Object, Step};
+use crate::error::{Error, Result, odd_ranks};
+use crate::util::lock;
+use crate::wire::{Reader, Writer};
+
+impl World {
+    /// Returns when every rank has come.
+    ///
+    /// # Errors
+    /// As every collective call: [`Error::Absent`], [`Error::Mismatch`], [`Error::PeerLost`],
+    /// [`Error::Closed`].
+    #[track_caller]
+    pub fn barrier(&self) -> Result<()> {
+        self.collective("barrier", &[]).map(drop)
+    }
+
+    /// Gives every rank the bytes of every rank, by rank.
+    ///
+    /// # Errors
+    /// As [`World::barrier`].
+    #[track_caller]
+    pub fn allgather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.collective("allgather", bytes)
+    }
+
+    /// Checks that every rank gives the same items, in the same order.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] with the first item that differs, on every rank; as
+    /// [`World::barrier`].
+    #[track_caller]
+    pub fn agree(&self, what: &str, items: &[(&str, String)]) -> Result<()> {
+        self.agree_with(what, items, &[]).map(drop)
+    }
+
+    /// As [`World::agree`], and gathers bytes that may differ in the same exchange.
+    #[track_caller]
+    pub(crate) fn agree_with(
+        &self,
+        what: &str,
+        items: &[(&str, String)],
+        bytes: &[u8],
+    ) -> Result<Vec<Vec<u8>>> {
+        let at = Location::caller();
+        let mut message = Writer::default();
+        message.u64(items.len() as u64);
+        for (name, value) in items {
+            message.text(name).text(value);
+        }
+        message.bytes(bytes);
+        let all = self.collective(what, &message.finish())?;
+
+        let mut lists: Vec<Vec<(String, String)>> = Vec::with_capacity(all.len());
+        let mut extra = Vec::with_capacity(all.len());
+        for message in &all {
+            let mut r = Reader::new("agreement", message);
+            let mut list = Vec::new();
+            for _ in 0..r.u64()? {
+                list.push((r.text()?, r.text()?));
+            }
+            extra.push(r.bytes()?.to_vec());
+            lists.push(list);
+        }
+        let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+        for i in 0..longest {
+            let item = |list: &Vec<(String, String)>| list.get(i).cloned();
+            let first = item(&lists[0]);
+            if lists.iter().all(|l| item(l) == first) {
+                continue;
+            }
+            let names: Vec<Option<String>> = lists.iter().map(|l| item(l).map(|x| x.0)).collect();
+            let same_name = names.iter().all(|n| *n == names[0]);
+            let text = |list: &Vec<(String, String)>| match item(list) {
+                None => "nothing".into(),
+                Some((_, value)) if same_name => value,
+                Some((name, value)) => format!("{name} {value}"),
+            };
+            let values: Vec<String> = lists.iter().map(text).collect();
+            let name = names.into_iter().flatten().next().filter(|_| same_name);
+            return Err(Error::Disagreement {
+                what: format!("{what} at {at}"),
+                item: name.unwrap_or_else(|| format!("item {i}")),
+                ranks: odd_ranks(&values),
+                values,
+            });
+        }
+        Ok(extra)
+    }
+
+    /// Lets every rank know whether all could do their part: collective. A rank that could not gets
+    /// its own error back, the others are told.
+    ///
+    /// # Errors
+    /// [`Error::PeerFailed`]; this rank's error; as [`World::barrier`].
+    #[track_caller]
+    pub fn all_ok<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
+        let message = match &mine {
+            Ok(_) => Vec::new(),
+            Err(e) => Writer::default().text(&e.to_string()).finish(),
+        };
+        let all = self.collective(what, &message);
+        let value = mine?;
+        for (rank, message) in all?.iter().enumerate() {
+            if !message.is_empty() {
+                let message = Reader::new("outcome", message).text()?;
+                return Err(Error::PeerFailed { rank, what: what.into(), message });
+            }
+        }
+        Ok(value)
+    }
+
+    /// Gives every rank duplicates of the descriptors of every rank, by rank. Their numbers may
+    /// differ between ranks.
+    ///
+    /// # Errors
+    /// As [`World::barrier`]; [`Error::Unsupported`] where ranks are not on one host.
+    #[track_caller]
+    pub fn share_descriptors(&self, descriptors: Vec<OwnedFd>) -> Result<Vec<Vec<OwnedFd>>> {
+        let step = self.step("descriptors", Location::caller());
+        self.collective("descriptors", &[])?;
+        let _sequence = lock(&self.inner.sequence);
+        self.inner.bootstrap.share_descriptors(descriptors, &step)
+    }
+
+    /// Gives every rank the object of every rank, by rank.
+    ///
+    /// # Errors
+    /// As [`World::barrier`]; [`Error::Unsupported`] unless [`World::same_process`].
+    #[track_caller]
+    pub fn share_objects(&self, object: Object) -> Result<Vec<Object>> {
+        let step = self.step("objects", Location::caller());
+        self.collective("objects", &[])?;
+        let _sequence = lock(&self.inner.sequence);
+        self.inner.bootstrap.share_objects(object, &step)
+    }
+
+    pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {
+        Step {
+            what: format!("{kind} at {at}"),
+            deadline: Instant::now() + self.inner.settings.host_deadline(),
+        }
+    }
+
+    /// One exchange with its tag checked.
+    #[track_caller]
+    pub(crate) fn collective(&self, kind: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let at = Location::caller();
+        if *lock(&self.inner.closed) {
+            return Err(Error::Closed { what: "the world" });
+        }
+        let mut sequence = lock(&self.inner.sequence);
+        *sequence += 1;
+        let tag = format!("{kind} at {at} (exchange {sequence})");
+        let message = Writer::default().text(&tag).bytes(bytes).finish();
+        let all = self.inner.bootstrap.allgather(&message, &self.step(kind, at))?;
+        let mut tags = Vec::with_capacity(all.len());
+        let mut contents = Vec::with_capacity(all.len());
+        for message in &all {
+            let mut r = Reader::new("exchange", message);
+            tags.push(r.text()?);
+            contents.push(r.bytes()?.to_vec());
+        }
+        if tags.iter().any(|t| *t != tag) {
+            return Err(Error::Mismatch { ranks: odd_ranks(&tags), calls: tags });
+        }
+        Ok(contents)
+    }
+}

@@ -1,0 +1,59 @@
+//! Worlds of a part of the ranks.
+
+use std::collections::BTreeMap;
+use std::panic::Location;
+
+use super::{Place, World};
+use crate::error::Result;
+use crate::util::lock;
+use crate::wire::{Reader, Writer, hash};
+
+impl World {
+    /// The world of the ranks that give the same `color`, in the order of `key`, then of their rank
+    /// here. Ranks without a color get none. Split worlds are closed before the world they come
+    /// from.
+    ///
+    /// # Errors
+    /// As [`World::barrier`].
+    #[track_caller]
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<World>> {
+        let at = Location::caller();
+        let mut m = Writer::default();
+        m.u64(color.map_or(u64::MAX, u64::from)).u64(key as u64).u64(self.node() as u64);
+        let all = self.collective("split", &m.finish())?;
+        let mut groups: BTreeMap<u64, Vec<(i64, usize)>> = BTreeMap::new();
+        let mut nodes = Vec::new();
+        for (rank, message) in all.iter().enumerate() {
+            let mut r = Reader::new("split", message);
+            let (color, key, node) = (r.u64()?, r.u64()? as i64, r.u64()?);
+            nodes.push(node);
+            if color != u64::MAX {
+                groups.entry(color).or_default().push((key, rank));
+            }
+        }
+        let mut members = Vec::new();
+        let mut id = 0;
+        if let Some(color) = color {
+            let mut group = groups.remove(&u64::from(color)).unwrap_or_default();
+            group.sort_unstable();
+            members = group.into_iter().map(|(_, rank)| rank).collect();
+            id = color;
+        }
+        let sequence = lock(&self.inner.sequence);
+        let group = hash(&[&sequence.to_le_bytes(), &id.to_le_bytes()]) as u64;
+        let step = self.step("split", at);
+        let Some(bootstrap) = self.inner.bootstrap.split(&members, group, &step)? else {
+            return Ok(None);
+        };
+        drop(sequence);
+        let here = |&&m: &&usize| nodes[m] == self.node() as u64;
+        let before = |&&m: &&usize| m != self.rank();
+        let place = Place {
+            node: self.node(),
+            local_rank: members.iter().take_while(before).filter(here).count(),
+            local_size: members.iter().filter(here).count(),
+        };
+        let settings = self.inner.settings.clone();
+        Ok(Some(World::new(bootstrap, settings, place, Some(self.clone()))))
+    }
+}

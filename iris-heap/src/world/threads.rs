@@ -1,0 +1,141 @@
+//! Ranks as threads of this process: made, run, and what became of each.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{Place, World, check_size};
+use crate::bootstrap::threads::Threads;
+use crate::env::Settings;
+use crate::error::{Error, Result};
+use crate::util::panic_message;
+
+/// An error and how many ranks had failed before.
+struct Numbered<E>(usize, E);
+
+impl<E: From<Error>> From<Error> for Numbered<E> {
+    fn from(error: Error) -> Self {
+        Numbered(usize::MAX, error.into())
+    }
+}
+
+impl World {
+    /// A world of `size` ranks that are threads of this process: give each to a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`]; [`Error::Env`].
+    pub fn threads(size: usize) -> Result<Vec<World>> {
+        World::threads_with(size, &Settings::from_env()?)
+    }
+
+    /// As [`World::threads`], with settings of the program's.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`], and as [`Settings::check`].
+    pub fn threads_with(size: usize, settings: &Settings) -> Result<Vec<World>> {
+        check_size("size of the world", size)?;
+        settings.check()?;
+        let world = |(rank, t): (usize, Threads)| {
+            let place = Place { node: 0, local_rank: rank, local_size: size };
+            World::new(Arc::new(t), settings.clone(), place, None)
+        };
+        Ok(Threads::all(size).into_iter().enumerate().map(world).collect())
+    }
+
+    /// Runs `f` on `size` threads, one a rank, and returns their results by rank.
+    ///
+    /// A rank that returns `Ok` closes its world if `f` has not; one that fails or panics is lost
+    /// to the others at once, so that they need not wait for their deadlines.
+    ///
+    /// # Errors
+    /// The error of the rank that failed first. A panic is [`Error::Panicked`].
+    pub fn run_threads<T, E, F>(size: usize, f: F) -> Result<Vec<T>, E>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
+        let settings = Settings::from_env()?;
+        // The others fail because the first did.
+        let failures = AtomicUsize::new(0);
+        let numbered = |world: World| {
+            let failed = || failures.fetch_add(1, Ordering::Relaxed);
+            match catch_unwind(AssertUnwindSafe(|| f(world))) {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(e)) => Err(Numbered(failed(), e)),
+                Err(panic) => {
+                    let name = std::thread::current().name().unwrap_or_default().to_string();
+                    let message = panic_message(&*panic);
+                    Err(Numbered(failed(), Error::Panicked { name, group: None, message }.into()))
+                }
+            }
+        };
+        let results = World::run_threads_each(size, &settings, numbered).map_err(E::from)?;
+        let mut first: Option<Numbered<E>> = None;
+        let mut values = Vec::with_capacity(size);
+        for result in results {
+            match result {
+                Ok(value) => values.push(value),
+                Err(e) if first.as_ref().is_none_or(|f| e.0 < f.0) => first = Some(e),
+                Err(_) => {}
+            }
+        }
+        first.map_or(Ok(values), |e| Err(e.1))
+    }
+
+    /// As [`World::run_threads`], with the result of every rank.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`].
+    pub fn run_threads_each<T, E, F>(
+        size: usize,
+        settings: &Settings,
+        f: F,
+    ) -> Result<Vec<Result<T, E>>>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
+        let worlds = World::threads_with(size, settings)?;
+        let f = &f;
+        let rank_main = move |world: World| {
+            let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
+            match &result {
+                // An error here is another rank's, which reports it itself.
+                Ok(Ok(_)) => drop(world.close()),
+                _ => world.abort(),
+            }
+            result
+        };
+        Ok(std::thread::scope(|scope| {
+            let start = |world: World| {
+                let rank = world.rank();
+                let spare = world.clone();
+                let name = format!("iris-rank-{rank}");
+                let builder = std::thread::Builder::new().name(name.clone());
+                let thread = builder.spawn_scoped(scope, move || rank_main(world));
+                (name, spare, thread)
+            };
+            let started: Vec<_> = worlds.into_iter().map(start).collect();
+            let finish = |(name, spare, thread): (String, World, std::io::Result<_>)| {
+                let thread: std::thread::ScopedJoinHandle<'_, _> = match thread {
+                    Ok(thread) => thread,
+                    Err(e) => {
+                        spare.abort();
+                        return Err(Error::system(format!("starting thread {name}"), e).into());
+                    }
+                };
+                let outcome: std::thread::Result<_> = thread.join();
+                match outcome.and_then(|r| r) {
+                    Ok(result) => result,
+                    Err(panic) => {
+                        Err(Error::Panicked { name, group: None, message: panic_message(&*panic) }
+                            .into())
+                    }
+                }
+            };
+            started.into_iter().map(finish).collect()
+        }))
+    }
+}
