@@ -19,7 +19,7 @@ macro_rules! driver {
     ($($name:ident($($arg:ty),* $(,)?);)*) => {
         /// The functions of the driver that are called. Each returns a `CUresult` as a number.
         #[allow(non_snake_case)]
-        pub(crate) struct Driver {
+        pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> u32,)*
             /// Since CUDA 12.4: loads a kernel that lazy loading would load at its first launch.
             pub(crate) cuFuncLoad: Option<unsafe extern "C" fn(RawFunction) -> u32>,
@@ -40,9 +40,9 @@ macro_rules! driver {
             ),)*]
         }
 
-        impl Driver {
+        impl Api {
             #[allow(non_snake_case)]
-            fn of(library: Library) -> Result<Driver, String> {
+            fn of(library: Library) -> Result<Api, String> {
                 $(
                     let $name = {
                         let name = concat!(stringify!($name), "\0");
@@ -59,7 +59,7 @@ macro_rules! driver {
                     library.get::<unsafe extern "C" fn(RawFunction) -> u32>(b"cuFuncLoad\0")
                 };
                 let load = load.ok().map(|symbol| *symbol);
-                Ok(Driver { $($name,)* cuFuncLoad: load, _library: library })
+                Ok(Api { $($name,)* cuFuncLoad: load, _library: library })
             }
         }
     };
@@ -302,8 +302,8 @@ const FOLDERS: [&str; 6] = [
 /// # Errors
 /// [`Error::Library`], with where it was looked for; [`Error::Device`] if it does not start, as
 /// without a device.
-pub(crate) fn driver() -> Result<&'static Driver> {
-    static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+pub(crate) fn driver() -> Result<&'static Api> {
+    static DRIVER: OnceLock<Result<Api>> = OnceLock::new();
     let driver = DRIVER.get_or_init(|| {
         let driver = load()?;
         // SAFETY: the flags must be zero.
@@ -317,7 +317,7 @@ pub(crate) fn driver() -> Result<&'static Driver> {
 }
 
 /// The library, by name through the loader, then in the known folders.
-fn load() -> Result<Driver> {
+fn load() -> Result<Api> {
     const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
     let names = NAMES.map(String::from).into_iter();
     let places = FOLDERS.iter().map(|folder| format!("{folder}/{}", NAMES[0]));
@@ -328,7 +328,7 @@ fn load() -> Result<Driver> {
         }
         // SAFETY: the driver's library is made to be loaded by any program.
         match unsafe { Library::new(&candidate) } {
-            Ok(library) => match Driver::of(library) {
+            Ok(library) => match Api::of(library) {
                 Ok(driver) => return Ok(driver),
                 Err(e) => problem = format!("{candidate}: {e}"),
             },

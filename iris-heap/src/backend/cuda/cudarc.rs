@@ -6,8 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::CudaBackend;
-use super::stream::Queue;
-use crate::backend::gpu::RawStream;
+use crate::backend::gpu::{Queue, RawStream};
 use crate::error::Result;
 use crate::stream::Stream;
 

@@ -1,19 +1,23 @@
-//! Devices of this process: what they are, and their primary contexts.
+//! Devices of this process: what they are, their primary contexts, and the driver's calls on them.
+//!
+//! Long because every call of the shared part comes here, each with its context and its reason.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::api::{self, Driver, check, driver};
-use crate::backend::gpu::{RawContext, RawStream};
+use super::api::{self, Api, check, check_for, driver};
+use crate::backend::gpu::{
+    Driver, LaunchShape, RawContext, RawEvent, RawFunction, RawModule, RawStream, warn,
+};
 use crate::error::{Error, Result};
 use crate::world::{World, lock};
 
 /// A device with its primary context, which is retained until the process ends: heaps come and go,
 /// the context and what others of the process have in it stay.
 pub(crate) struct Device {
-    pub(crate) driver: &'static Driver,
+    pub(crate) driver: &'static Api,
     pub(crate) ordinal: c_int,
     pub(super) handle: api::Device,
     context: RawContext,
@@ -28,6 +32,9 @@ pub(crate) struct Device {
     /// Where first uses of streams copy to; never given back.
     scratch: Mutex<Option<u64>>,
 }
+
+/// Shared memory that a workgroup gets without asking.
+const SHARED_LIMIT: u32 = 48 << 10;
 
 /// What first uses of streams copy.
 static ZEROS: [u8; 4] = [0; 4];
@@ -131,11 +138,6 @@ impl Device {
         format!("GPU-{hex}")
     }
 
-    /// The device's primary context.
-    pub(crate) fn context(&self) -> RawContext {
-        self.context
-    }
-
     /// Makes the context current on this thread until the guard is dropped.
     pub(crate) fn bind(&self) -> Result<Bound> {
         let driver = self.driver;
@@ -163,15 +165,14 @@ impl Device {
         Ok(bound)
     }
 
-    /// A new stream that waits for no other, and has been used.
-    pub(super) fn new_stream(&self) -> Result<RawStream> {
+    fn new_stream(&self) -> Result<RawStream> {
         const NON_BLOCKING: u32 = 1;
         let _bound = self.bind_apart()?;
         let mut stream = RawStream::default();
         // SAFETY: `stream` is where the answer goes.
         let code = unsafe { (self.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
         check("cuStreamCreate", code)?;
-        let used = self.use_first(stream).and_then(|()| {
+        let used = self.use_first_of(stream).and_then(|()| {
             // SAFETY: the stream was made just now.
             let code = unsafe { (self.driver.cuStreamSynchronize)(stream) };
             check("cuStreamSynchronize", code)
@@ -190,7 +191,7 @@ impl Device {
     /// the other is a kernel that waits for it. So first uses come one after the other. It is a copy,
     /// since a kernel, as a fill is, would need room beside those that wait. The stream is alive and
     /// not captured.
-    pub(super) fn use_first(&self, stream: RawStream) -> Result<()> {
+    fn use_first_of(&self, stream: RawStream) -> Result<()> {
         let _bound = self.bind_apart()?;
         let mut scratch = lock(&self.scratch);
         let to = match *scratch {
@@ -210,7 +211,7 @@ impl Device {
     }
 
     /// The number of the capture that is under way on a stream, which is alive.
-    pub(super) fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {
+    fn capture(&self, stream: RawStream) -> Result<Option<u64>> {
         let _bound = self.bind()?;
         let (mut status, mut id) = (api::CAPTURE_NONE, 0);
         // SAFETY: the caller vouches for the stream; status and id are where the answers go; the
@@ -286,7 +287,7 @@ impl Device {
 
 /// A context is current on this thread.
 pub(crate) struct Bound {
-    driver: &'static Driver,
+    driver: &'static Api,
     pushed: bool,
     /// The thread's mode of capture before, if it was changed.
     mode: Option<u32>,
@@ -310,9 +311,252 @@ impl Drop for Bound {
     }
 }
 
-/// For destructors, which have nobody to tell.
-pub(super) fn warn(outcome: Result<()>) {
-    if let Err(error) = outcome {
-        tracing::warn!(%error, "a call of the CUDA driver failed");
+impl Driver for Device {
+    fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    fn title(&self) -> String {
+        Device::title(self)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    fn create_stream(&self) -> Result<RawStream> {
+        self.new_stream()
+    }
+
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        // SAFETY: as the caller says.
+        check("cuStreamDestroy", unsafe { (self.driver.cuStreamDestroy_v2)(stream) })
+    }
+
+    unsafe fn use_first(&self, stream: RawStream) -> Result<()> {
+        self.use_first_of(stream)
+    }
+
+    unsafe fn owns(&self, stream: RawStream) -> Result<bool> {
+        let _bound = self.bind()?;
+        let mut context = RawContext::default();
+        // SAFETY: the stream is alive, as the caller says; `context` is where the answer goes.
+        let code = unsafe { (self.driver.cuStreamGetCtx)(stream, &mut context) };
+        check("cuStreamGetCtx", code)?;
+        Ok(context == self.context)
+    }
+
+    unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {
+        self.capture(stream)
+    }
+
+    unsafe fn sync_stream(&self, stream: RawStream) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        // SAFETY: the stream is alive, as the caller says.
+        check("cuStreamSynchronize", unsafe { (self.driver.cuStreamSynchronize)(stream) })
+    }
+
+    unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
+        let Ok(_bound) = self.bind_apart() else { return false };
+        // SAFETY: the stream is alive, as the caller says.
+        unsafe { (self.driver.cuStreamQuery)(stream) == api::SUCCESS }
+    }
+
+    fn create_event(&self) -> Result<RawEvent> {
+        const NO_TIMING: u32 = 2;
+        let _bound = self.bind_apart()?;
+        let mut event = RawEvent::default();
+        // SAFETY: `event` is where the answer goes.
+        check("cuEventCreate", unsafe { (self.driver.cuEventCreate)(&mut event, NO_TIMING) })?;
+        Ok(event)
+    }
+
+    unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        // SAFETY: as the caller says.
+        check("cuEventDestroy", unsafe { (self.driver.cuEventDestroy_v2)(event) })
+    }
+
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: both are alive, as the caller says.
+        check("cuEventRecord", unsafe { (self.driver.cuEventRecord)(event, stream) })
+    }
+
+    unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: both are alive, as the caller says.
+        check("cuStreamWaitEvent", unsafe { (self.driver.cuStreamWaitEvent)(stream, event, 0) })
+    }
+
+    unsafe fn event_is_done(&self, event: RawEvent) -> bool {
+        let Ok(_bound) = self.bind_apart() else { return false };
+        // SAFETY: the event is alive, as the caller says.
+        let code = unsafe { (self.driver.cuEventQuery)(event) };
+        // An error of the device ends everything on it. What is captured has not begun.
+        ![api::NOT_READY, api::CAPTURED].contains(&code)
+    }
+
+    unsafe fn sync_event(&self, event: RawEvent) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        // SAFETY: the event is alive, as the caller says.
+        check("cuEventSynchronize", unsafe { (self.driver.cuEventSynchronize)(event) })
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: the caller vouches for both ranges and the stream.
+        let code = unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes as usize, stream) };
+        check("cuMemcpyAsync", code)
+    }
+
+    unsafe fn write(
+        &self,
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+        stream: RawStream,
+    ) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        // SAFETY: the caller vouches for both ranges and the stream.
+        let code = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) };
+        check("cuMemcpyHtoDAsync", code)
+    }
+
+    unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        // SAFETY: the caller vouches for both ranges and the stream.
+        let code = unsafe { (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) };
+        check("cuMemcpyDtoHAsync", code)
+    }
+
+    unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
+        let _bound = self.bind_apart()?;
+        // SAFETY: the caller vouches for the range and the stream.
+        let code = unsafe { (self.driver.cuMemsetD8Async)(to, value, bytes as usize, stream) };
+        check("cuMemsetD8Async", code)
+    }
+
+    fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
+        /// For all contexts, and mapped into the device's addresses.
+        const FLAGS: u32 = 1 | 2;
+        let _bound = self.bind_apart()?;
+        let mut memory = null_mut();
+        // SAFETY: `memory` is where the answer goes.
+        let code = unsafe { (self.driver.cuMemHostAlloc)(&mut memory, bytes, FLAGS) };
+        check("cuMemHostAlloc", code)?;
+        NonNull::new(memory.cast::<u8>())
+            .ok_or_else(|| Error::invalid("address of pinned memory", "null", "a page's"))
+    }
+
+    unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64> {
+        let _bound = self.bind_apart()?;
+        let mut address = 0;
+        let host = host.as_ptr().cast::<c_void>();
+        // SAFETY: `address` is where the answer goes; `pin` gave the memory, as the caller says.
+        let code = unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&mut address, host, 0) };
+        check("cuMemHostGetDevicePointer", code)?;
+        Ok(address)
+    }
+
+    unsafe fn load(&self, image: &[u8]) -> Result<RawModule> {
+        let _bound = self.bind_apart()?;
+        let mut module = RawModule::default();
+        let image = image.as_ptr().cast::<c_void>();
+        // SAFETY: `module` is where the answer goes; the driver finds the image's end, as the caller
+        // says.
+        check("cuModuleLoadData", unsafe { (self.driver.cuModuleLoadData)(&mut module, image) })?;
+        Ok(module)
+    }
+
+    unsafe fn function(
+        &self,
+        module: RawModule,
+        name: &CStr,
+        shared_bytes: u32,
+    ) -> Result<RawFunction> {
+        let _bound = self.bind_apart()?;
+        let shown = name.to_string_lossy();
+        let mut function = RawFunction::default();
+        // SAFETY: `function` is where the answer goes; module and name are alive.
+        let code =
+            unsafe { (self.driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
+        check_for("cuModuleGetFunction", || format!("of {shown}"), code)?;
+        if let Some(load) = self.driver.cuFuncLoad {
+            // SAFETY: the function was found just now.
+            check("cuFuncLoad", unsafe { load(function) })?;
+        }
+        let set = |attribute, value: u32, what: &str| {
+            // SAFETY: the function was found just now.
+            let code =
+                unsafe { (self.driver.cuFuncSetAttribute)(function, attribute, value as i32) };
+            check_for("cuFuncSetAttribute", || format!("{value} {what} for {shown}"), code)
+        };
+        // The same for all kernels: a multiprocessor changes what it has of each only when it is idle,
+        // so that a kernel could have to wait for one of another rank that waits for it.
+        set(api::CARVEOUT, 100, "% of the memory that L1 and shared memory divide")?;
+        if shared_bytes > SHARED_LIMIT {
+            set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;
+        }
+        Ok(function)
+    }
+
+    unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)> {
+        let _bound = self.bind_apart()?;
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: `value` is where the answer goes; the function is alive.
+            let code = unsafe { (self.driver.cuFuncGetAttribute)(&mut value, attribute, function) };
+            check("cuFuncGetAttribute", code).map(|()| value as u32)
+        };
+        Ok((attribute(api::REGISTERS)?, attribute(api::LOCAL_BYTES)?))
+    }
+
+    unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32> {
+        let _bound = self.bind_apart()?;
+        let mut each = 0;
+        // SAFETY: `each` is where the answer goes; the function is alive.
+        let code = unsafe {
+            (self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
+                &mut each,
+                function,
+                threads as i32,
+                shared as usize,
+            )
+        };
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
+        Ok(each as u32)
+    }
+
+    unsafe fn launch(
+        &self,
+        function: RawFunction,
+        name: &str,
+        shape: LaunchShape,
+        parameters: &mut [*mut c_void],
+        stream: RawStream,
+    ) -> Result<()> {
+        let LaunchShape { groups, threads, shared_bytes } = shape;
+        let _bound = self.bind()?;
+        // SAFETY: the caller vouches for the parameters, which the driver copies before it
+        // returns; stream and function are alive and of this context.
+        let code = unsafe {
+            (self.driver.cuLaunchKernel)(
+                function,
+                groups,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                stream,
+                parameters.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        let what = || format!("of {name}: {groups} groups of {threads} threads");
+        check_for("cuLaunchKernel", what, code)
     }
 }

@@ -1,8 +1,7 @@
 //! Work of vendors' libraries on the heap's device: a library enqueues it itself, on a stream that it
 //! is given.
 
-use super::CudaBackend;
-use super::stream::CudaStream;
+use super::{CudaBackend, GpuStream};
 use crate::bootstrap::unsupported;
 use crate::error::Result;
 use crate::stream::Stream;
@@ -16,18 +15,18 @@ impl CudaBackend {
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a stream of another device or heap;
     /// [`Error::Closed`](crate::Error::Closed); those of `enqueue`.
     pub fn enqueue(&self, stream: &Stream, enqueue: impl FnOnce(u64) -> Result<()>) -> Result<()> {
-        let queue = stream.backend().as_any().downcast_ref::<CudaStream>();
+        let queue = stream.backend().as_any().downcast_ref::<GpuStream>();
         let queue = queue.filter(|stream| std::sync::Arc::ptr_eq(stream.0.shared(), &self.shared));
-        let Some(CudaStream(queue)) = queue else {
+        let Some(GpuStream(queue)) = queue else {
             return Err(unsupported("work of a library", "the stream is not one of the heap's"));
         };
-        let _bound = self.shared.device.bind()?;
+        let _bound = self.device.bind()?;
         queue.in_order(|| enqueue(queue.raw().0))
     }
 
     /// Multiprocessors of the device, whoever shares it.
     pub fn multiprocessors(&self) -> u32 {
-        self.shared.device.multiprocessors
+        self.device.multiprocessors
     }
 
     /// Calls `f` with the device's context current.
@@ -35,7 +34,7 @@ impl CudaBackend {
     /// # Errors
     /// [`Error::Device`](crate::Error::Device); those of `f`.
     pub fn current<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _bound = self.shared.device.bind()?;
+        let _bound = self.device.bind()?;
         f()
     }
 
@@ -45,7 +44,7 @@ impl CudaBackend {
     /// # Errors
     /// [`Error::Device`](crate::Error::Device); those of `f`.
     pub fn apart<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _bound = self.shared.device.bind_apart()?;
+        let _bound = self.device.bind_apart()?;
         f()
     }
 }

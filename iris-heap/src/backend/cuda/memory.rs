@@ -1,94 +1,21 @@
 //! Device memory: virtual memory that peers map, plain memory as the fallback, the caller's own.
 
-use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Properties};
 use super::api::{check, check_for};
-use super::device::{Device, warn};
-use crate::backend::Mapping;
+use super::device::Device;
+use crate::backend::gpu::{GpuMapping, warn};
 use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
-use crate::world::lock;
 
 /// Plain memory is taken in multiples of this: the driver shares its blocks of this size between
 /// small allocations, and a legacy handle of a part would give a peer the whole.
 const PLAIN_BLOCK: u64 = 2 << 20;
-
-/// Device memory as a backend handed it out: an address, and what it belongs to until the heap
-/// closes. Unmapping may wait for the whole device, so it takes place in the collective steps that
-/// end a mapping's use, whoever holds an `Arc` of it still.
-pub(crate) struct CudaMapping {
-    address: u64,
-    bytes: u64,
-    region: Mutex<Option<Arc<Region>>>,
-}
-
-impl CudaMapping {
-    pub(super) fn new(region: Arc<Region>) -> CudaMapping {
-        let (address, bytes) = (region.address, region.bytes);
-        CudaMapping { address, bytes, region: Mutex::new(Some(region)) }
-    }
-
-    /// What it belongs to.
-    pub(super) fn region(&self) -> Result<Arc<Region>> {
-        lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })
-    }
-
-    /// Lets the memory go. The last mapping of it unmaps it.
-    pub(super) fn release(&self) {
-        let region = lock(&self.region).take();
-        drop(region);
-    }
-
-    /// Keeps the memory for good: something may still run on it.
-    pub(super) fn leak(&self) {
-        std::mem::forget(lock(&self.region).take());
-    }
-
-    /// The address of `bytes` bytes from `offset` on, which are in it and mapped.
-    pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<Address> {
-        match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => {}
-            end => {
-                return Err(Error::OutOfBounds {
-                    what: "bytes of a mapping".into(),
-                    start: offset,
-                    end: end.unwrap_or(u64::MAX),
-                    len: self.bytes,
-                });
-            }
-        }
-        match &*lock(&self.region) {
-            Some(_) => Ok(self.address + offset),
-            None => Err(Error::Closed { what: "the heap" }),
-        }
-    }
-}
-
-impl Mapping for CudaMapping {
-    fn address(&self) -> u64 {
-        self.address
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-/// The mapping as this backend's.
-pub(super) fn own(mapping: &dyn Mapping) -> Result<&CudaMapping> {
-    let memory = mapping.as_any().downcast_ref::<CudaMapping>();
-    memory.ok_or_else(|| unsupported("access by a CUDA device", "it is memory of another device"))
-}
 
 /// Memory that is given back when this is dropped.
 pub(super) struct Region {
@@ -240,6 +167,11 @@ impl Region {
             return invalid(format!("{there} bytes long"), &format!("at least {bytes}"));
         }
         Ok(Region { device: device.clone(), address, bytes, kind: Kind::Foreign })
+    }
+
+    /// A mapping of it for whoever asks for one.
+    pub(super) fn mapping(self: Arc<Self>) -> GpuMapping {
+        GpuMapping::new(self.address, self.bytes, self)
     }
 
     pub(super) fn kind(&self) -> &Kind {

@@ -30,7 +30,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::gpu::RawStream;
 use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
 use crate::abi::abort;
 use crate::bootstrap::unsupported;
@@ -41,23 +40,17 @@ use crate::stream::Stream;
 use crate::wire::{Reader, Writer};
 use crate::world::{World, lock};
 
-mod apart;
 mod api;
 #[cfg(feature = "cudarc-0-19")]
 mod cudarc;
 mod device;
-mod event;
 mod library;
 mod memory;
-mod module;
-mod pinned;
-mod stream;
 
-use apart::Apart;
+pub use super::gpu::{Function, LaunchShape, Module};
+use super::gpu::{GpuMapping, GpuStream, HostCopies, Queue, RawStream, Shared, as_gpu, pinned};
 use device::Device;
-use memory::{CudaMapping, Kind, Region, own};
-pub use module::{Function, LaunchShape, Module};
-use stream::{CudaStream, Queue, Shared};
+use memory::{Kind, Region};
 
 /// The devices that this process sees.
 ///
@@ -105,8 +98,9 @@ fn info(device: &Device, workgroups: u32) -> DeviceInfo {
 /// A CUDA device of one rank.
 pub struct CudaBackend {
     shared: Arc<Shared>,
+    device: Arc<Device>,
     /// For copies by the host, apart from the streams of ops.
-    apart: Apart,
+    copies: HostCopies,
     /// Whether ranks are threads of this process.
     same_process: bool,
     legacy: bool,
@@ -114,18 +108,19 @@ pub struct CudaBackend {
     sharing: OnceLock<u32>,
     queues: Mutex<Vec<Weak<Queue>>>,
     /// Everything handed out, to be let go when the heap closes.
-    mappings: Mutex<Vec<Weak<CudaMapping>>>,
+    mappings: Mutex<Vec<Weak<GpuMapping>>>,
     closed: AtomicBool,
 }
 
 impl CudaBackend {
     pub(crate) fn new(world: &World, options: &HeapOptions) -> Result<CudaBackend> {
         let device = Device::choose(world, options.device)?;
-        let control = Arc::new(Control::pinned(pinned::take(&device)?));
+        let control = Arc::new(Control::pinned(pinned::take(&*device)?));
         let shared = Arc::new(Shared::new(device.clone(), control)?);
         Ok(CudaBackend {
             shared,
-            apart: Apart::new(device)?,
+            copies: HostCopies::new(device.clone())?,
+            device,
             same_process: world.same_process(),
             legacy: options.legacy_memory,
             sharing: OnceLock::new(),
@@ -148,7 +143,7 @@ impl CudaBackend {
 
     /// Compute capability, as 90 for 9.0.
     pub fn arch(&self) -> u32 {
-        self.shared.device.arch
+        self.device.arch
     }
 
     /// Ranks of the heap that use this device, this one included.
@@ -170,7 +165,7 @@ impl CudaBackend {
         let mut queues = lock(&self.queues);
         queues.retain(|q| q.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
-        Ok(Stream::from_backend(Arc::new(CudaStream(queue))))
+        Ok(Stream::from_backend(Arc::new(GpuStream(queue))))
     }
 
     fn live_queues(&self) -> Vec<Arc<Queue>> {
@@ -179,21 +174,21 @@ impl CudaBackend {
     }
 
     fn hand_out(&self, region: Arc<Region>) -> Arc<dyn Mapping> {
-        let mapping = Arc::new(CudaMapping::new(region));
+        let mapping = Arc::new(region.mapping());
         let mut mappings = lock(&self.mappings);
         mappings.retain(|m| m.strong_count() > 0);
         mappings.push(Arc::downgrade(&mapping));
         mapping
     }
 
-    fn live_mappings(&self) -> Vec<Arc<CudaMapping>> {
+    fn live_mappings(&self) -> Vec<Arc<GpuMapping>> {
         lock(&self.mappings).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Virtual memory if the device has it and can share it with these ranks.
     fn make(&self, shared: bool, bytes: u64) -> Result<Region> {
         const REFUSED: [u32; 2] = [api::NOT_PERMITTED, api::NOT_SUPPORTED];
-        let device = &self.shared.device;
+        let device = &self.device;
         let exported = !self.same_process;
         let can = device.virtual_memory && (device.descriptors || !exported);
         if shared && can && !self.legacy {
@@ -210,19 +205,19 @@ impl CudaBackend {
 
 impl Backend for CudaBackend {
     fn device(&self) -> DeviceInfo {
-        let device = &self.shared.device;
+        let device = &self.device;
         info(device, (device.multiprocessors / self.sharing()).max(1))
     }
 
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>> {
         let region = self.make(purpose != Purpose::DeviceWords, bytes)?;
         let mapping = self.hand_out(Arc::new(region));
-        self.apart.clear(own(&*mapping)?)?;
+        self.copies.clear(as_gpu(&*mapping)?)?;
         Ok(mapping)
     }
 
     fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>> {
-        let region = memory::own(own)?.region()?;
+        let region = as_gpu(own)?.region::<Region>()?;
         let mut legacy = Vec::new();
         match region.kind() {
             Kind::Virtual { .. } => (),
@@ -233,7 +228,7 @@ impl Backend for CudaBackend {
             }
         }
         let mut message = Writer::default();
-        message.u64(region.bytes()).bytes(&self.shared.device.uuid).bytes(&legacy);
+        message.u64(region.bytes()).bytes(&self.device.uuid).bytes(&legacy);
         Ok(message.finish())
     }
 
@@ -243,7 +238,7 @@ impl Backend for CudaBackend {
         own: &dyn Mapping,
         _described: &[Vec<u8>],
     ) -> Result<Vec<OwnedFd>> {
-        let region = memory::own(own)?.region()?;
+        let region = as_gpu(own)?.region::<Region>()?;
         match region.kind() {
             Kind::Virtual { .. } => Ok(vec![region.export()?]),
             _ => Ok(Vec::new()),
@@ -256,7 +251,7 @@ impl Backend for CudaBackend {
         own: Arc<dyn Mapping>,
         all: Vec<Export>,
     ) -> Result<Vec<Arc<dyn Mapping>>> {
-        let device = &self.shared.device;
+        let device = &self.device;
         let mut mappings = Vec::with_capacity(all.len());
         let mut sharing = 0;
         for (from, Export { message, mut descriptors }) in all.into_iter().enumerate() {
@@ -284,9 +279,9 @@ impl Backend for CudaBackend {
     }
 
     fn join(&self, own: &dyn Mapping, all: Vec<Arc<dyn Mapping>>) -> Result<Vec<Arc<dyn Mapping>>> {
-        let region = |mapping: &dyn Mapping| memory::own(mapping)?.region();
+        let region = |mapping: &dyn Mapping| as_gpu(mapping)?.region();
         let regions: Vec<Arc<Region>> = all.iter().map(|m| region(&**m)).collect::<Result<_>>()?;
-        let device = &self.shared.device;
+        let device = &self.device;
         let same = |r: &&Arc<Region>| r.device.ordinal == device.ordinal;
         let _ = self.sharing.set(regions.iter().filter(same).count() as u32);
         // The owner maps its memory for all devices; whoever accesses plain memory asks for that.
@@ -311,7 +306,7 @@ impl Backend for CudaBackend {
     }
 
     fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>> {
-        let device = &self.shared.device;
+        let device = &self.device;
         if !(device.virtual_memory && device.descriptors) {
             let why = "the device has no virtual memory with descriptors";
             return Err(unsupported("import of a descriptor", why));
@@ -320,7 +315,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
-        Ok(self.hand_out(Arc::new(Region::foreign(&self.shared.device, address, bytes)?)))
+        Ok(self.hand_out(Arc::new(Region::foreign(&self.device, address, bytes)?)))
     }
 
     fn control(&self) -> Arc<Control> {
@@ -333,7 +328,7 @@ impl Backend for CudaBackend {
         if self.sharing() == 1 || !self.same_process {
             return;
         }
-        if let Err(error) = self.shared.device.order_no_streams_by_memory() {
+        if let Err(error) = self.device.order_no_streams_by_memory() {
             tracing::warn!(%error, "streams of ranks that share a device may wait for each other");
         }
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
@@ -346,25 +341,25 @@ impl Backend for CudaBackend {
     }
 
     fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()> {
-        let to = own(to)?.at(offset, data.len() as u64)?;
-        self.apart.write(to, data)
+        let to = as_gpu(to)?.at(offset, data.len() as u64)?;
+        self.copies.write(to, data)
     }
 
     fn read(&self, from: &dyn Mapping, offset: u64, data: &mut [u8]) -> Result<()> {
-        let from = own(from)?.at(offset, data.len() as u64)?;
-        self.apart.read(from, data)
+        let from = as_gpu(from)?.at(offset, data.len() as u64)?;
+        self.copies.read(from, data)
     }
 
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
         // By copies: a fill of the driver's is a kernel, which would have to wait for room beside
         // kernels that wait for this rank.
         const CHUNK: u64 = 1 << 20;
-        let to = own(to)?.at(offset, bytes)?;
+        let to = as_gpu(to)?.at(offset, bytes)?;
         let chunk = vec![value; bytes.min(CHUNK) as usize];
         let mut done = 0;
         while done < bytes {
             let count = (bytes - done).min(CHUNK);
-            self.apart.write(to + done, &chunk[..count as usize])?;
+            self.copies.write(to + done, &chunk[..count as usize])?;
             done += count;
         }
         Ok(())

@@ -1,26 +1,28 @@
-//! What the backends of GPUs share: streams, events, the order of ops, kernels, pinned memory.
+//! What the backends of GPUs share: streams, events, the order of ops, kernels, pinned memory, over a
+//! trait of driver calls. What a vendor's backend has of its own is the trait, and memory.
 
-/// A handle of the driver's: a pointer in its own words, a number here, for any thread to use.
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident;)*) => {
-        $(
-            $(#[$doc])*
-            #[repr(transparent)]
-            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-            pub(crate) struct $name(pub(crate) u64);
-        )*
-    };
-}
+mod copies;
+mod driver;
+mod event;
+#[cfg(test)]
+mod fake;
+mod mapping;
+mod module;
+pub(super) mod pinned;
+mod stream;
 
-handles! {
-    /// A context.
-    RawContext;
-    /// A stream.
-    RawStream;
-    /// An event.
-    RawEvent;
-    /// A loaded image of kernels.
-    RawModule;
-    /// A kernel.
-    RawFunction;
+pub(super) use copies::HostCopies;
+pub use driver::LaunchShape;
+pub(super) use driver::{Driver, RawContext, RawEvent, RawFunction, RawModule, RawStream};
+pub(super) use mapping::{GpuMapping, as_gpu};
+pub use module::{Function, Module};
+pub(super) use stream::{GpuStream, Queue, Shared};
+
+use crate::error::Result;
+
+/// For destructors, which have nobody to tell.
+pub(super) fn warn(outcome: Result<()>) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "a call of the device's driver failed");
+    }
 }

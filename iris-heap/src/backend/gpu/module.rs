@@ -3,21 +3,14 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::fmt;
-use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::api::{self, check};
-use super::device::Device;
-use super::stream::{CudaStream, Queue, Shared};
-use crate::backend::gpu::{RawFunction, RawModule};
+use super::{Driver, GpuStream, LaunchShape, Queue, RawFunction, RawModule, Shared};
 use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::wire::hash;
 use crate::world::lock;
-
-/// Shared memory that a workgroup gets without asking.
-const SHARED_LIMIT: u32 = 48 << 10;
 
 /// A loaded image of kernels, kept until the process ends: giving it back would wait for the whole
 /// device, and the next op of the same kind needs it again. Its kernels run on streams of the heap
@@ -29,7 +22,7 @@ pub struct Module {
 }
 
 struct Loaded {
-    device: Arc<Device>,
+    device: Arc<dyn Driver>,
     raw: RawModule,
 }
 
@@ -40,17 +33,6 @@ pub struct Function {
     heap: Weak<Shared>,
     raw: RawFunction,
     name: Arc<str>,
-}
-
-/// The shape of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaunchShape {
-    /// Workgroups.
-    pub groups: u32,
-    /// Threads of a workgroup.
-    pub threads: u32,
-    /// Bytes of dynamic shared memory of a workgroup.
-    pub shared_bytes: u32,
 }
 
 impl fmt::Debug for Module {
@@ -67,7 +49,7 @@ impl fmt::Debug for Function {
 
 impl Loaded {
     /// Loads an image, once a process and device.
-    fn get(device: &Arc<Device>, image: &[u8]) -> Result<Arc<Loaded>> {
+    fn get(device: &Arc<dyn Driver>, image: &[u8]) -> Result<Arc<Loaded>> {
         type Key = (i32, u128);
         static LOADED: OnceLock<Mutex<HashMap<Key, Arc<Loaded>>>> = OnceLock::new();
         let elf = image.starts_with(b"\x7fELF");
@@ -75,17 +57,13 @@ impl Loaded {
             let expected = "a cubin, or PTX that ends with a zero byte";
             return Err(Error::invalid("image of a module", "something else", expected));
         }
-        let key = (device.ordinal, hash(&[image]));
+        let key = (device.ordinal(), hash(&[image]));
         let mut loaded = lock(LOADED.get_or_init(Mutex::default));
         if let Some(module) = loaded.get(&key) {
             return Ok(module.clone());
         }
-        let _bound = device.bind_apart()?;
-        let mut raw = RawModule::default();
-        // SAFETY: `raw` is where the answer goes; the image is of a kind whose end the driver finds.
-        let code =
-            unsafe { (device.driver.cuModuleLoadData)(&mut raw, image.as_ptr().cast::<c_void>()) };
-        check("cuModuleLoadData", code)?;
+        // SAFETY: the image is of a kind whose end the driver finds.
+        let raw = unsafe { device.load(image) }?;
         let module = Arc::new(Loaded { device: device.clone(), raw });
         loaded.insert(key, module.clone());
         Ok(module)
@@ -94,7 +72,7 @@ impl Loaded {
 
 impl Module {
     /// Loads an image (cubin, or PTX that ends with a zero byte) for a heap.
-    pub(super) fn load(heap: &Arc<Shared>, image: &[u8]) -> Result<Module> {
+    pub(crate) fn load(heap: &Arc<Shared>, image: &[u8]) -> Result<Module> {
         let inner = Loaded::get(&heap.device, image)?;
         Ok(Module { inner, heap: Arc::downgrade(heap) })
     }
@@ -105,31 +83,10 @@ impl Module {
     /// # Errors
     /// [`Error::Device`] if there is none, or if it cannot have that much.
     pub fn function(&self, name: &str, shared_bytes: u32) -> Result<Function> {
-        let device = &self.inner.device;
         let text = CString::new(name)
             .map_err(|_| Error::invalid("name of a kernel", name, "a name without zero bytes"))?;
-        let _bound = device.bind_apart()?;
-        let mut raw = RawFunction::default();
-        // SAFETY: `raw` is where the answer goes; module and name are alive.
-        let code =
-            unsafe { (device.driver.cuModuleGetFunction)(&mut raw, self.inner.raw, text.as_ptr()) };
-        api::check_for("cuModuleGetFunction", || format!("of {name}"), code)?;
-        if let Some(load) = device.driver.cuFuncLoad {
-            // SAFETY: the function was found just now.
-            check("cuFuncLoad", unsafe { load(raw) })?;
-        }
-        let set = |attribute, value: u32, what: &str| {
-            // SAFETY: the function was found just now.
-            let code = unsafe { (device.driver.cuFuncSetAttribute)(raw, attribute, value as i32) };
-            let what = || format!("{value} {what} for {name}");
-            api::check_for("cuFuncSetAttribute", what, code)
-        };
-        // The same for all kernels: a multiprocessor changes what it has of each only when it is idle,
-        // so that a kernel could have to wait for one of another rank that waits for it.
-        set(api::CARVEOUT, 100, "% of the memory that L1 and shared memory divide")?;
-        if shared_bytes > SHARED_LIMIT {
-            set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;
-        }
+        // SAFETY: the module is alive.
+        let raw = unsafe { self.inner.device.function(self.inner.raw, &text, shared_bytes) }?;
         let (module, heap) = (self.inner.clone(), self.heap.clone());
         Ok(Function { module, heap, raw, name: name.into() })
     }
@@ -146,16 +103,8 @@ impl Function {
     /// # Errors
     /// [`Error::Device`].
     pub fn resources(&self) -> Result<(u32, u32)> {
-        let attribute = |attribute| {
-            let driver = self.module.device.driver;
-            let mut value = 0;
-            // SAFETY: `value` is where the answer goes.
-            let code = unsafe { (driver.cuFuncGetAttribute)(&mut value, attribute, self.raw) };
-            check("cuFuncGetAttribute", code).map(|()| value as u32)
-        };
-        let _bound = self.module.device.bind_apart()?;
-        let registers = attribute(api::REGISTERS)?;
-        Ok((registers, attribute(api::LOCAL_BYTES)?))
+        // SAFETY: the function is alive.
+        unsafe { self.module.device.resources(self.raw) }
     }
 
     /// Workgroups of this size that run at the same time on the whole device, if nothing else does.
@@ -164,19 +113,9 @@ impl Function {
     /// [`Error::Device`].
     pub fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let device = &self.module.device;
-        let _bound = device.bind_apart()?;
-        let mut each = 0;
-        // SAFETY: `each` is where the answer goes.
-        let code = unsafe {
-            (device.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
-                &mut each,
-                self.raw,
-                threads as i32,
-                shared_bytes as usize,
-            )
-        };
-        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
-        Ok(each as u32 * device.multiprocessors)
+        // SAFETY: the function is alive.
+        let each = unsafe { device.resident(self.raw, threads, shared_bytes) }?;
+        Ok(each * device.multiprocessors())
     }
 
     /// Enqueues a launch behind the heap's last op, on whatever stream that was; the next op waits
@@ -194,7 +133,6 @@ impl Function {
     /// wait for each other or for other ranks all fit the device at the same time.
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, args: &[&[u8]]) -> Result<()> {
         let (queue, mut params) = self.prepare(stream, args)?;
-        let _bound = self.module.device.bind()?;
         // SAFETY: as the caller says.
         queue.in_order(|| unsafe { self.enqueue(queue, shape, &mut params) })
     }
@@ -215,7 +153,6 @@ impl Function {
         args: &[&[u8]],
     ) -> Result<()> {
         let (queue, mut params) = self.prepare(stream, args)?;
-        let _bound = self.module.device.bind()?;
         // SAFETY: as the caller says.
         queue.beside(|| unsafe { self.enqueue(queue, shape, &mut params) })
     }
@@ -227,17 +164,17 @@ impl Function {
         stream: &'a Stream,
         args: &[&[u8]],
     ) -> Result<(&'a Arc<Queue>, Vec<*mut c_void>)> {
-        let queue = stream.backend().as_any().downcast_ref::<CudaStream>();
-        let Some(CudaStream(queue)) = queue else {
-            return Err(unsupported("a CUDA kernel", "this is the stream of another device"));
+        let queue = stream.backend().as_any().downcast_ref::<GpuStream>();
+        let Some(GpuStream(queue)) = queue else {
+            return Err(unsupported("a kernel of a GPU", "this is the stream of another device"));
         };
         if !std::ptr::eq(Arc::as_ptr(queue.shared()), self.heap.as_ptr()) {
             return Err(Error::invalid(
                 format!("stream for {}", self.name),
-                format!("one of another heap, on device {}", queue.shared().device.ordinal),
+                format!("one of another heap, on device {}", queue.shared().device.ordinal()),
                 format!(
                     "one of the heap on device {} that the kernel was loaded for",
-                    self.module.device.ordinal
+                    self.module.device.ordinal()
                 ),
             ));
         }
@@ -246,32 +183,16 @@ impl Function {
     }
 
     /// # Safety
-    /// As for [`Function::launch`], of the stream behind `queue`; the context is current.
+    /// As for [`Function::launch`], of the stream behind `queue`.
     unsafe fn enqueue(
         &self,
         queue: &Queue,
         shape: LaunchShape,
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        let LaunchShape { groups, threads, shared_bytes } = shape;
-        // SAFETY: the caller vouches for the parameters, which the driver copies before it
-        // returns; stream and function are alive and of this context.
-        let code = unsafe {
-            (self.module.device.driver.cuLaunchKernel)(
-                self.raw,
-                groups,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                shared_bytes,
-                queue.raw(),
-                params.as_mut_ptr(),
-                null_mut(),
-            )
-        };
-        let what = || format!("of {}: {groups} groups of {threads} threads", self.name);
-        api::check_for("cuLaunchKernel", what, code)
+        let device = &self.module.device;
+        // SAFETY: the caller vouches for the parameters; stream and function are alive and of one
+        // context.
+        unsafe { device.launch(self.raw, &self.name, shape, params, queue.raw()) }
     }
 }

@@ -4,12 +4,10 @@
 //! reads faults without any call of the driver, also when a heap goes while another thread looks at
 //! its block.
 
-use std::ffi::c_void;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::Mutex;
 
-use super::api::check;
-use super::device::Device;
+use super::Driver;
 use crate::control::{Line, PinnedLine};
 use crate::error::{Error, Result};
 use crate::world::lock;
@@ -21,8 +19,7 @@ const BLOCKS: usize = 512;
 static FREE: Mutex<Vec<&'static Line>> = Mutex::new(Vec::new());
 
 /// A block, all zero, that the kernels of `device` can address.
-pub(super) fn take(device: &Device) -> Result<PinnedLine> {
-    let _bound = device.bind_apart()?;
+pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
     let line = {
         let mut free = lock(&FREE);
         if free.is_empty() {
@@ -33,12 +30,8 @@ pub(super) fn take(device: &Device) -> Result<PinnedLine> {
     // From here on dropping gives it back.
     let mut block = PinnedLine::new(line, give_back);
     block.clear();
-    let mut address = 0;
-    let host = std::ptr::from_ref(line).cast_mut().cast::<c_void>();
-    // SAFETY: `address` is where the answer goes; the block is in memory that was allocated mapped.
-    let code = unsafe { (device.driver.cuMemHostGetDevicePointer_v2)(&mut address, host, 0) };
-    check("cuMemHostGetDevicePointer", code)?;
-    block.address = address;
+    // SAFETY: the block is in memory that `allocate` pinned.
+    block.address = unsafe { device.pinned_address(NonNull::from(line).cast()) }?;
     Ok(block)
 }
 
@@ -46,18 +39,12 @@ fn give_back(line: &'static Line) {
     lock(&FREE).push(line);
 }
 
-fn allocate(device: &Device) -> Result<impl Iterator<Item = &'static Line>> {
-    /// For all contexts, and mapped into the device's addresses.
-    const FLAGS: u32 = 1 | 2;
-    let mut memory = null_mut();
+fn allocate(device: &dyn Driver) -> Result<impl Iterator<Item = &'static Line>> {
     let bytes = BLOCKS * size_of::<Line>();
-    // SAFETY: `memory` is where the answer goes.
-    let code = unsafe { (device.driver.cuMemHostAlloc)(&mut memory, bytes, FLAGS) };
-    check("cuMemHostAlloc", code)?;
-    let base = NonNull::new(memory.cast::<Line>());
-    let base = base.filter(|b| b.is_aligned()).ok_or_else(|| {
-        Error::invalid("address of pinned memory", format!("{memory:p}"), "a page's")
-    })?;
+    let base = device.pin(bytes)?.cast::<Line>();
+    if !base.is_aligned() {
+        return Err(Error::invalid("address of pinned memory", format!("{base:p}"), "a page's"));
+    }
     // SAFETY: the memory is as long as that, of this process until it ends, and nobody else's.
     unsafe { base.as_ptr().cast::<u8>().write_bytes(0, bytes) };
     Ok((0..BLOCKS).map(move |index| {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{Owner, Queue, Shared};
-use crate::backend::cuda::device::Device;
-use crate::backend::cuda::event::CudaEvent;
+use crate::backend::gpu::Driver;
+use crate::backend::gpu::event::GpuEvent;
 use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::world::lock;
@@ -18,8 +18,8 @@ pub(super) struct Order {
     captured: Option<(u64, u64)>,
     /// Whether ops are issued on more than one stream: from then on each leaves an event.
     several: bool,
-    live_event: CudaEvent,
-    captured_event: CudaEvent,
+    live_event: GpuEvent,
+    captured_event: GpuEvent,
 }
 
 enum Last {
@@ -30,13 +30,13 @@ enum Last {
 }
 
 impl Order {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Order> {
+    pub(super) fn new(device: &Arc<dyn Driver>) -> Result<Order> {
         Ok(Order {
             live: None,
             captured: None,
             several: false,
-            live_event: CudaEvent::new(device)?,
-            captured_event: CudaEvent::new(device)?,
+            live_event: GpuEvent::new(device)?,
+            captured_event: GpuEvent::new(device)?,
         })
     }
 }

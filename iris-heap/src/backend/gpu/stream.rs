@@ -1,4 +1,4 @@
-//! Streams of a CUDA device.
+//! Streams of a GPU.
 //!
 //! Long because what a heap's streams share, and how each of them comes and goes, is one state.
 
@@ -8,11 +8,8 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
-use super::api::{SUCCESS, check};
-use super::device::{Device, warn};
-use super::event::CudaEvent;
-use super::memory::own;
-use crate::backend::gpu::{RawContext, RawStream};
+use super::event::GpuEvent;
+use super::{Driver, RawStream, as_gpu, warn};
 use crate::backend::{Mapping, Memory};
 use crate::bootstrap::unsupported;
 use crate::control::Control;
@@ -22,14 +19,14 @@ use crate::world::lock;
 use order::Order;
 
 /// What the streams of a heap share.
-pub(super) struct Shared {
-    pub(super) device: Arc<Device>,
-    pub(super) control: Arc<Control>,
+pub(crate) struct Shared {
+    pub(crate) device: Arc<dyn Driver>,
+    pub(crate) control: Arc<Control>,
     closed: AtomicBool,
     /// Held for reading while something is enqueued: once the heap closes, nothing is.
     enqueueing: RwLock<()>,
     /// Set once the heap is open: streams keep its memory.
-    pub(super) memory: OnceLock<Memory>,
+    pub(crate) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
     /// Streams that were let go. They are used again once they are done: the driver gives new ones
@@ -37,7 +34,7 @@ pub(super) struct Shared {
     /// another rank.
     spare: Mutex<Vec<RawStream>>,
     /// Behind what the caller's streams had to do when they were let go.
-    left: Mutex<Vec<CudaEvent>>,
+    left: Mutex<Vec<GpuEvent>>,
     /// Streams that were let go while they were captured: to ask whether they are done, or to end
     /// them, would end the capture. They go with the next wait for all streams.
     kept: Mutex<Vec<Arc<Queue>>>,
@@ -46,7 +43,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(device: Arc<Device>, control: Arc<Control>) -> Result<Shared> {
+    pub(crate) fn new(device: Arc<dyn Driver>, control: Arc<Control>) -> Result<Shared> {
         let order = Order::new(&device)?;
         Ok(Shared {
             device,
@@ -73,49 +70,46 @@ impl Shared {
     }
 
     /// From now on enqueueing is an error. Waits for who is about it.
-    pub(super) fn refuse_work(&self) {
+    pub(crate) fn refuse_work(&self) {
         self.closed.store(true, Ordering::Relaxed);
         drop(self.enqueueing.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// As `refuse_work`, without waiting: whether nobody is about it.
-    pub(super) fn refuse_work_now(&self) -> bool {
+    pub(crate) fn refuse_work_now(&self) -> bool {
         self.closed.store(true, Ordering::Relaxed);
         !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
     }
 
     /// Streams that were let go while they were captured.
-    pub(super) fn kept(&self) -> Vec<Arc<Queue>> {
+    pub(crate) fn kept(&self) -> Vec<Arc<Queue>> {
         lock(&self.kept).clone()
     }
 
     /// Waits for what streams that were let go still do.
-    pub(super) fn finish_rest(&self) -> Result<()> {
+    pub(crate) fn finish_rest(&self) -> Result<()> {
         // Those that are captured still come back, for which they take the lock.
         let kept = std::mem::take(&mut *lock(&self.kept));
         drop(kept);
-        let _bound = self.device.bind_apart()?;
         let spare = lock(&self.spare).clone();
         let mut outcome = Ok(());
         for raw in spare {
             // SAFETY: spare streams are destroyed with `self` only.
-            let code = unsafe { (self.device.driver.cuStreamSynchronize)(raw) };
-            outcome = outcome.and(check("cuStreamSynchronize", code));
+            outcome = outcome.and(unsafe { self.device.sync_stream(raw) });
         }
         let left = std::mem::take(&mut *lock(&self.left));
         left.iter().fold(outcome, |outcome, event| outcome.and(event.sync()))
     }
 
     /// Whether streams that were let go have nothing to do any more.
-    pub(super) fn rest_is_idle(&self) -> bool {
-        let Ok(_bound) = self.device.bind_apart() else { return false };
+    pub(crate) fn rest_is_idle(&self) -> bool {
         !self.untold()
             && lock(&self.spare).iter().all(|&raw| self.is_done(raw))
             && lock(&self.left).iter().all(EventBackend::is_done)
     }
 
     /// Whether nobody knows when a stream that was let go is done.
-    pub(super) fn untold(&self) -> bool {
+    pub(crate) fn untold(&self) -> bool {
         self.untold.load(Ordering::Relaxed)
     }
 
@@ -126,14 +120,14 @@ impl Shared {
         Some(spare.swap_remove(at))
     }
 
-    /// Whether a spare stream has nothing to do; the context is current.
+    /// Whether a spare stream has nothing to do.
     fn is_done(&self, spare: RawStream) -> bool {
         // SAFETY: spare streams are destroyed with `self` only.
-        unsafe { (self.device.driver.cuStreamQuery)(spare) == SUCCESS }
+        unsafe { self.device.stream_is_done(spare) }
     }
 
     /// Keeps the end of a stream that was let go, and no longer those that are over.
-    fn leave(&self, end: Result<CudaEvent>) {
+    fn leave(&self, end: Result<GpuEvent>) {
         match end {
             Ok(end) => {
                 let mut left = lock(&self.left);
@@ -169,7 +163,7 @@ pub(crate) struct Queue {
     owner: Owner,
     shared: Arc<Shared>,
     /// Memory of the host that enqueued copies may still read, and when they are done.
-    pending: Mutex<Vec<(CudaEvent, Vec<u8>)>>,
+    pending: Mutex<Vec<(GpuEvent, Vec<u8>)>>,
     /// Whether the caller's `Stream` is gone, and with it perhaps the stream. Who has no `Stream`
     /// holds this while it uses the handle.
     gone: Mutex<bool>,
@@ -177,12 +171,11 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// A new stream that waits for no other.
-    pub(super) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
+    pub(crate) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
         let _open = shared.open()?;
-        let _bound = shared.device.bind_apart()?;
         let raw = match shared.take_spare() {
             Some(raw) => raw,
-            None => shared.device.new_stream()?,
+            None => shared.device.create_stream()?,
         };
         Ok(Queue::of(shared, raw, Owner::Ours))
     }
@@ -198,7 +191,7 @@ impl Queue {
     /// # Safety
     /// `raw` is a stream, and stays one until `by` is dropped.
     #[cfg_attr(not(feature = "cudarc-0-19"), expect(dead_code, reason = "for interop"))]
-    pub(super) unsafe fn held(
+    pub(crate) unsafe fn held(
         shared: &Arc<Shared>,
         raw: RawStream,
         by: Arc<dyn Any + Send + Sync>,
@@ -210,29 +203,26 @@ impl Queue {
     ///
     /// # Safety
     /// `raw` is a stream, and stays one until the queue is let go.
-    pub(super) unsafe fn caller(shared: &Arc<Shared>, raw: RawStream) -> Result<Arc<Queue>> {
+    pub(crate) unsafe fn caller(shared: &Arc<Shared>, raw: RawStream) -> Result<Arc<Queue>> {
         Queue::adopt(shared, raw, Owner::Caller { capture: None })
     }
 
     fn adopt(shared: &Arc<Shared>, raw: RawStream, mut owner: Owner) -> Result<Arc<Queue>> {
         let _open = shared.open()?;
         let device = &shared.device;
-        let _bound = device.bind()?;
-        let mut context = RawContext::default();
-        // SAFETY: the stream is alive, as the caller of the maker says; `context` is where the
-        // answer goes.
-        let code = unsafe { (device.driver.cuStreamGetCtx)(raw, &mut context) };
-        check("cuStreamGetCtx", code)?;
-        if context != device.context() {
+        // SAFETY: the stream is alive, as the caller of the maker says.
+        if !unsafe { device.owns(raw) }? {
             return Err(Error::invalid(
                 "the caller's stream",
                 format!("{:#x} of another device or context", raw.0),
-                format!("one of the primary context of device {}", device.ordinal),
+                format!("one of the primary context of device {}", device.ordinal()),
             ));
         }
-        let now = device.capture_of(raw)?;
+        // SAFETY: as above.
+        let now = unsafe { device.capture_of(raw) }?;
         if now.is_none() {
-            device.use_first(raw)?;
+            // SAFETY: as above; it is not captured.
+            unsafe { device.use_first(raw) }?;
         }
         if let Owner::Caller { capture } = &mut owner {
             *capture = now;
@@ -240,52 +230,46 @@ impl Queue {
         Ok(Queue::of(shared, raw, owner))
     }
 
-    pub(super) fn raw(&self) -> RawStream {
+    pub(crate) fn raw(&self) -> RawStream {
         self.raw
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
     /// The number of the capture that is under way on this stream.
-    pub(super) fn capture(&self) -> Result<Option<u64>> {
-        self.shared.device.capture_of(self.raw)
+    pub(crate) fn capture(&self) -> Result<Option<u64>> {
+        // SAFETY: the stream is alive.
+        unsafe { self.shared.device.capture_of(self.raw) }
     }
 
     /// Enqueues a copy inside the heap's memory in the order of its ops.
-    pub(super) fn copy_in_order(self: &Arc<Self>, to: u64, from: u64, bytes: u64) -> Result<()> {
-        let device = &self.shared.device;
-        let _bound = device.bind()?;
-        self.in_order(|| {
-            // SAFETY: the caller checked both ranges, and the heap keeps them until its streams
-            // have finished.
-            let code = unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, self.raw) };
-            check("cuMemcpyAsync", code)
-        })
+    pub(crate) fn copy_in_order(self: &Arc<Self>, to: u64, from: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller checked both ranges, and the heap keeps them until its streams have
+        // finished.
+        self.in_order(|| unsafe { self.shared.device.copy(to, from, bytes, self.raw) })
     }
 
     /// Waits until everything that was enqueued is done. A stream that is captured cannot be waited
     /// for, though it may have work of before.
     fn finish(&self) -> Result<()> {
         self.check_no_capture()?;
-        let device = &self.shared.device;
-        let _bound = device.bind_apart()?;
         // SAFETY: the stream is alive.
-        let code = unsafe { (device.driver.cuStreamSynchronize)(self.raw) };
+        let done = unsafe { self.shared.device.sync_stream(self.raw) };
         lock(&self.pending).retain(|(event, _)| !event.is_done());
-        check("cuStreamSynchronize", code)
+        done
     }
 
     /// For the heap, which has no `Stream`: whether the stream is captured.
-    pub(super) fn is_captured(&self) -> Result<bool> {
+    pub(crate) fn is_captured(&self) -> Result<bool> {
         let gone = lock(&self.gone);
         Ok(!*gone && self.capture()?.is_some())
     }
 
     /// For the heap: waits until everything is done. What a stream that is gone has to do is left to
     /// [`Shared::finish_rest`].
-    pub(super) fn finish_apart(&self) -> Result<()> {
+    pub(crate) fn finish_apart(&self) -> Result<()> {
         if !matches!(self.owner, Owner::Caller { .. }) {
             return self.finish();
         }
@@ -300,7 +284,7 @@ impl Queue {
     }
 
     /// For the heap: whether everything is done.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let gone = lock(&self.gone);
         *gone || self.idle()
     }
@@ -319,9 +303,9 @@ impl Queue {
     }
 
     /// An event behind what is enqueued; an error while the stream is captured.
-    fn end(&self) -> Result<CudaEvent> {
+    fn end(&self) -> Result<GpuEvent> {
         self.check_no_capture()?;
-        let event = CudaEvent::new(&self.shared.device)?;
+        let event = GpuEvent::new(&self.shared.device)?;
         event.record(self).map(|()| event)
     }
 
@@ -338,9 +322,8 @@ impl Queue {
         if !matches!(self.capture(), Ok(None)) {
             return false;
         }
-        let Ok(_bound) = self.shared.device.bind_apart() else { return false };
         // SAFETY: the stream is alive.
-        unsafe { (self.shared.device.driver.cuStreamQuery)(self.raw) == SUCCESS }
+        unsafe { self.shared.device.stream_is_done(self.raw) }
     }
 }
 
@@ -374,33 +357,24 @@ impl Drop for Queue {
 impl Drop for Shared {
     fn drop(&mut self) {
         let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(|e| e.into_inner()));
-        if spare.is_empty() {
-            return;
-        }
-        match self.device.bind_apart() {
-            Err(error) => warn(Err(error)),
-            Ok(_bound) => {
-                for raw in spare {
-                    // SAFETY: the stream was this heap's, and nobody else has its handle; what is
-                    // enqueued is done before the driver lets it go.
-                    let code = unsafe { (self.device.driver.cuStreamDestroy_v2)(raw) };
-                    warn(check("cuStreamDestroy", code));
-                }
-            }
+        for raw in spare {
+            // SAFETY: the stream was this heap's, and nobody else has its handle; what is enqueued is
+            // done before the driver lets it go.
+            warn(unsafe { self.device.destroy_stream(raw) });
         }
     }
 }
 
 /// A stream as the rest of the crate sees it.
-pub(crate) struct CudaStream(pub(super) Arc<Queue>);
+pub(crate) struct GpuStream(pub(crate) Arc<Queue>);
 
-impl Drop for CudaStream {
+impl Drop for GpuStream {
     fn drop(&mut self) {
         self.0.let_go();
     }
 }
 
-impl StreamBackend for CudaStream {
+impl StreamBackend for GpuStream {
     fn sync(&self) -> Result<()> {
         let queue = &self.0;
         // Whoever closes the heap need not wait for this.
@@ -414,7 +388,7 @@ impl StreamBackend for CudaStream {
     fn record(&self) -> Result<Event> {
         let queue = &*self.0;
         let _open = queue.shared.open()?;
-        let event = CudaEvent::new(&queue.shared.device)?;
+        let event = GpuEvent::new(&queue.shared.device)?;
         event.record(queue)?;
         Ok(Event::from_backend(Arc::new(event)))
     }
@@ -422,7 +396,7 @@ impl StreamBackend for CudaStream {
     fn wait(&self, event: &Event) -> Result<()> {
         let queue = &*self.0;
         let _open = queue.shared.open()?;
-        match event.backend().as_any().downcast_ref::<CudaEvent>() {
+        match event.backend().as_any().downcast_ref::<GpuEvent>() {
             Some(event) => event.before(queue),
             None => Err(unsupported("waiting for an event", "it is of another kind of device")),
         }
@@ -436,22 +410,19 @@ impl StreamBackend for CudaStream {
     ) -> Result<()> {
         let queue = &*self.0;
         let _open = queue.shared.open()?;
-        let to = own(&*to)?.at(offset, bytes)?;
-        let from = own(&*from)?.at(at, bytes)?;
+        let to = as_gpu(&*to)?.at(offset, bytes)?;
+        let from = as_gpu(&*from)?.at(at, bytes)?;
         if bytes == 0 {
             return Ok(());
         }
-        let device = &queue.shared.device;
-        let _bound = device.bind()?;
         // SAFETY: both ranges are mapped, and the heap keeps them until its streams have finished.
-        let code = unsafe { (device.driver.cuMemcpyAsync)(to, from, bytes as usize, queue.raw) };
-        check("cuMemcpyAsync", code)
+        unsafe { queue.shared.device.copy(to, from, bytes, queue.raw) }
     }
 
     fn write(&self, (to, offset): (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()> {
         let queue = &*self.0;
         let _open = queue.shared.open()?;
-        let to = own(&*to)?.at(offset, data.len() as u64)?;
+        let to = as_gpu(&*to)?.at(offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
         }
@@ -463,23 +434,21 @@ impl StreamBackend for CudaStream {
             ));
         }
         let device = &queue.shared.device;
-        let done = CudaEvent::new(device)?;
-        let _bound = device.bind_apart()?;
+        let done = GpuEvent::new(device)?;
         let mut pending = lock(&queue.pending);
         pending.retain(|(event, _)| !event.is_done());
-        let from = data.as_ptr().cast();
         // SAFETY: the target is mapped, and the heap keeps it; the source is kept below until the
         // event behind the copy is done.
-        let code = unsafe { (device.driver.cuMemcpyHtoDAsync_v2)(to, from, data.len(), queue.raw) };
+        let copied = unsafe { device.write(to, data.as_ptr(), data.len(), queue.raw) };
         // An event that was not recorded is never done: then the memory is kept for good.
         let recorded = done.record(queue);
         pending.push((done, data));
-        check("cuMemcpyHtoDAsync", code).and(recorded)
+        copied.and(recorded)
     }
 
     fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()> {
         let memory = self.0.shared.memory.get().ok_or(Error::Closed { what: "the heap" })?;
-        let words = own(&*memory.device_words)?;
+        let words = as_gpu(&*memory.device_words)?;
         copies.iter().try_for_each(|&(to, from)| {
             let place = |word: u32| words.at(4 * u64::from(word), 4);
             self.0.copy_in_order(place(to)?, place(from)?, 4)

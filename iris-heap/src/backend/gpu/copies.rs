@@ -1,0 +1,59 @@
+//! Copies by the host: on a stream of their own, done when they return, in the way of no capture.
+
+use std::sync::Arc;
+
+use super::{Driver, GpuMapping, RawStream, warn};
+use crate::backend::Mapping;
+use crate::error::Result;
+
+/// A stream of the backend's own, and copies that are done when they return.
+pub(crate) struct HostCopies {
+    device: Arc<dyn Driver>,
+    stream: RawStream,
+}
+
+impl HostCopies {
+    pub(crate) fn new(device: Arc<dyn Driver>) -> Result<HostCopies> {
+        let stream = device.create_stream()?;
+        Ok(HostCopies { device, stream })
+    }
+
+    /// Waits until what `enqueued` tells of is done, also after a failure: part of the work may have
+    /// been enqueued.
+    fn done(&self, enqueued: Result<()>) -> Result<()> {
+        // SAFETY: the stream is alive.
+        let waited = unsafe { self.device.sync_stream(self.stream) };
+        enqueued.and(waited)
+    }
+
+    pub(crate) fn write(&self, to: u64, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller checked the target; `data` outlives the copy, which `done` waits for.
+        self.done(unsafe { self.device.write(to, data.as_ptr(), data.len(), self.stream) })
+    }
+
+    pub(crate) fn read(&self, from: u64, data: &mut [u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: as in `write`, the other way round.
+        self.done(unsafe { self.device.read(data.as_mut_ptr(), from, data.len(), self.stream) })
+    }
+
+    /// Sets all of new memory to zero.
+    pub(crate) fn clear(&self, memory: &GpuMapping) -> Result<()> {
+        let bytes = memory.bytes();
+        let to = memory.at(0, bytes)?;
+        // SAFETY: `at` checked that the bytes lie in the mapping.
+        self.done(unsafe { self.device.fill(to, bytes, 0, self.stream) })
+    }
+}
+
+impl Drop for HostCopies {
+    fn drop(&mut self) {
+        // SAFETY: the stream is this one's; nothing is enqueued on it.
+        warn(unsafe { self.device.destroy_stream(self.stream) });
+    }
+}

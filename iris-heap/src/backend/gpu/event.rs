@@ -1,0 +1,64 @@
+//! Points in the streams of a GPU.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Driver, Queue, RawEvent, warn};
+use crate::error::Result;
+use crate::stream::EventBackend;
+
+/// A point in a stream.
+pub(super) struct GpuEvent {
+    device: Arc<dyn Driver>,
+    raw: RawEvent,
+    /// Whether the last attempt to record it worked: if not, nobody knows what is done.
+    recorded: AtomicBool,
+}
+
+impl GpuEvent {
+    pub(super) fn new(device: &Arc<dyn Driver>) -> Result<GpuEvent> {
+        let raw = device.create_event()?;
+        Ok(GpuEvent { device: device.clone(), raw, recorded: AtomicBool::new(false) })
+    }
+
+    /// Puts the event behind what is enqueued.
+    pub(super) fn record(&self, queue: &Queue) -> Result<()> {
+        self.recorded.store(false, Ordering::Relaxed);
+        // SAFETY: event and stream are alive and of one context.
+        unsafe { self.device.record(self.raw, queue.raw()) }?;
+        self.recorded.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Lets what is enqueued next begin after the event.
+    pub(super) fn before(&self, queue: &Queue) -> Result<()> {
+        // SAFETY: event and stream are alive; they may be of different devices.
+        unsafe { queue.shared().device.wait_for(self.raw, queue.raw()) }
+    }
+}
+
+impl EventBackend for GpuEvent {
+    fn is_done(&self) -> bool {
+        // Where nothing was recorded nobody knows.
+        let recorded = self.recorded.load(Ordering::Relaxed);
+        // SAFETY: the event is alive.
+        recorded && unsafe { self.device.event_is_done(self.raw) }
+    }
+
+    fn sync(&self) -> Result<()> {
+        // SAFETY: the event is alive.
+        unsafe { self.device.sync_event(self.raw) }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for GpuEvent {
+    fn drop(&mut self) {
+        // SAFETY: the event is this one's; a wait for it that is enqueued stays valid.
+        warn(unsafe { self.device.destroy_event(self.raw) });
+    }
+}

@@ -1,0 +1,322 @@
+//! A driver that only keeps account, and what the shared part asks of it.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use super::event::GpuEvent;
+use super::stream::Shared;
+use super::*;
+use crate::bootstrap::unsupported;
+use crate::control::Control;
+use crate::error::{Error, ErrorKind, Result};
+use crate::stream::{EventBackend, Stream, StreamBackend};
+
+/// Streams are what the test says they are: captured, busy, or done.
+#[derive(Default)]
+struct Fake {
+    handles: AtomicU64,
+    /// By stream: the number of the capture that is under way.
+    captured: Mutex<HashMap<u64, u64>>,
+    busy: Mutex<HashSet<u64>>,
+    /// Calls that order something, in order.
+    log: Mutex<Vec<String>>,
+    /// Calls of this name fail.
+    fails: Mutex<Option<&'static str>>,
+}
+
+impl Fake {
+    fn fresh(&self) -> u64 {
+        self.handles.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn call(&self, name: &'static str, what: String) -> Result<()> {
+        if *self.fails.lock().unwrap() == Some(name) {
+            return Err(unsupported(name, "the test says so"));
+        }
+        self.log.lock().unwrap().push(format!("{name} {what}"));
+        Ok(())
+    }
+
+    fn taken(&self) -> Vec<String> {
+        std::mem::take(&mut *self.log.lock().unwrap())
+    }
+
+    fn capture(&self, stream: u64, id: Option<u64>) {
+        let mut captured = self.captured.lock().unwrap();
+        match id {
+            Some(id) => captured.insert(stream, id),
+            None => captured.remove(&stream),
+        };
+    }
+}
+
+impl Driver for Fake {
+    fn ordinal(&self) -> i32 {
+        0
+    }
+    fn title(&self) -> String {
+        "a fake".into()
+    }
+    fn multiprocessors(&self) -> u32 {
+        1
+    }
+    fn create_stream(&self) -> Result<RawStream> {
+        Ok(RawStream(self.fresh()))
+    }
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
+        self.call("destroy_stream", stream.0.to_string())
+    }
+    unsafe fn use_first(&self, _: RawStream) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn owns(&self, _: RawStream) -> Result<bool> {
+        Ok(true)
+    }
+    unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {
+        Ok(self.captured.lock().unwrap().get(&stream.0).copied())
+    }
+    unsafe fn sync_stream(&self, stream: RawStream) -> Result<()> {
+        self.call("sync_stream", stream.0.to_string())?;
+        self.busy.lock().unwrap().remove(&stream.0);
+        Ok(())
+    }
+    unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
+        !self.busy.lock().unwrap().contains(&stream.0)
+    }
+    fn create_event(&self) -> Result<RawEvent> {
+        Ok(RawEvent(self.fresh()))
+    }
+    unsafe fn destroy_event(&self, _: RawEvent) -> Result<()> {
+        Ok(())
+    }
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        self.call("record", format!("{} on {}", event.0, stream.0))
+    }
+    unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        self.call("wait_for", format!("{} on {}", event.0, stream.0))
+    }
+    unsafe fn event_is_done(&self, _: RawEvent) -> bool {
+        true
+    }
+    unsafe fn sync_event(&self, event: RawEvent) -> Result<()> {
+        self.call("sync_event", event.0.to_string())
+    }
+    unsafe fn copy(&self, _: u64, _: u64, _: u64, stream: RawStream) -> Result<()> {
+        self.call("copy", format!("on {}", stream.0))
+    }
+    unsafe fn write(&self, _: u64, _: *const u8, _: usize, stream: RawStream) -> Result<()> {
+        self.call("write", format!("on {}", stream.0))
+    }
+    unsafe fn read(&self, _: *mut u8, _: u64, _: usize, stream: RawStream) -> Result<()> {
+        self.call("read", format!("on {}", stream.0))
+    }
+    unsafe fn fill(&self, _: u64, _: u64, _: u8, stream: RawStream) -> Result<()> {
+        self.call("fill", format!("on {}", stream.0))
+    }
+    fn pin(&self, _: usize) -> Result<NonNull<u8>> {
+        Err(unsupported("pin", "the fake has no memory"))
+    }
+    unsafe fn pinned_address(&self, _: NonNull<u8>) -> Result<u64> {
+        Ok(0)
+    }
+    unsafe fn load(&self, _: &[u8]) -> Result<RawModule> {
+        Ok(RawModule(self.fresh()))
+    }
+    unsafe fn function(&self, _: RawModule, _: &CStr, _: u32) -> Result<RawFunction> {
+        Ok(RawFunction(self.fresh()))
+    }
+    unsafe fn resources(&self, _: RawFunction) -> Result<(u32, u32)> {
+        Ok((0, 0))
+    }
+    unsafe fn resident(&self, _: RawFunction, _: u32, _: u32) -> Result<u32> {
+        Ok(1)
+    }
+    unsafe fn launch(
+        &self,
+        _: RawFunction,
+        name: &str,
+        _: LaunchShape,
+        _: &mut [*mut c_void],
+        stream: RawStream,
+    ) -> Result<()> {
+        self.call("launch", format!("{name} on {}", stream.0))
+    }
+}
+
+/// A heap's streams, and their driver.
+fn shared() -> (Arc<Fake>, Arc<Shared>) {
+    let fake = Arc::new(Fake::default());
+    let shared = Shared::new(fake.clone(), Arc::<Control>::default()).unwrap();
+    (fake, Arc::new(shared))
+}
+
+fn stream(shared: &Arc<Shared>) -> Arc<GpuStream> {
+    Arc::new(GpuStream(Queue::create(shared).unwrap()))
+}
+
+/// Enqueues an op on a stream.
+fn op(stream: &GpuStream) -> Result<()> {
+    let raw = stream.raw_handle();
+    stream.0.in_order(|| {
+        // SAFETY: the fake looks at no address.
+        unsafe { stream.0.shared().device.copy(0, 0, 0, RawStream(raw)) }
+    })
+}
+
+/// What takes longer than this waits for ever.
+fn bounded(f: impl FnOnce() + Send + 'static) {
+    let (done, outcome) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        f();
+        let _ = done.send(());
+    });
+    match outcome.recv_timeout(Duration::from_secs(20)) {
+        Ok(()) => {}
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for ever"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().unwrap_err())
+        }
+    }
+}
+
+/// Who waits for all streams takes those that were let go in a capture, and they come back under the
+/// lock that they were taken by.
+#[test]
+fn a_stream_that_is_captured_still_is_kept_again() {
+    bounded(|| {
+        let (fake, shared) = shared();
+        let captured = stream(&shared);
+        let raw = captured.raw_handle();
+        fake.capture(raw, Some(7));
+        drop(captured);
+        for _ in 0..3 {
+            assert_eq!(shared.kept().len(), 1);
+            shared.finish_rest().unwrap();
+        }
+        assert!(fake.taken().is_empty(), "to wait for it would end the capture");
+        fake.capture(raw, None);
+        shared.finish_rest().unwrap();
+        assert!(shared.kept().is_empty());
+        assert_eq!(fake.taken(), [format!("sync_stream {raw}")]);
+        // It is used again.
+        assert_eq!(stream(&shared).raw_handle(), raw);
+        shared.forget_order();
+    });
+}
+
+#[test]
+fn an_event_that_was_not_recorded_is_not_done() {
+    let (fake, shared) = shared();
+    let device: Arc<dyn Driver> = fake.clone();
+    let (stream, event) = (stream(&shared), GpuEvent::new(&device).unwrap());
+    assert!(!event.is_done());
+    event.record(&stream.0).unwrap();
+    assert!(event.is_done());
+    *fake.fails.lock().unwrap() = Some("record");
+    event.record(&stream.0).unwrap_err();
+    assert!(!event.is_done(), "nobody knows");
+}
+
+#[test]
+fn ops_are_in_order_over_streams() {
+    let (fake, shared) = shared();
+    let (a, b) = (stream(&shared), stream(&shared));
+    let (x, y) = (a.raw_handle(), b.raw_handle());
+    op(&a).unwrap();
+    op(&a).unwrap();
+    assert_eq!(fake.taken(), [format!("copy on {x}"), format!("copy on {x}")], "one stream");
+    op(&b).unwrap();
+    let calls = fake.taken();
+    let number = calls[0].split(' ').nth(1).unwrap().to_string();
+    let behind = [
+        format!("record {number} on {x}"),
+        format!("wait_for {number} on {y}"),
+        format!("copy on {y}"),
+        format!("record {number} on {y}"),
+    ];
+    assert_eq!(calls, behind);
+    op(&a).unwrap();
+    let back = [
+        format!("wait_for {number} on {x}"),
+        format!("copy on {x}"),
+        format!("record {number} on {x}"),
+    ];
+    assert_eq!(fake.taken(), back);
+    // What runs beside an op is on another stream than that.
+    let error = a.0.beside(|| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("that of an op"), "{error}");
+    b.0.beside(|| Ok(())).unwrap();
+    assert_eq!(fake.taken(), [format!("wait_for {number} on {y}")]);
+    // A capture is an order of its own.
+    fake.capture(y, Some(1));
+    op(&b).unwrap();
+    assert!(!fake.taken().iter().any(|call| call.starts_with("wait_for")));
+    fake.capture(y, None);
+    shared.forget_order();
+}
+
+/// The op before the capture is on the stream that is captured now: nothing can be put behind it.
+#[test]
+fn an_op_behind_a_stream_that_is_captured_is_refused() {
+    let (fake, shared) = shared();
+    let (a, b) = (stream(&shared), stream(&shared));
+    op(&a).unwrap();
+    fake.capture(a.raw_handle(), Some(1));
+    assert_eq!(op(&b).unwrap_err().kind(), ErrorKind::Unsupported);
+    fake.capture(a.raw_handle(), None);
+    op(&b).unwrap();
+    shared.forget_order();
+}
+
+#[test]
+fn nothing_is_enqueued_when_the_heap_closes() {
+    let (fake, shared) = shared();
+    let a = stream(&shared);
+    shared.refuse_work();
+    for outcome in [op(&a), a.sync(), a.record().map(drop), Queue::create(&shared).map(drop)] {
+        assert!(matches!(outcome, Err(Error::Closed { .. })), "{outcome:?}");
+    }
+    assert!(fake.taken().is_empty());
+}
+
+/// A stream that is let go while it works is used again when it is done, not before.
+#[test]
+fn streams_are_used_again_once_they_are_done() {
+    let (fake, shared) = shared();
+    let busy = stream(&shared);
+    let raw = busy.raw_handle();
+    fake.busy.lock().unwrap().insert(raw);
+    drop(busy);
+    assert!(!shared.rest_is_idle());
+    let other = stream(&shared);
+    assert_ne!(other.raw_handle(), raw);
+    shared.finish_rest().unwrap();
+    assert!(shared.rest_is_idle());
+    assert_eq!(stream(&shared).raw_handle(), raw);
+    fake.taken();
+    drop(other);
+    drop(shared);
+    assert_eq!(fake.taken().len(), 2, "both are given back to the driver with the heap");
+}
+
+/// The caller's stream may be gone with the last `Stream` of it: its handle is used before, not after.
+#[test]
+fn a_stream_of_the_callers_is_left_alone_when_it_was_let_go() {
+    let (fake, shared) = shared();
+    // SAFETY: the fake's handles are numbers.
+    let queue = unsafe { Queue::caller(&shared, RawStream(99)) }.unwrap();
+    let theirs = Stream::from_backend(Arc::new(GpuStream(queue.clone())));
+    fake.busy.lock().unwrap().insert(99);
+    drop(theirs);
+    let calls = fake.taken();
+    assert!(calls.len() == 1 && calls[0].ends_with("on 99"), "its end is kept: {calls:?}");
+    queue.finish_apart().unwrap();
+    assert!(queue.is_idle() && !queue.is_captured().unwrap());
+    shared.finish_rest().unwrap();
+    let calls = fake.taken();
+    assert!(calls.iter().all(|call| call.starts_with("sync_event")), "{calls:?}");
+}

@@ -1,0 +1,81 @@
+//! Device memory as a backend handed it out.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+use crate::backend::Mapping;
+use crate::bootstrap::unsupported;
+use crate::error::{Error, Result};
+use crate::world::lock;
+
+/// An address, and what it belongs to until the heap closes. Unmapping may wait for the whole device,
+/// so it takes place in the collective steps that end a mapping's use, whoever holds an `Arc` of it
+/// still.
+pub(crate) struct GpuMapping {
+    address: u64,
+    bytes: u64,
+    region: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl GpuMapping {
+    /// Memory that is unmapped when the last mapping of `region` lets it go.
+    pub(crate) fn new(address: u64, bytes: u64, region: Arc<dyn Any + Send + Sync>) -> GpuMapping {
+        GpuMapping { address, bytes, region: Mutex::new(Some(region)) }
+    }
+
+    /// What it belongs to, of the backend's own type.
+    pub(crate) fn region<R: Any + Send + Sync>(&self) -> Result<Arc<R>> {
+        let region = lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })?;
+        region.downcast().map_err(|_| unsupported("device memory", "it is of another backend"))
+    }
+
+    /// Lets the memory go. The last mapping of it unmaps it.
+    pub(crate) fn release(&self) {
+        let region = lock(&self.region).take();
+        drop(region);
+    }
+
+    /// Keeps the memory for good: something may still run on it.
+    pub(crate) fn leak(&self) {
+        std::mem::forget(lock(&self.region).take());
+    }
+
+    /// The address of `bytes` bytes from `offset` on, which are in it and mapped.
+    pub(crate) fn at(&self, offset: u64, bytes: u64) -> Result<u64> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => {}
+            end => {
+                return Err(Error::OutOfBounds {
+                    what: "bytes of a mapping".into(),
+                    start: offset,
+                    end: end.unwrap_or(u64::MAX),
+                    len: self.bytes,
+                });
+            }
+        }
+        match &*lock(&self.region) {
+            Some(_) => Ok(self.address + offset),
+            None => Err(Error::Closed { what: "the heap" }),
+        }
+    }
+}
+
+impl Mapping for GpuMapping {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The mapping as a GPU's.
+pub(crate) fn as_gpu(mapping: &dyn Mapping) -> Result<&GpuMapping> {
+    let memory = mapping.as_any().downcast_ref::<GpuMapping>();
+    memory.ok_or_else(|| unsupported("access by a GPU", "it is memory of another device"))
+}
