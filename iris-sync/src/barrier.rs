@@ -2,7 +2,7 @@
 //! member, then waits for its own words.
 
 use crate::wait::{Awaited, wait_for};
-use crate::{Access, Call, Channel, Limit, Memory, Stop};
+use crate::{Access, Call, Channel, Limit, Memory, Stop, divergent};
 
 /// A set of ranks, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -44,15 +44,22 @@ pub fn arrive_and_wait<M: Memory + ?Sized>(
     limit: Limit,
 ) -> Result<(), Stop> {
     let me = channel.rank;
-    let (lane, lanes) = (m.lane() as usize, m.lanes() as usize);
-    let share = || channel.peers().skip(lane).step_by(lanes).filter(|&peer| members.contains(peer));
-    for peer in share() {
-        m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);
-    }
-    for peer in share() {
-        let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit };
-        let look = || m.load(channel.barrier(me, peer, phase), Access::BarrierLoad);
-        wait_for(m, channel, Access::BarrierLoad, awaited, look)?;
-    }
-    Ok(())
+    let share = || {
+        let own = channel.peers().skip(m.lane() as usize).step_by(m.lanes() as usize);
+        own.filter(|&peer| members.contains(peer))
+    };
+    // All lanes of a wave have stored before one of them waits: a member may be waiting for the store
+    // of one lane before it stores what another lane waits for.
+    divergent(m, || {
+        for peer in share() {
+            m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);
+        }
+    });
+    divergent(m, || {
+        share().try_for_each(|peer| {
+            let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit };
+            let look = || m.load(channel.barrier(me, peer, phase), Access::BarrierLoad);
+            wait_for(m, channel, Access::BarrierLoad, awaited, look).map(drop)
+        })
+    })
 }

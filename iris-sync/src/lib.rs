@@ -36,7 +36,7 @@ pub use call::{Call, RESTAMP_PERIOD};
 pub use channel::{Channel, LINE_WORDS, PRIVATE_SEQUENCE, Shape, Words};
 pub use entry::Record;
 pub use fault::{Fault, FaultKind, Field, Stop};
-pub use memory::{Access, DevWord, Limit, Memory, Order, Scope, Span, SymWord};
+pub use memory::{Access, DevWord, Limit, Memory, Order, Scope, Span, SymWord, divergent};
 pub use wait::{Awaited, stopped, wait_for};
 pub use workgroup::{End, Workgroup};
 

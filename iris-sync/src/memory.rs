@@ -169,6 +169,13 @@ pub trait Memory {
         ok
     }
 
+    /// From here to [`Memory::reconverge`] each lane goes its own way; see [`divergent`]. On the CPU a
+    /// workgroup is one lane, which never parts from others.
+    fn diverge(&self) {}
+
+    /// The lanes of a wave are together again. It orders nothing.
+    fn reconverge(&self) {}
+
     /// Load a word of symmetric memory.
     fn load(&self, word: SymWord, access: Access) -> i32;
 
@@ -225,4 +232,17 @@ pub trait Memory {
     fn end(&self, span: Span) {
         let _ = span;
     }
+}
+
+/// Run `steps`, in which each lane goes its own way, and bring the lanes of a wave together again.
+///
+/// Where the lanes of a wave run in lockstep, one arm of a branch is run to its end before another
+/// begins, and nobody says which is first. So no lane may wait in here for what depends on a store that
+/// another lane of its wave has still to make in here: what is stored in one piece is waited for in
+/// the next.
+pub fn divergent<M: Memory + ?Sized, R>(m: &M, steps: impl FnOnce() -> R) -> R {
+    m.diverge();
+    let result = steps();
+    m.reconverge();
+    result
 }

@@ -1,6 +1,7 @@
 use crate::wait::{Awaited, has_given_up, stopped, wait_for};
 use crate::{
-    Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, entry, tile_flags,
+    Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
+    tile_flags,
 };
 
 /// How a launch ends.
@@ -179,17 +180,19 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Say that the lanes' stores to the slots of `tile` at these peers are done.
     pub fn push_signals(&self, peers: barrier::Members, tile: u32) {
         self.m.vote(true);
-        for peer in self.share_of_peers(peers.bits()) {
-            self.raise(self.channel.signal(peer, self.channel.rank, tile));
-        }
+        self.share_of_peers(peers.bits(), |wg, peer| {
+            wg.raise(wg.channel.signal(peer, wg.channel.rank, tile));
+            true
+        });
     }
 
     /// Say that the result of `tile`, which this rank owns, is at these peers.
     pub fn push_results(&self, peers: barrier::Members, tile: u32) {
         self.m.vote(true);
-        for peer in self.share_of_peers(peers.bits()) {
-            self.raise(self.channel.result(peer, self.channel.rank, tile));
-        }
+        self.share_of_peers(peers.bits(), |wg, peer| {
+            wg.raise(wg.channel.result(peer, wg.channel.rank, tile));
+            true
+        });
     }
 
     /// Wait for `tile` of `source`, and for agreement with it.
@@ -254,9 +257,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.go_on()?;
         let Self { m, channel, call, .. } = *self;
+        // One call for all lanes: in an arm of its own one would wait before the others have stored.
         let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
-        // Lane 0 stands for all in traces.
-        let passed = if m.lane() == 0 { self.timed(phase, |_| wait()) } else { wait() };
+        let passed = self.timed(phase, |_| wait());
         if m.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
@@ -297,11 +300,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         barrier::Members::all(self.channel.size).bits() & !(1 << self.channel.rank)
     }
 
-    /// Those of these peers that fall to this lane.
-    fn share_of_peers(&self, peers: u64) -> impl Iterator<Item = u32> + use<M> {
-        let (lane, lanes) = (self.m.lane() as usize, self.m.lanes() as usize);
-        let own = self.channel.peers().skip(lane).step_by(lanes);
-        own.filter(move |peer| peers >> peer & 1 == 1)
+    /// Call `each` for those of these peers that fall to this lane, up to the first that fails.
+    fn share_of_peers(&self, peers: u64, each: impl Fn(&Self, u32) -> bool) -> bool {
+        divergent(self.m, || {
+            let (lane, lanes) = (self.m.lane() as usize, self.m.lanes() as usize);
+            let mut own = self.channel.peers().skip(lane).step_by(lanes);
+            own.all(|peer| peers >> peer & 1 == 0 || each(self, peer))
+        })
     }
 
     fn raise(&self, word: SymWord) {
@@ -350,7 +355,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         peers: u64,
         each: impl Fn(&Self, u32) -> Result<(), Stop>,
     ) -> Result<(), Stop> {
-        let passed = self.share_of_peers(peers).all(|peer| each(self, peer).is_ok());
+        let passed = self.share_of_peers(peers, |wg, peer| each(wg, peer).is_ok());
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 }

@@ -102,10 +102,13 @@ struct PullTiles : Tiles {
     }
 };
 
-/// Accumulators are words far behind all others, accessed with relaxed additions.
+/// Accumulators are words far behind all others, one a lane, accessed with relaxed additions.
 struct AtomicTiles : Tiles {
+    u32 index(u32 tile, u32 parity) const {
+        return (1u << 20) + (slot(parity) * in.tiles + tile) * port::lanes() + mine();
+    }
     SymWord accumulator(u32 owner, u32 tile, u32 parity) const {
-        return in.heap->word(owner, (1u << 20) + slot(parity) * in.tiles + tile);
+        return in.heap->word(owner, index(tile, parity));
     }
     void zero(u32 tile, u32 parity) {
         accumulator(me(), tile, parity).store<Order::Relaxed>(0);
@@ -114,9 +117,9 @@ struct AtomicTiles : Tiles {
         accumulator(owner, tile, parity).add<Order::Relaxed>(produced(tile, mine()));
     }
     void convert(u32 owner, u32 tile, u32 parity) {
-        const u64 place = in.heap->signal[owner] + ((1u << 20) + slot(parity) * in.tiles + tile) * 4;
+        const u64 place = in.heap->signal[owner] + index(tile, parity) * 4;
         iris_model_check(place, accumulator(owner, tile, parity).load<Order::Relaxed>(),
-                         sum(tile, 0));
+                         sum(tile, mine()));
     }
 };
 

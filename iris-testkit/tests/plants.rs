@@ -168,7 +168,18 @@ fn plants() -> Vec<Plant> {
         "return call(order, __HIP_MEMORY_SCOPE_AGENT)",
         HIP,
     );
-    add(file, "O == Order::Relaxed ? __ATOMIC_RELAXED : __ATOMIC_RELEASE", "__ATOMIC_RELAXED", HIP);
+    // A release that is none; one that is the compiler's own, which forgets to wait for the write-back
+    // where it has just waited for the address; one that does not wait.
+    let text = "    release<O, S>();\n#define IRIS_CALL(order, scope) __hip_atomic_store";
+    let call = "#define IRIS_CALL(order, scope) __hip_atomic_store";
+    add(file, text, call, HIP);
+    let own = "#define IRIS_CALL(order, scope) __hip_atomic_store(at<T>(address), value, \
+               O == Order::Release ? __ATOMIC_RELEASE : order, scope) //";
+    add(file, text, own, HIP);
+    add(file, "        wait_for_stores();\n    }\n}", "    }\n}", HIP);
+    // A wave that comes to a barrier in front of a signal before its stores are over.
+    add(file, "if (publishes(site)) wait_for_stores();", "", &["isa"]);
+    add(file, "site != Site::Waited &&", "site != Site::Waited && site != Site::Flag &&", &["isa"]);
     add(
         file,
         "__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"\")",

@@ -72,6 +72,24 @@ fn every_interleaving_of_three_and_four_ranks() {
     );
 }
 
+/// Two lanes a wave, in lockstep: one arm of a branch to its end before the other, and either first.
+/// From three ranks on each lane has a peer of its own. `cargo xtask check-protocols` searches one call
+/// of each op exhaustively.
+#[test]
+fn waves_in_lockstep() {
+    let runs = Level::from_env().pick(50, 200, 5_000);
+    let barrier = primitives::barrier_in_launch(3);
+    let both = |scenario: Scenario| [Some(scenario.clone()), scenario.on_headers()];
+    for scenario in all_ops(3, 3).into_iter().flat_map(both).flatten() {
+        let scenario = scenario.lanes(2).lockstep();
+        report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+    }
+    for scenario in both(barrier).into_iter().flatten() {
+        let scenario = scenario.lanes(2).lockstep();
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 1_000);
+    }
+}
+
 /// Whatever rank 0 gives up, what another rank takes for the result is the result. Ops that pull are
 /// not among them: that a shard is written while a peer reads it is a race to the models.
 #[test]

@@ -56,8 +56,10 @@ static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1376, "m");
 static_assert(IRIS_OFFSET_OF(OpArgs, members) == 1440, "members");
 static_assert(sizeof(OpArgs) == 1456, "as iris_kernels::args::OpArgs");
 
-/// The launch that these arguments describe, as this workgroup sees it.
-IRIS_DEVICE Launch launch_of(const OpArgs& args) {
+/// The launch that these arguments, the first of the kernel, describe, as this workgroup sees it. It
+/// refers to them where they are: functions that are not inlined are handed the references.
+IRIS_DEVICE Launch launch_of(const OpArgs& given) {
+    const OpArgs& args = port::in_place(given);
     return Launch{args.heap,
                   args.channel,
                   args.record,

@@ -17,6 +17,11 @@
 #define IRIS_PORT_HOST 1
 #endif
 
+// How many workgroups a multiprocessor has room for at least.
+#ifndef IRIS_TOGETHER
+#define IRIS_TOGETHER 1
+#endif
+
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
 // Of a lambda: what it captures, sums above all, stays in registers.
@@ -24,10 +29,6 @@
 // Functions that are kept apart, for the size of the code: not called for single elements of a result
 // that a vector holds.
 #define IRIS_COLD static __device__ __noinline__
-// How many workgroups a multiprocessor has room for at least.
-#ifndef IRIS_TOGETHER
-#define IRIS_TOGETHER 1
-#endif
 #define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_LANES, IRIS_TOGETHER)
 #define IRIS_ARGS const __grid_constant__
 #define IRIS_SHARED(type, name) type& name = iris::port::shared<type>()
@@ -44,10 +45,13 @@
 #elif IRIS_PORT_HIP
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define IRIS_INLINE __attribute__((always_inline))
-#define IRIS_COLD IRIS_DEVICE
+#define IRIS_COLD static __attribute__((device)) __attribute__((noinline))
+// A compute unit has four units of execution, and a wave is 64 lanes: so many waves a unit at least.
+#define IRIS_WAVES_A_UNIT ((IRIS_TOGETHER * ((IRIS_LANES + 63) / 64) + 3) / 4)
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
-    __attribute__((amdgpu_flat_work_group_size(1, IRIS_LANES))) void
+    __attribute__((amdgpu_flat_work_group_size(1, IRIS_LANES)))                                    \
+    __attribute__((amdgpu_waves_per_eu(IRIS_WAVES_A_UNIT))) void
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) static __attribute__((shared)) type name
 #define IRIS_UNROLL _Pragma("unroll")

@@ -12,6 +12,16 @@ IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 IRIS_DEVICE void barrier(Site) { __syncthreads(); }
 IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 
+/// Run `steps`, in which each lane goes its own way, and bring the lanes of a wave together again.
+/// Whoever waits keeps nobody here from running: nothing has to be done for it.
+template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
+
+/// A value that is the same on all lanes.
+IRIS_DEVICE i32 uniform(i32 value) { return value; }
+
+/// The first argument of a kernel, where the launch has put it.
+template <class T> IRIS_DEVICE const T& in_place(const T& argument) { return argument; }
+
 /// Dynamic shared memory is asked for with so much more, to begin at a multiple of it.
 constexpr u32 SHARED_ALIGNMENT = 1024;
 

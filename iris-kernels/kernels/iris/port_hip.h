@@ -11,24 +11,57 @@ IRIS_DEVICE u32 lanes() { return __builtin_amdgcn_workgroup_size_x(); }
 IRIS_DEVICE u32 workgroup() { return __builtin_amdgcn_workgroup_id_x(); }
 IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / lanes(); }
 
-IRIS_DEVICE void barrier(Site) {
+/// Until the loads and stores of this wave are over: what it stored has reached the cache that all
+/// waves of the workgroup share, what it wrote back, memory.
+IRIS_DEVICE void wait_for_stores() { __builtin_amdgcn_s_waitcnt(0); }
+
+/// Whether somebody signals behind the barriers of this place. A wave waits for its own stores only,
+/// and neither a barrier nor a release by another wave does it for it: so each does it before.
+constexpr bool publishes(Site site) { return site != Site::Waited && site != Site::Body; }
+
+IRIS_DEVICE void barrier(Site site) {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    if (publishes(site)) wait_for_stores();
     __builtin_amdgcn_s_barrier();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+/// Lanes of a wave, on all that this is compiled for.
+constexpr u32 WAVE = 64;
+
 IRIS_DEVICE bool vote(bool ok, Site site) {
-    // A lane writes for its wave; waves of 32 or 64 lanes, at most 1024 lanes.
-    static __attribute__((shared)) u32 waves[32];
-    const u32 wave = lane() / 32;
-    if (lane() < 32) waves[lane()] = 1;
-    barrier(site);
-    if (!ok) waves[wave] = 0;
-    barrier(site);
-    u32 all = 1;
-    for (u32 i = 0; i * 32 < lanes(); ++i) all &= waves[i];
-    barrier(site);
-    return all != 0;
+    const bool wave_ok = __builtin_amdgcn_ballot_w64(!ok) == 0;
+    if constexpr (LANES <= WAVE) {
+        barrier(site);
+        return wave_ok;
+    } else {
+        static __attribute__((shared)) u32 waves[(LANES + WAVE - 1) / WAVE];
+        waves[lane() / WAVE] = wave_ok;
+        barrier(site);
+        u32 all = 1;
+        for (u32 i = 0; i * WAVE < lanes(); ++i) all &= waves[i];
+        // All have read before the next vote writes.
+        barrier(Site::Body);
+        return __builtin_amdgcn_readfirstlane(all) != 0;
+    }
+}
+
+/// Run `steps`, in which each lane goes its own way, and bring the lanes of a wave together again. The
+/// builtin is no instruction: it keeps the compiler from putting what follows into arms of a branch.
+template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
+    const bool result = steps();
+    __builtin_amdgcn_wave_barrier();
+    return result;
+}
+
+/// A value that is the same on all lanes.
+IRIS_DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
+
+/// The first argument of a kernel, where the launch has put it. What it is called by is a copy in each
+/// lane's own memory, which is left out only if nobody is handed a reference to it.
+template <class T> IRIS_DEVICE const T& in_place(const T&) {
+    return *(const T*)(const __attribute__((address_space(4)))
+                       T*)__builtin_amdgcn_kernarg_segment_ptr();
 }
 
 /// Nanoseconds of a clock that ticks 100 million times a second.
@@ -44,20 +77,29 @@ IRIS_DEVICE void sleep(u32 ns) {
     for (u64 until = now() + ns; now() < until;) __builtin_amdgcn_s_sleep(1);
 }
 
-// Orders must be constants where the builtin stands; scopes are numbers of the compiler.
-#define IRIS_WITH_ORDER(call)                                                                      \
-    if constexpr (O == Order::Relaxed) {                                                           \
-        IRIS_WITH_SCOPE(call, __ATOMIC_RELAXED);                                                   \
-    } else if constexpr (O == Order::Acquire) {                                                    \
-        IRIS_WITH_SCOPE(call, __ATOMIC_ACQUIRE);                                                   \
-    } else if constexpr (O == Order::Release) {                                                    \
-        IRIS_WITH_SCOPE(call, __ATOMIC_RELEASE);                                                   \
-    } else {                                                                                       \
-        IRIS_WITH_SCOPE(call, __ATOMIC_ACQ_REL);                                                   \
-    }
+// Scopes are numbers of the compiler.
 #define IRIS_WITH_SCOPE(call, order)                                                               \
     if constexpr (S == Scope::System) return call(order, __HIP_MEMORY_SCOPE_SYSTEM);               \
     else return call(order, __HIP_MEMORY_SCOPE_AGENT)
+// What is left of an order, a constant where the builtin stands, when release() has been called.
+#define IRIS_ACQUIRES (O == Order::Acquire || O == Order::AcqRel)
+#define IRIS_WITH_ORDER(call)                                                                      \
+    if constexpr (IRIS_ACQUIRES) {                                                                 \
+        IRIS_WITH_SCOPE(call, __ATOMIC_ACQUIRE);                                                   \
+    } else {                                                                                       \
+        IRIS_WITH_SCOPE(call, __ATOMIC_RELAXED);                                                   \
+    }
+
+/// The releasing half of an access, which is relaxed or acquires itself: what this lane has written is
+/// written back, and that is over. Compilers (LLVM 19 to 22, hiprtc 7.2) forget to wait for the
+/// write-back of a releasing store where they have just waited for its address: hence the wait.
+template <Order O, Scope S> IRIS_DEVICE void release() {
+    if constexpr (O == Order::Release || O == Order::AcqRel) {
+        if constexpr (S == Scope::System) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+        else __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+        wait_for_stores();
+    }
+}
 
 template <class T> IRIS_DEVICE IRIS_GLOBAL T* at(u64 address) {
     return reinterpret_cast<IRIS_GLOBAL T*>(address);
@@ -65,21 +107,21 @@ template <class T> IRIS_DEVICE IRIS_GLOBAL T* at(u64 address) {
 
 template <Order O, Scope S, class T> IRIS_DEVICE T load(u64 address, T*, int) {
     static_assert(O == Order::Relaxed || O == Order::Acquire, "a load is relaxed or acquire");
-    constexpr int order = O == Order::Relaxed ? __ATOMIC_RELAXED : __ATOMIC_ACQUIRE;
 #define IRIS_CALL(order, scope) __hip_atomic_load(at<T>(address), order, scope)
-    IRIS_WITH_SCOPE(IRIS_CALL, order);
+    IRIS_WITH_ORDER(IRIS_CALL)
 #undef IRIS_CALL
 }
 
 template <Order O, Scope S, class T> IRIS_DEVICE void store(u64 address, T value, int) {
     static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
-    constexpr int order = O == Order::Relaxed ? __ATOMIC_RELAXED : __ATOMIC_RELEASE;
+    release<O, S>();
 #define IRIS_CALL(order, scope) __hip_atomic_store(at<T>(address), value, order, scope)
-    IRIS_WITH_SCOPE(IRIS_CALL, order);
+    IRIS_WITH_SCOPE(IRIS_CALL, __ATOMIC_RELAXED);
 #undef IRIS_CALL
 }
 
 template <Rmw R, Order O, Scope S, class T> IRIS_DEVICE T rmw(u64 address, T value, int) {
+    release<O, S>();
 #define IRIS_CALL(order, scope)                                                                    \
     (R == Rmw::Add        ? __hip_atomic_fetch_add(at<T>(address), value, order, scope)            \
      : R == Rmw::Exchange ? __hip_atomic_exchange(at<T>(address), value, order, scope)             \
@@ -94,12 +136,10 @@ template <Rmw R, Order O, Scope S, class T> IRIS_DEVICE T rmw(u64 address, T val
 
 template <Order O, Scope S, class T>
 IRIS_DEVICE T compare_exchange(u64 address, T expected, T value, int) {
-    // Where the exchange fails nothing is released, so the order of failure is the acquiring half.
-    constexpr int fails =
-        O == Order::Acquire || O == Order::AcqRel ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED;
+    release<O, S>();
     T old = expected;
 #define IRIS_CALL(order, scope)                                                                    \
-    (__hip_atomic_compare_exchange_strong(at<T>(address), &old, value, order, fails, scope), old)
+    (__hip_atomic_compare_exchange_strong(at<T>(address), &old, value, order, order, scope), old)
     IRIS_WITH_ORDER(IRIS_CALL)
 #undef IRIS_CALL
 }
@@ -119,19 +159,16 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
 /// Orders all accesses of this lane before it against those after it.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
     static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
-    if constexpr (S == Scope::System) {
-        if constexpr (O == Order::Acquire) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
-        else if constexpr (O == Order::Release) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
-        else __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "");
-    } else {
-        if constexpr (O == Order::Acquire) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-        else if constexpr (O == Order::Release) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-        else __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "agent");
+    release<O, S>();
+    if constexpr (IRIS_ACQUIRES) {
+        if constexpr (S == Scope::System) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");
+        else __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
     }
 }
 
-#undef IRIS_WITH_SCOPE
 #undef IRIS_WITH_ORDER
+#undef IRIS_ACQUIRES
+#undef IRIS_WITH_SCOPE
 
 /// Plain data of 2, 4, 8 or 16 bytes, ordered by a release and an acquire of some word.
 template <class T> IRIS_DEVICE T read(u64 address) {

@@ -17,6 +17,9 @@ iris::u32 iris_hook_workgroup(void);
 iris::u32 iris_hook_workgroups(void);
 /// Block barrier of the workgroup; returns whether all lanes said ok.
 int iris_hook_vote(int ok, int site);
+/// From here each lane goes its own way; to here, where the lanes of a wave are together again.
+void iris_hook_diverge(void);
+void iris_hook_reconverge(void);
 iris::u64 iris_hook_now(void);
 void iris_hook_pause(iris::u32 spins);
 /// Whether a wait, `spins` looks old, is over its deadline of `ns`.
@@ -60,6 +63,15 @@ inline u32 workgroups() { return iris_hook_workgroups(); }
 
 inline void barrier(Site site) { iris_hook_vote(1, static_cast<int>(site)); }
 inline bool vote(bool ok, Site site) { return iris_hook_vote(ok, static_cast<int>(site)) != 0; }
+
+template <class Steps> inline bool divergent(Steps steps) {
+    iris_hook_diverge();
+    const bool result = steps();
+    iris_hook_reconverge();
+    return result;
+}
+inline i32 uniform(i32 value) { return value; }
+template <class T> inline const T& in_place(const T& argument) { return argument; }
 
 inline u64 now() { return iris_hook_now(); }
 inline void pause(u32 spins) { iris_hook_pause(spins); }

@@ -507,23 +507,30 @@ struct Members {
 /// its share of them; a barrier of the workgroup must follow.
 IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
                                  Limit limit) {
-    const u32 me = m.channel.rank, first = 1 + port::lane();
-    for (u32 step = first; step < m.channel.size; step += port::lanes()) {
-        const u32 peer = m.channel.peer(step);
-        if (!members.contains(peer)) continue;
-        m.store<Access::BarrierStore>(m.barrier(peer, me, phase), call.number());
-    }
-    for (u32 step = first; step < m.channel.size; step += port::lanes()) {
-        const u32 peer = m.channel.peer(step);
-        if (!members.contains(peer)) continue;
-        const Awaited awaited{call, call, peer, -1, limit};
-        const SymWord word = m.barrier(me, peer, phase);
-        if (!wait_for<Access::BarrierLoad>(
-                m, awaited, [&] { return m.load<Access::BarrierLoad>(word); })) {
-            return false;
+    const u32 me = m.channel.rank;
+    // All lanes of a wave have stored before one of them waits: a member may be waiting for the store
+    // of one lane before it stores what another lane waits for.
+    port::divergent([&] {
+        for (u32 step = 1 + port::lane(); step < m.channel.size; step += port::lanes()) {
+            const u32 peer = m.channel.peer(step);
+            if (!members.contains(peer)) continue;
+            m.store<Access::BarrierStore>(m.barrier(peer, me, phase), call.number());
         }
-    }
-    return true;
+        return true;
+    });
+    return port::divergent([&] {
+        for (u32 step = 1 + port::lane(); step < m.channel.size; step += port::lanes()) {
+            const u32 peer = m.channel.peer(step);
+            if (!members.contains(peer)) continue;
+            const Awaited awaited{call, call, peer, -1, limit};
+            const SymWord word = m.barrier(me, peer, phase);
+            if (!wait_for<Access::BarrierLoad>(
+                    m, awaited, [&] { return m.load<Access::BarrierLoad>(word); })) {
+                return false;
+            }
+        }
+        return true;
+    });
 }
 
 /// Wait until `word` holds `value` by `compare(seen, value)`. All lanes of a user's kernel call it

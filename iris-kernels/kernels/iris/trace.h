@@ -56,6 +56,11 @@ class Trace {
             counters + static_cast<u64>(counter) * 8, static_cast<i64>(amount), USER_ACCESS);
     }
 
+    /// Count once for all lanes, which call this together.
+    IRIS_DEVICE void add_once(Counter counter, u64 amount) const {
+        if (OBSERVED && port::lane() == 0) add(counter, amount);
+    }
+
   private:
     static constexpr bool OBSERVED = IRIS_OBSERVED != 0;
     static constexpr u32 MAX_GROUPS = 512;

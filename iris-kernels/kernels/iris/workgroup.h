@@ -26,8 +26,9 @@ class Workgroup {
     IRIS_DEVICE explicit Workgroup(const Launch& launch)
         : m{launch.heap, launch.channel}, index(launch.index), count(launch.count),
           trace(launch.trace), own(launch.record),
-          number(m.dev_load<Access::CallLoad>(m.call_word())),
-          sequence(m.dev_load<Access::CallLoad>(m.sequence_word())), given_up(has_given_up(m)),
+          number(port::uniform(m.dev_load<Access::CallLoad>(m.call_word()))),
+          sequence(port::uniform(m.dev_load<Access::CallLoad>(m.sequence_word()))),
+          given_up(has_given_up(m)),
           credited(0), entered(0), asked(0), directs(0) {}
 
     const Words m;
@@ -198,9 +199,13 @@ class Workgroup {
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         if (!all_go_on(Site::Arrive)) return false;
-        const auto wait = [&] { return arrive_and_wait(m, number, phase, members, limit); };
-        // Lane 0 stands for all in traces.
-        return port::vote(port::lane() == 0 ? timed(phase, wait) : wait(), Site::Waited);
+        // One call for all lanes: in an arm of its own one would wait before the others have stored.
+        // In traces lane 0 stands for all.
+        trace.add_once(Counter::Waits, 1);
+        trace.begin(Span::Wait, phase);
+        const bool passed = arrive_and_wait(m, number, phase, members, limit);
+        trace.end(Span::Wait);
+        return port::vote(passed, Site::Waited);
     }
 
     /// Count this workgroup out, whether it got through or not. The last one ends the call: it
@@ -238,11 +243,13 @@ class Workgroup {
 
     /// Call `each` for those of these peers that fall to this lane, up to the first that fails.
     template <class Each> IRIS_DEVICE bool share_of_peers(u64 peers, Each each) {
-        for (u32 step = 1 + port::lane(); step < size(); step += port::lanes()) {
-            const u32 at = peer(step);
-            if ((peers >> at & 1) == 1 && !each(at)) return false;
-        }
-        return true;
+        return port::divergent([&] {
+            for (u32 step = 1 + port::lane(); step < size(); step += port::lanes()) {
+                const u32 at = peer(step);
+                if ((peers >> at & 1) == 1 && !each(at)) return false;
+            }
+            return true;
+        });
     }
 
     IRIS_DEVICE void raise(SymWord word) {

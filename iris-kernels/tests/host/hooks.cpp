@@ -94,6 +94,10 @@ int iris_hook_vote(int ok, int) {
     return all;
 }
 
+// Lanes are threads of their own: whoever waits keeps nobody from running.
+void iris_hook_diverge(void) {}
+void iris_hook_reconverge(void) {}
+
 u64 iris_hook_now(void) { return nanoseconds(); }
 void iris_hook_pause(u32) { std::this_thread::yield(); }
 int iris_hook_expired(int, u32 spins, u64 ns) {

@@ -71,6 +71,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         primitives::barrier(3, Members::all(3), 1, false),
         Engine::Loom(Some(2)),
     );
+    add("device barrier", 3, primitives::barrier_in_launch(3).lanes(2).lockstep(), Engine::Search);
     add("barrier, group", 3, primitives::barrier(3, Members::from_bits(5), 1, true), exhaustive);
     add("staged flags", 1, primitives::flags(2), exhaustive);
     add("entry signals", 2, primitives::entry(2, 2), exhaustive);
@@ -103,6 +104,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         // Several launches a call take several times as long.
         let runs = if matches!(name, "accumulate" | "gather, barrier") { runs / 4 } else { runs };
         add(name, 3, wide, Engine::Random(runs));
+        add(name, 3, scenario(3, 1).lanes(2).lockstep(), Engine::Search);
         // That a shard is written while a peer reads it would be a race to the models.
         if !matches!(name, "pull" | "staged") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);

@@ -123,6 +123,10 @@ pub enum Op {
     },
     /// The boundary between two launches on a rank's stream: a barrier of all its lanes.
     Boundary,
+    /// The lane goes its own way, apart from its wave: only where waves run in lockstep.
+    Part,
+    /// The lanes of a wave come together again: only where waves run in lockstep.
+    Join,
     /// A look at a word was in vain; others may run now.
     Pause,
 }
@@ -137,7 +141,7 @@ impl Op {
             | Op::Add { place, .. }
             | Op::Read { place }
             | Op::Write { place, .. } => Some(place),
-            Op::Vote { .. } | Op::Boundary | Op::Pause => None,
+            Op::Vote { .. } | Op::Boundary | Op::Part | Op::Join | Op::Pause => None,
         }
     }
 

@@ -14,6 +14,10 @@ use super::{Failure, Lane, LaneId, Op, Place, Site};
 /// Who answers the hooks.
 pub(super) trait Target {
     fn id(&self) -> LaneId;
+    /// The program asks which lane it is, and may go another way than the others.
+    fn lane(&self) -> u32;
+    fn diverge(&self);
+    fn reconverge(&self);
     /// Lanes of a workgroup, workgroups of this rank.
     fn extent(&self) -> (u32, u32);
     fn vote(&self, ok: bool, site: Site) -> bool;
@@ -32,6 +36,18 @@ pub(super) trait Target {
 impl Target for Lane<'_> {
     fn id(&self) -> LaneId {
         self.id()
+    }
+
+    fn lane(&self) -> u32 {
+        Memory::lane(self)
+    }
+
+    fn diverge(&self) {
+        Memory::diverge(self);
+    }
+
+    fn reconverge(&self) {
+        Memory::reconverge(self);
     }
 
     fn extent(&self) -> (u32, u32) {
@@ -174,7 +190,7 @@ fn pick<T: Copy>(all: &[T], number: i32, what: &str) -> T {
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_lane() -> u32 {
-    target(|t| t.id().lane)
+    target(|t| t.lane())
 }
 
 #[unsafe(no_mangle)]
@@ -195,6 +211,16 @@ extern "C-unwind" fn iris_hook_workgroups() -> u32 {
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_vote(ok: i32, site: i32) -> i32 {
     target(|t| t.vote(ok != 0, pick(&Site::ALL, site, "site"))).into()
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_diverge() {
+    target(|t| t.diverge());
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_reconverge() {
+    target(|t| t.reconverge());
 }
 
 #[unsafe(no_mangle)]

@@ -22,6 +22,10 @@ pub struct Lane<'a> {
     /// Whether this is the only lane of its rank: then words of the device are no shared memory.
     alone: bool,
     votes: Cell<u32>,
+    /// In a wave that runs in lockstep: whether this lane has parted from it where nobody said how
+    /// long, and how many divergent pieces of program it is in.
+    parted: Cell<bool>,
+    depth: Cell<u32>,
     fault: Cell<Option<Fault>>,
     published: RefCell<[i32; LINE_WORDS as usize]>,
 }
@@ -37,6 +41,8 @@ impl<'a> Lane<'a> {
             channel: scenario.channel(id.rank),
             alone: scenario.lanes * scenario.groups[id.rank as usize] == 1,
             votes: Cell::new(0),
+            parted: Cell::new(false),
+            depth: Cell::new(0),
             fault: Cell::new(None),
             published: RefCell::new([0; LINE_WORDS as usize]),
         };
@@ -163,12 +169,27 @@ impl<'a> Lane<'a> {
         if self.scenario.lanes == 1 || dropped {
             return ok;
         }
+        self.together();
         self.perform(Op::Vote { ok }) == 1
+    }
+
+    /// Whether this lane runs in lockstep with others.
+    fn in_lockstep(&self) -> bool {
+        self.scenario.lockstep && self.scenario.lanes > 1
+    }
+
+    /// At a barrier all are together, however they came there.
+    fn together(&self) {
+        if self.depth.get() != 0 {
+            Failure::Other(format!("{:?} is at a barrier in a divergent piece", self.id)).raise();
+        }
+        self.parted.set(false);
     }
 
     /// The boundary between two launches: all lanes of this rank.
     pub fn boundary(&self) {
         if !self.alone {
+            self.together();
             self.perform(Op::Boundary);
         }
     }
@@ -255,6 +276,9 @@ impl<'a> Lane<'a> {
 
 impl Memory for Lane<'_> {
     fn lane(&self) -> u32 {
+        if self.in_lockstep() && self.depth.get() == 0 && !self.parted.replace(true) {
+            self.perform(Op::Part);
+        }
         self.id.lane
     }
 
@@ -264,6 +288,25 @@ impl Memory for Lane<'_> {
 
     fn vote(&self, ok: bool) -> bool {
         self.vote_at(ok, None)
+    }
+
+    fn diverge(&self) {
+        if !self.in_lockstep() {
+            return;
+        }
+        if self.depth.replace(self.depth.get() + 1) == 0 && !self.parted.get() {
+            self.perform(Op::Part);
+        }
+    }
+
+    fn reconverge(&self) {
+        if !self.in_lockstep() {
+            return;
+        }
+        self.depth.set(self.depth.get() - 1);
+        if self.depth.get() == 0 && !self.parted.get() {
+            self.perform(Op::Join);
+        }
     }
 
     fn load(&self, word: SymWord, access: Access) -> i32 {

@@ -405,6 +405,8 @@ impl Arena for LoomArena {
                 let lanes = (lanes * groups[lane.rank as usize]) as usize;
                 self.meet(lane, &self.boundaries[&lane.rank], lanes, true).into()
             }
+            // Here every lane is a thread that nobody keeps from running.
+            Op::Part | Op::Join => 0,
             Op::Pause => {
                 self.idle.set(self.idle.get() + 1);
                 if self.idle.get() == UNFAIR * self.sleepers.len() as u32 {

@@ -462,6 +462,9 @@ fn barriers() -> Vec<Mutant> {
     let second = Accumulate { second_barrier: false, ..PLAIN };
     let mut gather = mutant("gather-no-barrier", ops::gather(2, 1, 1, false), [], Check::Race);
     gather.in_scenario = true;
+    let lockstep = primitives::barrier_in_arms(3).lanes(2).lockstep();
+    let mut in_arms = mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search);
+    in_arms.in_scenario = true;
     let vote = |name, scenario: Scenario, rank, group, position| {
         let drop = Change::DropVote { rank, group, position };
         mutant(name, scenario.lanes(2), drop, Check::Race)
@@ -480,6 +483,7 @@ fn barriers() -> Vec<Mutant> {
         accumulate("atomic-no-first-barrier", Accumulate { atomic: true, ..first }, Check::Wrong),
         accumulate("atomic-no-second-barrier", Accumulate { atomic: true, ..second }, Check::Wrong),
         gather,
+        in_arms,
         vote("no-vote-before-signal", one_shot(), 0, 0, 1),
         after_wait,
         vote("no-vote-after-credit", ops::deliver(2, 1, 3, true, false), 0, 0, 6)

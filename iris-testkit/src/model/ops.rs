@@ -41,7 +41,7 @@ struct Tiles<'a, 'b> {
 
 impl Tiles<'_, '_> {
     fn mine(&self) -> u32 {
-        self.lane.id().lane
+        Memory::lane(self.lane)
     }
 
     /// The element that this lane reads: another lane's, where there is one.

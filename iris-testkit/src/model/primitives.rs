@@ -2,7 +2,7 @@
 
 use iris_sync::barrier::{Members, arrive_and_wait};
 use iris_sync::flow::Launch;
-use iris_sync::{Access, End, FaultKind, LINE_WORDS, Limit, Memory, lock, tile_flags};
+use iris_sync::{Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, Stop, lock, tile_flags};
 
 use super::headers::programs;
 use super::ops::value;
@@ -104,6 +104,29 @@ pub fn barrier_in_launch(ranks: u32) -> Scenario {
                     lane.expect(lane.cell(peer, 0, crossed), wanted(peer, crossed));
                 }
                 Ok(())
+            });
+        })
+}
+
+/// As [`barrier_in_launch`], but lane 0 arrives and waits in an arm of its own, as it did to be traced:
+/// where waves run in lockstep, nobody else of its wave has arrived then.
+pub fn barrier_in_arms(ranks: u32) -> Scenario {
+    Scenario::new(format!("barrier in the arms of a branch, {ranks} ranks"), ranks)
+        .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1).option(1))
+        .program(move |lane| {
+            let _ = launch(lane).run(End::Advance, |wg| {
+                wg.go_on()?;
+                let members = Members::all(ranks);
+                let wait =
+                    || arrive_and_wait(lane, wg.channel, wg.call(), 0, members, Limit::Entry);
+                let passed = if Memory::lane(lane) == 0 {
+                    let passed = wait();
+                    lane.end(Span::Wait);
+                    passed
+                } else {
+                    wait()
+                };
+                if lane.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
             });
         })
 }

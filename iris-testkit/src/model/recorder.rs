@@ -19,6 +19,8 @@ pub enum Event {
     /// A field of a record.
     Put(SymWord, i32),
     Vote(bool),
+    Diverge,
+    Reconverge,
     Pause(u32),
     Expired(Limit, u32),
     Reached(Access, Call, i32),
@@ -147,6 +149,14 @@ impl Memory for Recorder {
         ok & self.answer(3, &self.script.votes, true)
     }
 
+    fn diverge(&self) {
+        self.note(Event::Diverge);
+    }
+
+    fn reconverge(&self) {
+        self.note(Event::Reconverge);
+    }
+
     fn load(&self, word: SymWord, access: Access) -> i32 {
         let (order, scope) = Self::order(access);
         self.found(access, Op::Load { place: sym(word), order, scope })
@@ -219,6 +229,18 @@ impl Memory for Recorder {
 impl super::hooks::Target for Recorder {
     fn id(&self) -> LaneId {
         self.id
+    }
+
+    fn lane(&self) -> u32 {
+        self.id.lane
+    }
+
+    fn diverge(&self) {
+        Memory::diverge(self);
+    }
+
+    fn reconverge(&self) {
+        Memory::reconverge(self);
     }
 
     fn extent(&self) -> (u32, u32) {

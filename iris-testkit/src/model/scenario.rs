@@ -16,6 +16,7 @@ pub struct Scenario {
     pub(super) name: String,
     pub(super) ranks: u32,
     pub(super) lanes: u32,
+    pub(super) lockstep: bool,
     pub(super) groups: Vec<u32>,
     pub(super) first: Call,
     pub(super) calls: u32,
@@ -40,6 +41,7 @@ impl Scenario {
             name: name.into(),
             ranks,
             lanes: 1,
+            lockstep: false,
             groups: vec![1; ranks as usize],
             first: Call::new(7),
             calls: 1,
@@ -89,6 +91,18 @@ impl Scenario {
     #[must_use]
     pub fn lanes(self, lanes: u32) -> Self {
         Self { name: format!("{}, {lanes} lanes", self.name), lanes, ..self }
+    }
+
+    /// Let the lanes of a workgroup be a wave that runs in lockstep: of the arms of a branch one is
+    /// run to its end before another begins, and any may be the first. loom does not know it.
+    ///
+    /// Lanes part where a program asks which lane it is, or says so by
+    /// [`divergent`](iris_sync::divergent). They are together again at the next barrier of the
+    /// workgroup, or at the end of what is said to be divergent, unless they had parted before. A lane
+    /// that waits in an arm keeps the others of its wave from running.
+    #[must_use]
+    pub fn lockstep(self) -> Self {
+        Self { name: format!("{}, lockstep", self.name), lockstep: true, ..self }
     }
 
     /// Workgroups of each rank.

@@ -189,14 +189,30 @@ impl<'a> Machine<'a> {
         (0..state.at.len()).filter(|&lane| self.can_step(state, lane)).collect()
     }
 
+    /// Whether another lane of the wave is under way in an arm of its own: in lockstep it goes on to
+    /// its end, or waits in it, before this one runs.
+    fn is_held(&self, state: &State, lane: usize) -> bool {
+        let lanes = &self.programs.lanes;
+        let wave = |id: &LaneId| (id.rank, id.group);
+        self.scenario.lockstep
+            && (0..lanes.len()).any(|other| {
+                other != lane
+                    && wave(&lanes[other]) == wave(&lanes[lane])
+                    && self.programs.in_arm(state.at[other])
+            })
+    }
+
     fn can_step(&self, state: &State, lane: usize) -> bool {
+        if self.is_held(state, lane) {
+            return false;
+        }
         match self.programs.next(state.at[lane]) {
             Next::Ended | Next::Failed(_) => false,
             Next::Blocked { watch, .. } => {
                 watch.iter().any(|&(place, seen)| self.look(state, place) != seen)
             }
             // The first of those who meet takes the step for all.
-            Next::Op(op @ (Op::Vote { .. } | Op::Boundary)) => {
+            Next::Op(op @ (Op::Vote { .. } | Op::Boundary | Op::Join)) => {
                 let all = self.meeting(lane, op);
                 all.first() == Some(&lane)
                     && all.iter().all(|&other| match self.programs.next(state.at[other]) {
@@ -249,6 +265,20 @@ impl<'a> Machine<'a> {
         }
         let mut before = None;
         while let &Next::Op(op) = self.programs.next(state.at[lane]) {
+            if op == Op::Part {
+                // Who goes first is a choice of its own; it may go straight to where all meet.
+                if before.is_some() {
+                    break;
+                }
+                self.perform(state, lane, op);
+                if matches!(
+                    self.programs.next(state.at[lane]),
+                    Next::Op(Op::Vote { .. } | Op::Boundary | Op::Join)
+                ) {
+                    break;
+                }
+                continue;
+            }
             let plain = matches!(op, Op::Read { .. } | Op::Write { .. });
             let private = plain && matches!(op.place(), Some(Place::Dev { .. }));
             match before {
@@ -267,7 +297,7 @@ impl<'a> Machine<'a> {
     }
 
     fn perform(&mut self, state: &mut State, lane: usize, op: Op) {
-        if let Op::Vote { .. } | Op::Boundary = op {
+        if let Op::Vote { .. } | Op::Boundary | Op::Join = op {
             let all = self.meeting(lane, &op);
             let said = |&other: &usize| match self.programs.next(state.at[other]) {
                 Next::Op(Op::Vote { ok }) => *ok,

@@ -25,6 +25,8 @@ u32 iris_hook_lanes() { return 1; }
 u32 iris_hook_workgroup() { return 0; }
 u32 iris_hook_workgroups() { return 1; }
 int iris_hook_vote(int ok, int) { return ok; }
+void iris_hook_diverge() {}
+void iris_hook_reconverge() {}
 u64 iris_hook_now() { return 0; }
 void iris_hook_pause(u32) {}
 int iris_hook_expired(int, u32, u64) { return 1; }

@@ -73,7 +73,7 @@ impl Checker<'_> {
     fn run(&self, findings: &mut Vec<Finding>) -> Result<(usize, usize), String> {
         let unwritten = |error: std::io::Error| format!("{}: {error}", self.folder.display());
         self.source.write_to(self.folder).map_err(unwritten)?;
-        let probes = probes::all();
+        let probes = [probes::all(), probes::at_loaded_addresses()].concat();
         let text = probes::source(&probes);
         std::fs::write(self.folder.join("probes.cu"), text).map_err(unwritten)?;
         let code = self.compile("probes.cu", &[])?;
@@ -84,6 +84,10 @@ impl Checker<'_> {
             |entry| instructions(&code, entry),
             |probe| isa(probe, self.arch),
         );
+        std::fs::write(self.folder.join("barriers.cu"), barriers_source()).map_err(unwritten)?;
+        let barriers = self.compile("barriers.cu", &[])?;
+        findings
+            .extend(wrong_barriers(&barriers).into_iter().map(|what| Finding::new("isa", what)));
         let language = self.compile("probes.cu", &["-emit-llvm".into()])?;
         let read = compare(
             "ir",
@@ -109,12 +113,15 @@ fn body<'a>(code: &'a str, entry: &str) -> Option<&'a str> {
     Some(&code[start..][..code[start..].find("s_endpgm")?])
 }
 
-/// The instructions of a kernel that touch its word, write caches back or invalidate them.
+/// The instructions of a kernel that touch its word, write caches back and wait for that, or invalidate
+/// them.
 pub(super) fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
-    let mut found = Vec::new();
+    let mut found: Vec<String> = Vec::new();
     for line in body(code, entry)?.lines().map(str::trim) {
         if line.starts_with("buffer_") {
             found.push(line.to_string());
+        } else if waits(line) && found.last().is_some_and(|last| last.starts_with(WRITE_BACK)) {
+            found.push(WAIT.into());
         } else if let Some((_, flags)) = line.split_once("offset:24") {
             found.push(format!("{} {}", first_word(line), flags.trim()).trim_end().to_string());
         }
@@ -134,6 +141,9 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
         code.push(format!("buffer_wbl2 {scope}"));
     } else if releases && system {
         code.push("buffer_wbl2".into());
+    }
+    if !code.is_empty() {
+        code.push(WAIT.into());
     }
     // Of a read-modify-write, sc0 and glc say that the old value is returned.
     let rmw = if system { "sc0 sc1" } else { "sc0" };
@@ -185,6 +195,10 @@ fn operations(text: &str, entry: &str) -> Option<Vec<String>> {
             (Some("atomicrmw"), Some(what)) => what.into(),
             (Some("cmpxchg"), _) => "cmpxchg".into(),
             (Some("fence"), _) => "fence".into(),
+            _ if line.contains(" @llvm.amdgcn.s.waitcnt(i32 0)") => {
+                found.push(WAIT.into());
+                continue;
+            }
             _ => continue,
         };
         // Of one address space or of all: words and the data they order are both global.
@@ -204,16 +218,17 @@ fn operations(text: &str, entry: &str) -> Option<Vec<String>> {
     Some(found)
 }
 
-/// The operations of a probe.
+/// The operations of a probe. What releases is a fence, a wait of its own, and what is left of the
+/// access: compilers forget to wait for the write-back of a releasing access.
 fn ir(probe: &Probe) -> Vec<String> {
-    let order = match probe.order {
-        Order::Relaxed => "monotonic",
-        Order::Acquire => "acquire",
-        Order::Release => "release",
-        Order::AcqRel => "acq_rel",
-    };
+    let acquires = matches!(probe.order, Order::Acquire | Order::AcqRel);
+    let order = if acquires { "acquire" } else { "monotonic" };
     let scope = if probe.scope == Scope::System { "system" } else { "agent" };
-    let one = |what: &str| vec![format!("{what} {scope} {order}")];
+    let mut release = Vec::new();
+    if matches!(probe.order, Order::Release | Order::AcqRel) {
+        release = vec![format!("fence {scope} release"), WAIT.into()];
+    }
+    let one = |what: &str| [release.clone(), vec![format!("{what} {scope} {order}")]].concat();
     match probe.kind {
         Kind::Load => one("load"),
         Kind::Store => one("store"),
@@ -225,15 +240,140 @@ fn ir(probe: &Probe) -> Vec<String> {
         Kind::Rmw(Rmw::Min) => one("min"),
         Kind::Rmw(Rmw::Max) => one("max"),
         Kind::CompareExchange => one("cmpxchg"),
+        Kind::Fence if !acquires => release,
         Kind::Fence => one("fence"),
         Kind::AddF32 => [one("load"), one("cmpxchg")].concat(),
         Kind::KeepFault => {
             let mut all = one("cmpxchg");
             all.extend(vec!["store system monotonic".to_string(); 8]);
-            all.push("store system release".into());
+            all.extend(["fence system release", WAIT, "store system monotonic"].map(String::from));
             all
         }
     }
+}
+
+/// What begins a write-back of caches, and how a wait for its end is noted.
+const WRITE_BACK: &str = "buffer_wbl2";
+const WAIT: &str = "wait";
+
+/// Whether an instruction waits for all loads and stores of its wave.
+fn waits(line: &str) -> bool {
+    line.starts_with("s_waitcnt") && line.contains("vmcnt(0)")
+}
+
+/// Whether an instruction accesses memory that others see.
+fn is_access(line: &str) -> bool {
+    ["global_", "flat_", "buffer_"].iter().any(|kind| line.starts_with(kind))
+}
+
+/// The instructions and labels of compiled code, function by function.
+fn functions(code: &str) -> Vec<(&str, Vec<&str>)> {
+    let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in code.lines() {
+        // Comments go, and so do directives; local labels stay.
+        let line = line.split(';').next().unwrap_or_default().trim();
+        match line.split_once(':') {
+            Some((label, _)) if !label.starts_with('.') && !label.contains(' ') => {
+                all.push((label, Vec::new()));
+            }
+            _ if line.is_empty() || line.starts_with('.') && !line.starts_with(".LBB") => {}
+            _ => {
+                if let Some((_, lines)) = all.last_mut() {
+                    lines.push(line);
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Write-backs that are not waited for before the next access, jump or end: what they were to publish
+/// may come after what says that it is there. Also how many write-backs there are.
+fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
+    let (mut count, mut found) = (0, Vec::new());
+    for (name, lines) in functions {
+        for (at, _) in lines.iter().enumerate().filter(|(_, line)| line.starts_with(WRITE_BACK)) {
+            count += 1;
+            let ends = |line: &&&str| {
+                let jumps =
+                    ["s_cbranch", "s_branch", "s_setpc", "s_swappc", "s_endpgm", "s_barrier"];
+                is_access(line)
+                    || line.starts_with(".LBB")
+                    || jumps.iter().any(|jump| line.starts_with(jump))
+            };
+            let next = lines[at + 1..].iter().find(|line| waits(line) || ends(line));
+            if !next.is_some_and(|line| waits(line)) {
+                found.push(*name);
+            }
+        }
+    }
+    (count, found)
+}
+
+/// Barriers of a workgroup behind which one wave writes back what all have stored, and to which a wave
+/// may come without having waited for its own stores. Also how many there are that lead to a write-back.
+///
+/// The barrier of a write-back is the nearest one above it in the code.
+fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
+    let (mut count, mut found) = (0, Vec::new());
+    for (name, lines) in functions {
+        let mut barriers = std::collections::BTreeSet::new();
+        for (at, _) in lines.iter().enumerate().filter(|(_, line)| line.starts_with(WRITE_BACK)) {
+            barriers.extend(lines[..at].iter().rposition(|line| *line == "s_barrier"));
+        }
+        for &at in &barriers {
+            count += 1;
+            let before = lines[..at].iter().rfind(|line| waits(line) || is_access(line));
+            if !before.is_some_and(|line| waits(line)) {
+                found.push(*name);
+            }
+        }
+    }
+    (count, found)
+}
+
+/// The places of a barrier in front of a publication, as port.h names them.
+const PUBLISHING: [&str; 5] = ["Signal", "Flag", "LockGive", "Arrive", "Finish"];
+
+/// Kernels that store, go through the barrier of such a place, and store again.
+fn barriers_source() -> String {
+    let mut text = probes::FRAME.to_string();
+    for site in PUBLISHING {
+        for call in [
+            format!("port::barrier(Site::{site})"),
+            format!("*out = port::vote(true, Site::{site})"),
+        ] {
+            let kind = if call.contains("vote") { "vote" } else { "barrier" };
+            text += &format!(
+                "PROBE({kind}_{site}, port::write<u32>(at, 1); {call}; port::write<u32>(at + 4, 2))\n"
+            );
+        }
+    }
+    text
+}
+
+/// Barriers of those kernels to which a wave may come without having waited for its stores.
+fn wrong_barriers(code: &str) -> Vec<String> {
+    let functions = functions(code);
+    let mut wrong = Vec::new();
+    for site in PUBLISHING {
+        for name in [format!("barrier_{site}"), format!("vote_{site}")] {
+            let lines = functions.iter().find(|(entry, _)| *entry == name).map(|(_, lines)| lines);
+            let waited = lines.is_some_and(|lines| {
+                let Some(at) = lines.iter().position(|line| *line == "s_barrier") else {
+                    return false;
+                };
+                let store = lines[..at].iter().rposition(|line| line.starts_with("global_store"));
+                store.is_some_and(|store| lines[store..at].iter().any(|line| waits(line)))
+            });
+            if !waited {
+                wrong.push(format!(
+                    "{name}: a wave comes to the barrier before its stores are over"
+                ));
+            }
+        }
+    }
+    wrong
 }
 
 /// What must not be in the code of a kernel.
@@ -242,6 +382,19 @@ fn wrong_in(name: &str, code: &str, arch: &str) -> impl Iterator<Item = String> 
     let system = if arch == "gfx90a" { "buffer_invl2" } else { "buffer_inv sc0 sc1" };
     if !code.contains(system) && !LOCAL.contains(&name) {
         wrong.push(format!("{name}: no acquire of system scope"));
+    }
+    let functions = functions(code);
+    let (write_backs, found) = unwaited(&functions);
+    wrong.extend(found.iter().map(|at| format!("{name}: a write-back of {at} is not waited for")));
+    let (barriers, found) = unwaited_barriers(&functions);
+    let unwaited = |at| {
+        format!("{name}: a wave comes to a publishing barrier of {at} before its stores are over")
+    };
+    wrong.extend(found.iter().map(unwaited));
+    if !LOCAL.contains(&name) && (write_backs == 0 || barriers == 0) {
+        wrong.push(format!(
+            "{name}: {write_backs} write-backs behind {barriers} barriers were found"
+        ));
     }
     // On gfx90a a release at the scope of the device leaves no trace.
     let mut entry = "";

@@ -34,7 +34,7 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
         code.map_err(|error| Finding::new("type", error.to_string()))
     };
     let mut findings = Vec::new();
-    let probes = probes::all();
+    let probes = [probes::all(), probes::at_loaded_addresses()].concat();
     let mut read = 0;
     match compile("probes.cu", &probes::source(&probes), &Options::new()) {
         Ok(code) => {

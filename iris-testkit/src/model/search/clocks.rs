@@ -47,7 +47,7 @@ impl Clocks {
                 all.iter().for_each(|&other| self.lanes[other].clone_from(&joint));
                 all.iter().for_each(|&other| self.lanes[other][other] += 1);
             }
-            Op::Pause => {}
+            Op::Part | Op::Join | Op::Pause => {}
         }
         None
     }

@@ -19,6 +19,8 @@ pub(super) enum Next {
 struct Node {
     lane: usize,
     parent: Option<u32>,
+    /// Whether the lane has parted from its wave.
+    parted: bool,
     /// The result of the parent's operation.
     result: i32,
     next: Next,
@@ -60,7 +62,8 @@ impl<'a> Programs<'a> {
         for lane in 0..programs.lanes.len() {
             let (next, _) = programs.replay(lane, Vec::new());
             programs.roots.push(programs.nodes.len() as u32);
-            programs.nodes.push(Node { lane, parent: None, result: 0, next, children: Vec::new() });
+            let (parent, parted, result, children) = (None, false, 0, Vec::new());
+            programs.nodes.push(Node { lane, parent, parted, result, next, children });
         }
         programs
     }
@@ -71,6 +74,16 @@ impl<'a> Programs<'a> {
 
     pub(super) fn next(&self, node: u32) -> &Next {
         &self.nodes[node as usize].next
+    }
+
+    /// Whether the lane is under way in an arm of its own, and not at the end of it.
+    pub(super) fn in_arm(&self, node: u32) -> bool {
+        let Node { parted, next, .. } = &self.nodes[node as usize];
+        let at_end = matches!(
+            next,
+            Next::Op(Op::Join | Op::Vote { .. } | Op::Boundary) | Next::Ended | Next::Failed(_)
+        );
+        *parted && !at_end
     }
 
     /// Where the lane is when its next operation has had this result.
@@ -84,7 +97,14 @@ impl<'a> Programs<'a> {
         results.push(result);
         let (next, results) = self.replay(lane, results);
         let child = self.nodes.len() as u32;
-        self.nodes.push(Node { lane, parent: Some(node), result, next, children: Vec::new() });
+        let before = &self.nodes[node as usize];
+        let parted = match before.next {
+            Next::Op(Op::Part) => true,
+            Next::Op(Op::Join | Op::Vote { .. } | Op::Boundary) => false,
+            _ => before.parted,
+        };
+        let (parent, children) = (Some(node), Vec::new());
+        self.nodes.push(Node { lane, parent, parted, result, next, children });
         self.nodes[node as usize].children.push((result, child));
         if let Next::Op(Op::Pause) = self.nodes[child as usize].next {
             self.block(child, results);
@@ -95,7 +115,8 @@ impl<'a> Programs<'a> {
     /// A node at which this lane has failed.
     pub(super) fn fail(&mut self, lane: usize, failure: Failure) -> u32 {
         let next = Next::Failed(failure);
-        self.nodes.push(Node { lane, parent: None, result: 0, next, children: Vec::new() });
+        let (parent, parted, result, children) = (None, false, 0, Vec::new());
+        self.nodes.push(Node { lane, parent, parted, result, next, children });
         self.nodes.len() as u32 - 1
     }
 
