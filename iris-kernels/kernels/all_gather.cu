@@ -1,5 +1,5 @@
 // Every rank's rows, at every rank.
-#include "iris/deliver.h"
+#include "iris/body/deliver.h"
 
 using namespace iris;
 

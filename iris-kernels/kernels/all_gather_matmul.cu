@@ -1,5 +1,5 @@
 // The product of an A that is split over the ranks, by rows or by columns, and the own B.
-#include "iris/gather.h"
+#include "iris/body/gather.h"
 
 using namespace iris;
 

@@ -1,6 +1,6 @@
 // The sum over ranks of their messages, at every rank.
-#include "iris/accumulate.h"
-#include "iris/reduce.h"
+#include "iris/body/accumulate.h"
+#include "iris/body/reduce.h"
 
 using namespace iris;
 

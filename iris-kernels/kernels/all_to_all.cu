@@ -1,5 +1,5 @@
 // Block r of every rank's rows, at rank r.
-#include "iris/deliver.h"
+#include "iris/body/deliver.h"
 
 using namespace iris;
 

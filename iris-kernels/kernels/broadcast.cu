@@ -1,5 +1,5 @@
 // The matrix of one rank, at every rank.
-#include "iris/deliver.h"
+#include "iris/body/deliver.h"
 
 using namespace iris;
 

@@ -1,5 +1,5 @@
 // The message of this rank alone: what any op comes to in a world of one.
-#include "iris/partial.h"
+#include "iris/body/partial.h"
 
 using namespace iris;
 

@@ -1,5 +1,5 @@
 // Every rank's rows of the product, at every rank.
-#include "iris/deliver.h"
+#include "iris/body/deliver.h"
 #include "iris/gemm.h"
 
 using namespace iris;

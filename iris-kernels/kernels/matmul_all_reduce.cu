@@ -1,7 +1,7 @@
 // The sum over ranks of their products, at every rank.
-#include "iris/accumulate.h"
+#include "iris/body/accumulate.h"
 #include "iris/gemm.h"
-#include "iris/reduce.h"
+#include "iris/body/reduce.h"
 
 using namespace iris;
 

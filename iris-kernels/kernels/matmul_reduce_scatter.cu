@@ -1,6 +1,6 @@
 // The sum over ranks of their products, its rows split over the ranks.
 #include "iris/gemm.h"
-#include "iris/reduce.h"
+#include "iris/body/reduce.h"
 
 using namespace iris;
 

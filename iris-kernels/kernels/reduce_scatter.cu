@@ -1,5 +1,5 @@
 // The sum over ranks of their messages, its rows split over the ranks.
-#include "iris/reduce.h"
+#include "iris/body/reduce.h"
 
 using namespace iris;
 

@@ -30,7 +30,7 @@ pub struct Injected {
     pub hold: Option<(Hold, u32)>,
 }
 
-/// Where workgroups can be held up; as in sync.h, in its order. Rank 0 alone is, so that the others
+/// Where workgroups can be held up; as in memory.h, in its order. Rank 0 alone is, so that the others
 /// go on meanwhile; at an addition all are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {

@@ -1,5 +1,5 @@
 //! Who computes what, and who waits for what: pure functions of (shape, tile, world), the same in
-//! `kernels/iris/tile.h`. Nothing here depends on the size of the grid.
+//! `kernels/iris/schedule.h`. Nothing here depends on the size of the grid.
 
 use std::ops::Range;
 

@@ -19,32 +19,47 @@ pub struct Text {
 
 /// The headers, as kernels include them: `#include "iris/sync.h"`.
 pub const HEADERS: &[Text] = embed![
-    "iris/accumulate.h",
     "iris/args.h",
+    "iris/barrier.h",
+    "iris/body/accumulate.h",
+    "iris/body/deliver.h",
+    "iris/body/gather.h",
+    "iris/body/partial.h",
+    "iris/body/reduce.h",
+    "iris/call.h",
+    "iris/channel.h",
     "iris/copy.h",
-    "iris/deliver.h",
+    "iris/entry.h",
+    "iris/epoch.h",
+    "iris/fault.h",
     "iris/flow.h",
-    "iris/gather.h",
+    "iris/flow/accumulate.h",
+    "iris/flow/deliver.h",
+    "iris/flow/gather.h",
+    "iris/flow/launch.h",
+    "iris/flow/reduce.h",
     "iris/gemm.h",
     "iris/gemm/sm90.h",
     "iris/gemm/sm90_ptx.h",
     "iris/gemm/sm90_wgmma.h",
+    "iris/lock.h",
+    "iris/memory.h",
     "iris/mma.h",
     "iris/mma_sm80.h",
     "iris/mma_sm90.h",
-    "iris/partial.h",
     "iris/port.h",
     "iris/port_cuda.h",
     "iris/port_device.h",
     "iris/port_hip.h",
     "iris/port_host.h",
-    "iris/reduce.h",
+    "iris/schedule.h",
     "iris/sym.h",
     "iris/sync.h",
-    "iris/tile.h",
+    "iris/tile_flags.h",
     "iris/tiles.h",
     "iris/trace.h",
     "iris/values.h",
+    "iris/wait.h",
     "iris/workgroup.h",
 ];
 
@@ -90,7 +105,7 @@ mod tests {
     fn every_file_is_embedded() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
         let mut files = Vec::new();
-        for folder in ["", "iris/", "iris/gemm/"] {
+        for folder in ["", "iris/", "iris/body/", "iris/flow/", "iris/gemm/"] {
             for entry in std::fs::read_dir(format!("{root}/{folder}")).expect("kernels/") {
                 let name = entry.expect("entry").file_name().into_string().expect("utf-8");
                 if name.ends_with(".h") || name.ends_with(".cu") {

@@ -156,7 +156,7 @@ fn the_kernels_of_the_stress_test_compile() {
     }
 }
 
-/// The places of sync.h where a build can hold workgroups up are in the kernels that need them.
+/// The places of memory.h where a build can hold workgroups up are in the kernels that need them.
 fn kernels_that_are_held_up_compile() {
     for (name, place) in [
         ("broadcast.cu", Hold::Received),

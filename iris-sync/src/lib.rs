@@ -11,7 +11,8 @@
 //! is needed.
 //!
 //! **Running.** A kernel makes a [`Workgroup`] for each of its workgroups and calls one of the
-//! skeletons in [`flow`]; a protocol of one's own uses [`lock`], [`barrier`] and [`tile_flags`].
+//! skeletons in [`flow`]; a protocol of one's own uses [`epoch`], [`lock`], [`barrier`] and
+//! [`tile_flags`].
 //!
 //! **Debugging.** A wait that cannot end leaves a [`Fault`] that names op, call, tile, awaited
 //! rank, the value seen and the value wanted.
@@ -24,6 +25,7 @@ pub mod barrier;
 mod call;
 mod channel;
 pub mod entry;
+pub mod epoch;
 mod fault;
 pub mod flow;
 pub mod lock;

@@ -1,32 +1,10 @@
-//! The versioned lock, by which a producer hands data to a consumer, and the spinlock.
-//!
-//! A versioned lock is one word that holds the call that filled the data beside it. It is never
-//! reset: the next version is the next call.
+//! The spinlock: one word, taken by compare-and-exchange.
 
-use crate::wait::{Awaited, wait_for};
+use crate::wait::Awaited;
 use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
 
 /// What a free spinlock holds; a taken one holds 1 + the rank that took it.
 pub const FREE: i32 = 0;
-
-/// Say that the data beside `word` is that of `version`.
-pub fn publish_version<M: Memory + ?Sized>(m: &M, word: SymWord, version: Call) {
-    m.store(word, version.number(), Access::VersionStore);
-}
-
-/// Wait until `producer` has published `version` or a later one; returns what the word held.
-pub fn wait_version<M: Memory + ?Sized>(
-    m: &M,
-    channel: &Channel,
-    word: SymWord,
-    version: Call,
-    producer: u32,
-) -> Result<i32, Stop> {
-    let awaited =
-        Awaited { call: version, want: version, rank: producer, tile: -1, limit: Limit::Entry };
-    let look = || m.load(word, Access::VersionLoad);
-    wait_for(m, channel, Access::VersionLoad, awaited, look)
-}
 
 /// Take a spinlock. One lane calls this.
 ///

@@ -32,12 +32,12 @@ int iris_model_versioned(const Input& in) {
         const i32 wanted = value(0, version.number(), 0, 0);
         if (model.me() == 0) {
             Model::put(cell, wanted);
-            lock::publish_version(m, there, version);
-            if (!lock::wait_version(m, back, version, 1)) return 0;
+            epoch::publish(m, there, version);
+            if (!epoch::wait(m, back, version, 1)) return 0;
         } else {
-            if (!lock::wait_version(m, there, version, 0)) return 0;
+            if (!epoch::wait(m, there, version, 0)) return 0;
             Model::expect(cell, wanted);
-            lock::publish_version(m, back, version);
+            epoch::publish(m, back, version);
         }
     }
     return 1;
@@ -150,7 +150,7 @@ int iris_model_abort(const Input& in) {
     return flow::run(model.launch(), End::Advance, [&](Workgroup& wg) {
         if (!wg.enter()) return false;
         if (wg.rank() == 0) return wg.wait_tile(1, 0);
-        return lock::wait_version(wg.m, wg.m.result(1, 0, 0), wg.call(), 0);
+        return epoch::wait(wg.m, wg.m.result(1, 0, 0), wg.call(), 0);
     });
 }
 

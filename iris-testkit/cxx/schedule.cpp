@@ -1,7 +1,7 @@
-// The schedules of tile.h, all answers in a row: to be compared with iris_kernels::schedule.
+// The schedules of schedule.h, all answers in a row: to be compared with iris_kernels::schedule.
 #include "model.h"
 
-#include "iris/tile.h"
+#include "iris/schedule.h"
 
 using namespace iris;
 

@@ -62,12 +62,12 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
     case Kind::Barrier: return wg.barrier(step.tile & 1, Members::all(wg.size()));
     case Kind::PublishVersion:
         if (port::lane() == 0) {
-            lock::publish_version(wg.m, wg.m.signal(step.peer, wg.rank(), step.tile), wg.call());
+            epoch::publish(wg.m, wg.m.signal(step.peer, wg.rank(), step.tile), wg.call());
         }
         return true;
     case Kind::WaitVersion:
         return port::lane() != 0 ||
-               lock::wait_version(wg.m, wg.m.signal(wg.rank(), step.peer, step.tile), wg.call(),
+               epoch::wait(wg.m, wg.m.signal(wg.rank(), step.peer, step.tile), wg.call(),
                                   step.peer);
     }
     return false;

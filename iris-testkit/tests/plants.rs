@@ -4,7 +4,7 @@
 //! | check | what finds it |
 //! |---|---|
 //! | tidy | the rules of device source: who may name a scope, how assembly is written |
-//! | table | the rows of sync.h, as the preprocessor writes them out, against iris-sync |
+//! | table | the rows of memory.h, as the preprocessor writes them out, against iris-sync |
 //! | type | a compiler refuses it |
 //! | hook | the host form accesses a peer's address, and not at system scope |
 //! | access | the host form accesses with an order or scope that iris-sync's table has not |
@@ -49,13 +49,23 @@ fn plants() -> Vec<Plant> {
     for (file, text, kernel) in [
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
         ("iris/copy.h", "// Rows without gaps are one.", "all_gather.cu"),
-        ("iris/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
-        ("iris/flow.h", "const u32 produced = delivery.produced();", "all_gather.cu"),
-        ("iris/gather.h", "copy_view(shards.inbox(peer, me, parity)", "all_gather_matmul.cu"),
+        ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
+        ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),
+        ("iris/flow/accumulate.h", "body.zero(tile, parity)", "all_reduce.cu"),
+        ("iris/flow/deliver.h", "const u32 produced = delivery.produced();", "all_gather.cu"),
+        ("iris/flow/gather.h", "body.push_part(wg.rank(), part, parity);", "all_gather_matmul.cu"),
+        ("iris/flow/reduce.h", "body.reduce(tile, parity);", "all_reduce.cu"),
+        ("iris/barrier.h", "m.store<Access::BarrierStore>", "barrier.cu"),
+        ("iris/call.h", "return static_cast<u32>(value) & 1;", "all_gather.cu"),
+        ("iris/channel.h", "const u32 at = rank + step;", "all_gather.cu"),
+        ("iris/entry.h", "m.store<Access::EntryStore>", "all_gather.cu"),
+        ("iris/lock.h", "m.store<Access::LockGive>", "all_reduce.cu"),
+        ("iris/tile_flags.h", "m.dev_store<Access::FlagStore>", "all_gather_matmul.cu"),
+        ("iris/body/gather.h", "copy_view(shards.inbox(peer, me, parity)", "all_gather_matmul.cu"),
         ("iris/gemm.h", "product.clear();", "matmul.cu"),
-        ("iris/partial.h", "copy_view(to, View::of(args.a)", "reduce_scatter.cu"),
-        ("iris/reduce.h", "producer.produce(plan.tile(tile));", "reduce_scatter.cu"),
-        ("iris/tile.h", "return tile % size;", "all_reduce.cu"),
+        ("iris/body/partial.h", "copy_view(to, View::of(args.a)", "reduce_scatter.cu"),
+        ("iris/body/reduce.h", "producer.produce(plan.tile(tile));", "reduce_scatter.cu"),
+        ("iris/schedule.h", "return tile % size;", "all_reduce.cu"),
         ("iris/values.h", "const u32 runs = to.transposed", "all_gather.cu"),
         ("iris/workgroup.h", "m.store<Access::SignalStore>", "all_gather.cu"),
     ] {
@@ -71,12 +81,15 @@ fn plants() -> Vec<Plant> {
     add("iris/mma_sm90.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
     // These may name a scope. Nobody gives up in what the hooks see.
     let text = "m.record(fault);";
-    add("iris/sync.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
+    add("iris/wait.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
+    // Nor does anybody write a fault down there; and this one may not name a scope.
+    let text = "const i32 all[8] =";
+    add("iris/fault.h", text, before(text), "all_gather.cu", &["isa", "ptx", "tidy"]);
     let text = "if (!OBSERVED || counters == 0) return;";
     add("iris/trace.h", text, format!("{text} {RAW}"), "all_gather.cu", &["hook", "isa", "ptx"]);
     let text = "port::add_f32<Scope::System>";
     let new = text.replace("System", "Device");
-    add("iris/accumulate.h", text, new, "all_reduce.cu", &["hook", "ptx"]);
+    add("iris/body/accumulate.h", text, new, "all_reduce.cu", &["hook", "ptx"]);
 
     // Words and their table.
     let text = "using SymWord = ScopedWord<Scope::System, i32>;";
@@ -85,7 +98,21 @@ fn plants() -> Vec<Plant> {
     add("iris/sym.h", text, new, "barrier.cu", ALL);
     for row in ["X(SignalStore, Release, ", "X(AbortLoad, Relaxed, "] {
         let (old, new) = (format!("{row}System"), format!("{row}Device"));
-        add("iris/sync.h", &old, new, "barrier.cu", &["table", "type"]);
+        add("iris/memory.h", &old, new, "barrier.cu", &["table", "type"]);
+    }
+    // Another meaning of the table's words, in front of all that says them. What the hooks run and what
+    // is not a kernel of an op includes sync.h alone.
+    for (file, found) in [
+        ("iris/sync.h", &["access", "hook", "ir", "isa", "machine code", "ptx", "table"][..]),
+        ("iris/flow.h", &["isa", "ptx"]),
+    ] {
+        let text = if file == "iris/sync.h" {
+            "#include \"iris/sym.h\""
+        } else {
+            "#include \"iris/sync.h\""
+        };
+        let new = format!("#include \"iris/port.h\"\n#define System Device\n{text}");
+        add(file, text, new, "barrier.cu", found);
     }
     add(
         "iris/port.h",
@@ -97,9 +124,9 @@ fn plants() -> Vec<Plant> {
     // Both the table and the word, so that the types agree.
     all.push(Plant {
         edits: vec![
-            ("iris/sync.h", "X(SignalStore, Release, System)".into(), "X(SignalStore, Release, Device)".into()),
+            ("iris/memory.h", "X(SignalStore, Release, System)".into(), "X(SignalStore, Release, Device)".into()),
             (
-                "iris/sync.h",
+                "iris/memory.h",
                 "check<A, Scope::System>();\n        word.store<AccessRow<A>::order, static_cast<int>(A)>(value);".into(),
                 "port::store<AccessRow<A>::order, AccessRow<A>::scope>(heap.signal[1] + 24, value, static_cast<int>(A)); (void)word;".into(),
             ),
@@ -107,7 +134,17 @@ fn plants() -> Vec<Plant> {
         kernel: "barrier.cu",
         found: &["access", "hook", "ir", "isa", "machine code", "ptx", "table"],
     });
-    // In what only users' kernels include: one of the kernels does what they do.
+    // In what only users' kernels include, or call: one of the kernels does what they do.
+    let uses = "Words m(args.heap, args.channel); epoch::publish(m, m.signal(1, 0, 0), Call(1));";
+    let text = "m.store<Access::VersionStore>";
+    all.push(Plant {
+        edits: vec![
+            ("iris/epoch.h", text.into(), format!("{RAW}{text}")),
+            ("copy.cu", ") {".into(), format!(") {{ {uses}")),
+        ],
+        kernel: "copy.cu",
+        found: BESIDE,
+    });
     let uses = "TileView view{}; view.heap = args.heap; view.channel = args.channel; \
                 Tiles tiles(view); (void)tiles.wait(1);";
     let text = "const u32 from = source(tile), me";
@@ -234,7 +271,7 @@ fn tidy(source: &Source) -> Option<String> {
 
 const ORDERS: [Order; 4] = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
 
-/// The rows of sync.h's table that are not those of iris-sync.
+/// The rows of memory.h's table that are not those of iris-sync.
 fn table(folder: &Path) -> Option<String> {
     let source = folder.join("table.cpp");
     let text_ = "#include \"iris/sync.h\"\n#define X(name, order, scope) ROW name order scope;\nIRIS_ACCESSES(X)";

@@ -8,6 +8,7 @@ mod layers;
 mod links;
 mod sizes;
 mod tree;
+mod twins;
 mod unsafe_code;
 mod words;
 
@@ -64,6 +65,7 @@ const RULES: &[(&str, Rule)] = &[
     ("unsafe", unsafe_code::check),
     ("kernels", kernels::check),
     ("assembly", kernels::check_assembly),
+    ("twins", twins::check),
     ("words", words::check),
     ("python", words::check_python),
     ("sizes", sizes::check),

@@ -3,7 +3,7 @@
 #define IRIS_GEMM_H
 
 #include "iris/mma.h"
-#include "iris/partial.h"
+#include "iris/body/partial.h"
 
 namespace iris {
 

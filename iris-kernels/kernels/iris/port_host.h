@@ -1,6 +1,6 @@
 // The host form of port.h: every access to shared memory, every barrier and every wait is a call of
 // a hook, which a model checker or a test harness defines. Orders and scopes come as constants of
-// the one table (see sync.h) together with the number of the access, so that a mutant can replace
+// the one table (see memory.h) together with the number of the access, so that a mutant can replace
 // them; no mutant exists in the device forms.
 //
 // Hooks may unwind (in Rust: extern "C-unwind"); compile with -fexceptions.
@@ -10,7 +10,7 @@
 extern "C" {
 
 // Enumerations travel as int: order, scope, site, limit, span and op as in port.h, access as
-// iris::Access in sync.h or -1. All lanes of a workgroup are threads of their own.
+// iris::Access in memory.h or -1. All lanes of a workgroup are threads of their own.
 iris::u32 iris_hook_lane(void);
 iris::u32 iris_hook_lanes(void);
 iris::u32 iris_hook_workgroup(void);

@@ -7,7 +7,7 @@
 #define IRIS_TILES_H
 
 #include "iris/sync.h"
-#include "iris/tile.h"
+#include "iris/schedule.h"
 
 namespace iris {
 

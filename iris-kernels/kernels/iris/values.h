@@ -3,7 +3,7 @@
 #define IRIS_VALUES_H
 
 #include "iris/args.h"
-#include "iris/tile.h"
+#include "iris/schedule.h"
 
 namespace iris {
 

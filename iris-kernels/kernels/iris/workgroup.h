@@ -1,8 +1,11 @@
-// One workgroup in one call: the protocol functions of which ops are made. Included by sync.h.
+// One workgroup in one call: the protocol functions of which ops are made. iris_sync::Workgroup.
 #ifndef IRIS_WORKGROUP_H
 #define IRIS_WORKGROUP_H
 
-#include "iris/sync.h"
+#include "iris/barrier.h"
+#include "iris/entry.h"
+#include "iris/lock.h"
+#include "iris/tile_flags.h"
 #include "iris/trace.h"
 
 namespace iris {
@@ -24,7 +27,7 @@ class Workgroup {
   public:
     /// Read the number of the call.
     IRIS_DEVICE explicit Workgroup(const Launch& launch)
-        : m{launch.heap, launch.channel}, index(launch.index), count(launch.count),
+        : m(launch.heap, launch.channel), index(launch.index), count(launch.count),
           trace(launch.trace), own(launch.record),
           number(port::uniform(m.dev_load<Access::CallLoad>(m.call_word()))),
           sequence(port::uniform(m.dev_load<Access::CallLoad>(m.sequence_word()))),

@@ -1,10 +1,10 @@
 // What the headers say about things that Rust says too, as functions that a test can call.
 #include "iris/args.h"
-#include "iris/deliver.h"
-#include "iris/gather.h"
+#include "iris/body/deliver.h"
+#include "iris/body/gather.h"
 #include "iris/gemm.h"
-#include "iris/accumulate.h"
-#include "iris/reduce.h"
+#include "iris/body/accumulate.h"
+#include "iris/body/reduce.h"
 #include "iris/tiles.h"
 
 using namespace iris;

@@ -102,7 +102,7 @@ fn compare(summary: &mut Summary, full: bool) {
     match crate::model::sequence::compare(cases) {
         Ok(compared) if compared.missing.is_empty() => summary.sequences = Some(compared),
         Ok(compared) => summary.failures.push(format!("never compared: {:?}", compared.missing)),
-        Err(why) => summary.failures.push(format!("sync.h differs from iris-sync: {why}")),
+        Err(why) => summary.failures.push(format!("the headers differ from iris-sync: {why}")),
     }
     let compared = tuned_shapes().and_then(|given| match given.len() {
         0 => Err("no tuning table has a row".into()),
@@ -110,7 +110,7 @@ fn compare(summary: &mut Summary, full: bool) {
     });
     match compared {
         Ok(equal) => summary.schedules = Some(equal),
-        Err(why) => summary.failures.push(format!("tile.h differs from schedule.rs: {why}")),
+        Err(why) => summary.failures.push(format!("schedule.h differs from schedule.rs: {why}")),
     }
 }
 

@@ -20,7 +20,7 @@ pub struct Summary {
     pub scopes: Vec<(&'static str, u64, u64)>,
     /// The device headers against iris-sync.
     pub sequences: Option<Compared>,
-    /// Shapes of tuning tables, and how many answers of tile.h were equal to those of schedule.rs.
+    /// Shapes of tuning tables, and how many answers of schedule.h were equal to those of schedule.rs.
     pub schedules: Option<(usize, u64)>,
     /// The architectures.
     pub compiled: Vec<Compiled>,
@@ -182,10 +182,13 @@ impl fmt::Display for Summary {
         writeln!(f, "{compiled}\n")?;
         if let Some(Compared { cases, events, faults, .. }) = &self.sequences {
             let what = format!("{events} operations, {faults} faults, in {cases} cases");
-            writeln!(f, "sync.h and iris-sync: equal in {what}")?;
+            writeln!(f, "headers and iris-sync: equal in {what}")?;
         }
         if let Some((tuned, answers)) = &self.schedules {
-            writeln!(f, "tile.h and schedule.rs: {answers} equal answers, {tuned} tuned shapes")?;
+            writeln!(
+                f,
+                "schedule.h and schedule.rs: {answers} equal answers, {tuned} tuned shapes"
+            )?;
         }
         let caught = self.mutants.len() - self.survivors().len();
         writeln!(f, "mutants: {}, caught: {caught}", self.mutants.len())?;

@@ -19,7 +19,7 @@
 //! **Running.** A protocol of one's own is a closure over a [`Lane`]:
 //!
 //! ```
-//! use iris_sync::{Access, Order, lock};
+//! use iris_sync::{Access, Order, epoch};
 //! use iris_testkit::model::{Change, Check, Rules, Scenario, loom_memory};
 //!
 //! // Rank 0 writes a cell at rank 1 and publishes it; rank 1 waits and reads.
@@ -28,8 +28,8 @@
 //!     let call = lane.call(0);
 //!     if lane.rank() == 0 {
 //!         lane.write(cell, 42);
-//!         lock::publish_version(lane, word, call);
-//!     } else if lock::wait_version(lane, lane.channel(), word, call, 0).is_ok() {
+//!         epoch::publish(lane, word, call);
+//!     } else if epoch::wait(lane, lane.channel(), word, call, 0).is_ok() {
 //!         lane.expect(cell, 42);
 //!     }
 //! });

@@ -2,7 +2,9 @@
 
 use iris_sync::barrier::{Members, arrive_and_wait};
 use iris_sync::flow::Launch;
-use iris_sync::{Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, Stop, lock, tile_flags};
+use iris_sync::{
+    Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, Stop, epoch, lock, tile_flags,
+};
 
 use super::headers::programs;
 use super::ops::value;
@@ -20,11 +22,11 @@ pub fn versioned(calls: u32) -> Scenario {
                 let wanted = value(0, version.number(), 0, 0);
                 if lane.rank() == 0 {
                     lane.write(cell, wanted);
-                    lock::publish_version(lane, there, version);
-                    let _ = lock::wait_version(lane, lane.channel(), back, version, 1);
-                } else if lock::wait_version(lane, lane.channel(), there, version, 0).is_ok() {
+                    epoch::publish(lane, there, version);
+                    let _ = epoch::wait(lane, lane.channel(), back, version, 1);
+                } else if epoch::wait(lane, lane.channel(), there, version, 0).is_ok() {
                     lane.expect(cell, wanted);
-                    lock::publish_version(lane, back, version);
+                    epoch::publish(lane, back, version);
                 }
             }
         })
@@ -223,7 +225,7 @@ pub fn abort() -> Scenario {
                     return wg.wait_tile(1, 0);
                 }
                 let never = lane.channel().result(1, 0, 0);
-                lock::wait_version(lane, lane.channel(), never, lane.call(0), 0).map(drop)
+                epoch::wait(lane, lane.channel(), never, lane.call(0), 0).map(drop)
             });
             expect(lane, result.is_ok());
         })

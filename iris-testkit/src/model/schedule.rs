@@ -1,4 +1,4 @@
-//! The schedules of `tile.h` against those of [`iris_kernels::schedule`]: all answers must be equal.
+//! The schedules of `schedule.h` against those of [`iris_kernels::schedule`]: all answers must be equal.
 
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, owner, part_of, split};
 use proptest::prelude::*;
@@ -66,7 +66,7 @@ impl Shape {
         out
     }
 
-    /// The same of the functions in tile.h.
+    /// The same of the functions in schedule.h.
     #[cfg(iris_cxx)]
     pub fn in_cxx(&self, room: usize) -> Vec<u32> {
         // More room than is needed, to see what is too much.
@@ -157,7 +157,7 @@ pub fn compare(given: &[Shape], random: u32) -> Result<u64, String> {
         let rust = shape.in_rust();
         let cxx = shape.in_cxx(rust.len());
         answers.set(answers.get() + rust.len() as u64);
-        prop_assert!(cxx == rust, "{shape:?}: tile.h says {cxx:?}, schedule.rs {rust:?}");
+        prop_assert!(cxx == rust, "{shape:?}: schedule.h says {cxx:?}, schedule.rs {rust:?}");
         Ok(())
     };
     for &shape in given {

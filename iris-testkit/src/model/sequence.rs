@@ -3,7 +3,7 @@
 
 use iris_sync::{
     Access, Call, Channel, End, LINE_WORDS, Memory, RESERVED_WORDS, RESTAMP_PERIOD, Record, Shape,
-    Stop, Workgroup, barrier::Members, lock,
+    Stop, Workgroup, barrier::Members, epoch,
 };
 use proptest::prelude::*;
 
@@ -176,10 +176,10 @@ fn perform<M: Memory>(
         Kind::Locked => wg.locked(peer, tile, || *answer = true)?,
         Kind::Barrier => wg.barrier(tile & 1, Members::all(channel.size))?,
         Kind::PublishVersion if m.lane() == 0 => {
-            lock::publish_version(m, channel.signal(peer, me, tile), call);
+            epoch::publish(m, channel.signal(peer, me, tile), call);
         }
         Kind::WaitVersion if m.lane() == 0 => {
-            lock::wait_version(m, channel, channel.signal(me, peer, tile), call, peer)?;
+            epoch::wait(m, channel, channel.signal(me, peer, tile), call, peer)?;
         }
         Kind::PublishVersion | Kind::WaitVersion => {}
     }

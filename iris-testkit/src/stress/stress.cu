@@ -205,11 +205,11 @@ IRIS_KERNEL iris_stress_ring(IRIS_ARGS Stress s) {
     const auto taken = [&](u32 rank) { return s.heap.at(s.words, rank).word(LINE_WORDS); };
     const auto wait = [&](SymWord word, Call wanted, u32 from) {
         const bool lane_0 = port::lane() == 0;
-        return port::vote(!lane_0 || lock::wait_version(m, word, wanted, from), Site::Waited);
+        return port::vote(!lane_0 || epoch::wait(m, word, wanted, from), Site::Waited);
     };
     const auto publish = [&](SymWord word) {
         port::barrier(Site::Signal);
-        if (port::lane() == 0) lock::publish_version(m, word, version);
+        if (port::lane() == 0) epoch::publish(m, word, version);
     };
     straggle(s);
     if (!wait(taken(me), version.previous(), next)) return;

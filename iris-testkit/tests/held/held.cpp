@@ -94,12 +94,12 @@ int message(const Input& in) {
         if (model.me() == 0) {
             hold<Hold::Filling>(0);
             Model::put(cell, wanted);
-            lock::publish_version(m, there, version);
-            if (!lock::wait_version(m, back, version, 1)) return 0;
+            epoch::publish(m, there, version);
+            if (!epoch::wait(m, back, version, 1)) return 0;
         } else {
-            if (!lock::wait_version(m, there, version, 0)) return 0;
+            if (!epoch::wait(m, there, version, 0)) return 0;
             Model::expect(cell, wanted);
-            lock::publish_version(m, back, version);
+            epoch::publish(m, back, version);
         }
     }
     return 1;

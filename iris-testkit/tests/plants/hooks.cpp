@@ -74,7 +74,7 @@ int main() {
     wg.raise_flag(0);
     ok &= wg.wait_flag(0, 1);
     ok &= wg.finish(End::Pulled, ok);
-    lock::publish_version(wg.m, wg.m.signal(1, 0, 0), wg.call());
+    epoch::publish(wg.m, wg.m.signal(1, 0, 0), wg.call());
     OpArgs args{};
     args.heap = heap;
     args.channel = channel;

@@ -1,9 +1,9 @@
 // The body of ops that move data without adding: all-gather, all-to-all, broadcast, and all-gather
 // of a product.
-#ifndef IRIS_DELIVER_H
-#define IRIS_DELIVER_H
+#ifndef IRIS_BODY_DELIVER_H
+#define IRIS_BODY_DELIVER_H
 
-#include "iris/partial.h"
+#include "iris/body/partial.h"
 
 namespace iris {
 

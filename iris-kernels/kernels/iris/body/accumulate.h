@@ -1,8 +1,8 @@
 // The body of the all-reduce that adds into one f32 workspace at the owner of each tile.
-#ifndef IRIS_ACCUMULATE_H
-#define IRIS_ACCUMULATE_H
+#ifndef IRIS_BODY_ACCUMULATE_H
+#define IRIS_BODY_ACCUMULATE_H
 
-#include "iris/partial.h"
+#include "iris/body/partial.h"
 
 namespace iris {
 

@@ -1,6 +1,6 @@
 // What the bodies of ops share: where slots lie, and where the partial of a tile comes from.
-#ifndef IRIS_PARTIAL_H
-#define IRIS_PARTIAL_H
+#ifndef IRIS_BODY_PARTIAL_H
+#define IRIS_BODY_PARTIAL_H
 
 #include "iris/values.h"
 

@@ -1,7 +1,7 @@
 // Who computes what, and who waits for what: pure functions of (shape, tile, world), the same as in
 // iris_kernels::schedule. Nothing here depends on the size of the grid.
-#ifndef IRIS_TILE_H
-#define IRIS_TILE_H
+#ifndef IRIS_SCHEDULE_H
+#define IRIS_SCHEDULE_H
 
 #include "iris/port.h"
 

@@ -1,9 +1,9 @@
 // The body of an all-gather in front of a product: by push and barrier, by pull, or staged.
-#ifndef IRIS_GATHER_H
-#define IRIS_GATHER_H
+#ifndef IRIS_BODY_GATHER_H
+#define IRIS_BODY_GATHER_H
 
 #include "iris/mma.h"
-#include "iris/partial.h"
+#include "iris/body/partial.h"
 
 namespace iris {
 

@@ -1,8 +1,8 @@
 // The body of all-reduce (one_shot, two_shot) and reduce-scatter, over a producer of partials.
-#ifndef IRIS_REDUCE_H
-#define IRIS_REDUCE_H
+#ifndef IRIS_BODY_REDUCE_H
+#define IRIS_BODY_REDUCE_H
 
-#include "iris/partial.h"
+#include "iris/body/partial.h"
 
 namespace iris {
 

@@ -1,0 +1,50 @@
+// The device barrier over a group of ranks: iris_sync::barrier.
+#ifndef IRIS_BARRIER_H
+#define IRIS_BARRIER_H
+
+#include "iris/wait.h"
+
+namespace iris {
+
+/// A set of ranks, one bit each.
+struct Members {
+    u64 bits;
+    IRIS_DEVICE static Members all(u32 size) {
+        return Members{size >= 64 ? ~0ull : (1ull << size) - 1};
+    }
+    IRIS_DEVICE bool contains(u32 rank) const { return rank < 64 && (bits >> rank & 1) == 1; }
+};
+
+/// Arrive at a barrier and wait for the other members. All lanes of one workgroup, each with
+/// its share of them; a barrier of the workgroup must follow.
+IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
+                                 Limit limit) {
+    const u32 me = m.channel.rank;
+    // All lanes of a wave have stored before one of them waits: a member may be waiting for the store
+    // of one lane before it stores what another lane waits for.
+    port::divergent([&] {
+        for (u32 step = 1 + port::lane(); step < m.channel.size; step += port::lanes()) {
+            const u32 peer = m.channel.peer(step);
+            if (!members.contains(peer)) continue;
+            m.store<Access::BarrierStore>(m.barrier(peer, me, phase), call.number());
+        }
+        return true;
+    });
+    return port::divergent([&] {
+        for (u32 step = 1 + port::lane(); step < m.channel.size; step += port::lanes()) {
+            const u32 peer = m.channel.peer(step);
+            if (!members.contains(peer)) continue;
+            const Awaited awaited{call, call, peer, -1, limit};
+            const SymWord word = m.barrier(me, peer, phase);
+            if (!wait_for<Access::BarrierLoad>(
+                    m, awaited, [&] { return m.load<Access::BarrierLoad>(word); })) {
+                return false;
+            }
+        }
+        return true;
+    });
+}
+
+} // namespace iris
+
+#endif

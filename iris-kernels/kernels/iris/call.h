@@ -1,0 +1,35 @@
+// The number of a call: iris_sync::Call.
+#ifndef IRIS_CALL_H
+#define IRIS_CALL_H
+
+#include "iris/port.h"
+
+namespace iris {
+
+/// In calls whose number is a multiple of this, writers refresh all of their words.
+constexpr i32 RESTAMP_PERIOD = 1 << 29;
+
+/// The number of a call: an i32 that wraps, compared only by its wrapping difference.
+class Call {
+  public:
+    IRIS_DEVICE explicit Call(i32 number) : value(number) {}
+    IRIS_DEVICE i32 number() const { return value; }
+    IRIS_DEVICE Call next() const { return Call(static_cast<i32>(static_cast<u32>(value) + 1)); }
+    IRIS_DEVICE Call previous() const {
+        return Call(static_cast<i32>(static_cast<u32>(value) - 1));
+    }
+    /// Whether a word that holds `seen` was set by this call or a later one.
+    IRIS_DEVICE bool reached_by(i32 seen) const {
+        return static_cast<i32>(static_cast<u32>(seen) - static_cast<u32>(value)) >= 0;
+    }
+    /// Which of two alternating slots this call uses.
+    IRIS_DEVICE u32 parity() const { return static_cast<u32>(value) & 1; }
+    IRIS_DEVICE bool restamps() const { return (value & (RESTAMP_PERIOD - 1)) == 0; }
+
+  private:
+    i32 value;
+};
+
+} // namespace iris
+
+#endif

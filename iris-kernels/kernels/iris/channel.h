@@ -1,0 +1,60 @@
+// Where the words of one op lie: iris_sync::Channel.
+#ifndef IRIS_CHANNEL_H
+#define IRIS_CHANNEL_H
+
+#include "iris/memory.h"
+
+namespace iris {
+
+/// Words in a 128-byte line.
+constexpr u32 LINE_WORDS = 32;
+
+/// Where the words of one op lie, in words: the same on every rank. As iris_sync::Channel.
+struct Channel {
+    u32 op, rank, size, tiles;
+    u32 entries, signals, results, done, barriers, locks;
+    u32 call, finished, sequence, flags, flag_count, reserved;
+
+    /// The peer `step` (1 to size - 1) behind this rank: not all write to the same rank at once.
+    IRIS_DEVICE u32 peer(u32 step) const {
+        const u32 at = rank + step;
+        return at < size ? at : at - size;
+    }
+};
+static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
+
+/// The words of a channel, as one lane sees them.
+struct Words : Memory {
+    const Channel& channel;
+    IRIS_DEVICE Words(const HeapView& heap, const Channel& channel)
+        : Memory{heap}, channel(channel) {}
+
+    // Where words lie: `at` is the rank in whose memory, as in iris_sync::Channel.
+    IRIS_DEVICE SymWord entry(u32 at, u32 source, u32 parity) const {
+        return heap.word(at, channel.entries + u64(source * 2 + parity) * LINE_WORDS);
+    }
+    IRIS_DEVICE SymWord signal(u32 at, u32 source, u32 tile) const {
+        return heap.word(at, channel.signals + u64(source) * channel.tiles + tile);
+    }
+    IRIS_DEVICE SymWord result(u32 at, u32 owner, u32 tile) const {
+        return heap.word(at, channel.results + u64(owner) * channel.tiles + tile);
+    }
+    IRIS_DEVICE SymWord done(u32 at, u32 reader) const {
+        return heap.word(at, channel.done + u64(reader) * LINE_WORDS);
+    }
+    IRIS_DEVICE SymWord barrier(u32 at, u32 source, u32 phase) const {
+        return heap.word(at, channel.barriers + u64(phase * channel.size + source) * LINE_WORDS);
+    }
+    IRIS_DEVICE SymWord lock(u32 owner, u32 tile) const {
+        return heap.word(owner, u64(channel.locks) + tile);
+    }
+    IRIS_DEVICE SymWord abort(u32 at) const { return heap.word(at, ABORT_WORD); }
+    IRIS_DEVICE DevWord flag(u32 unit) const { return heap.device_word(u64(channel.flags) + unit); }
+    IRIS_DEVICE DevWord call_word() const { return heap.device_word(channel.call); }
+    IRIS_DEVICE DevWord finished_word() const { return heap.device_word(channel.finished); }
+    IRIS_DEVICE DevWord sequence_word() const { return heap.device_word(channel.sequence); }
+};
+
+} // namespace iris
+
+#endif

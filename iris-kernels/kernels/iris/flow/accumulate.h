@@ -1,0 +1,72 @@
+// Skeletons that add into the memory of an owner: iris_sync::flow::accumulate.
+#ifndef IRIS_FLOW_ACCUMULATE_H
+#define IRIS_FLOW_ACCUMULATE_H
+
+#include "iris/flow/launch.h"
+
+namespace iris::flow {
+
+// Body: zero(tile, parity)              clear the tile of this rank's own workspace
+//       produce(tile)                   compute this rank's partial, in the format it travels in
+//       add(owner, tile, parity)        add it to the owner's workspace
+//       convert(owner, tile, parity)    read the owner's workspace and write C
+
+/// Clear this rank's tiles. A barrier must follow before anybody adds.
+template <class Owner, class Body>
+IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.enter()) return false;
+        const u32 parity = wg.parity();
+        // Peers read this workspace two calls ago: they must have ended that call.
+        for (u32 step = 1; step < wg.size(); ++step) {
+            if (!wg.credit(wg.peer(step))) return false;
+        }
+        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+            if (owner(tile) == wg.rank()) body.zero(tile, parity);
+        }
+        return true;
+    });
+}
+
+/// Add this rank's partials, under a lock if `locked`. A barrier must follow before anybody reads.
+template <class Owner, class Body>
+IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.go_on()) return false;
+        const u32 parity = wg.parity();
+        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+            wg.trace.begin(Span::Gemm, tile);
+            body.produce(tile);
+            wg.trace.end(Span::Gemm);
+            const u32 at = owner(tile);
+            if (at != wg.rank() && !wg.wait_entry(at)) return false;
+            if (locked) {
+                if (!wg.locked(at, tile, [&] { body.add(at, tile, parity); })) return false;
+            } else {
+                body.add(at, tile, parity);
+            }
+        }
+        return true;
+    });
+}
+
+/// Read all tiles from their owners. The last launch of its call.
+template <class Owner, class Body>
+IRIS_DEVICE bool convert(const Launch& launch, u32 tiles, Owner owner, Body& body) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.go_on()) return false;
+        const u32 parity = wg.parity();
+        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+            const u32 at = owner(tile);
+            if (at != wg.rank() && !wg.wait_entry(at)) return false;
+            wg.trace.begin(Span::Reduce, tile);
+            body.convert(at, tile, parity);
+            wg.trace.end(Span::Reduce);
+        }
+        return true;
+    });
+}
+
+} // namespace iris::flow
+
+#endif

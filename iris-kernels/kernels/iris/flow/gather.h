@@ -1,0 +1,125 @@
+// Skeletons of an all-gather in front of a product: iris_sync::flow::gather.
+#ifndef IRIS_FLOW_GATHER_H
+#define IRIS_FLOW_GATHER_H
+
+#include "iris/flow/launch.h"
+
+namespace iris::flow {
+
+// Body: push_part(peer, part, parity)   write `part` of this rank's shard to the peer's inbox
+//       multiply(tile, source, parity)  multiply what of `tile` comes from `source`'s shard
+//       store(tile)                     write the finished tile to C
+
+/// Push all `parts` of this rank's shard to every inbox. A barrier must follow.
+template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, Body& body) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.enter()) return false;
+        const u32 parity = wg.parity();
+        for (u32 part = wg.index; part < parts; part += wg.count) {
+            wg.trace.begin(Span::Fetch, part);
+            body.push_part(wg.rank(), part, parity);
+            for (u32 step = 1; step < wg.size(); ++step) {
+                if (!wg.credit(wg.peer(step))) return false;
+                body.push_part(wg.peer(step), part, parity);
+            }
+            wg.trace.end(Span::Fetch);
+        }
+        return true;
+    });
+}
+
+/// Multiply what gather and a barrier brought. The last launch of its call.
+template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.go_on()) return false;
+        for (u32 step = 1; step < wg.size(); ++step) {
+            if (!wg.wait_entry(wg.peer(step))) return false;
+        }
+        const u32 parity = wg.parity();
+        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+            wg.trace.begin(Span::Gemm, tile);
+            for (u32 source = 0; source < wg.size(); ++source) body.multiply(tile, source, parity);
+            body.store(tile);
+            wg.trace.end(Span::Gemm);
+        }
+        return true;
+    });
+}
+
+/// Multiply straight from the peers' own shards; no rank ends before all have read.
+template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Body& body) {
+    return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.enter()) return false;
+        const u32 parity = wg.parity();
+        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+            for (u32 step = 0; step < wg.size(); ++step) {
+                const u32 source = wg.peer(step);
+                if (step != 0 && !wg.wait_entry(source)) return false;
+                wg.trace.begin(Span::Gemm, tile);
+                body.multiply(tile, source, parity);
+                wg.trace.end(Span::Gemm);
+            }
+            body.store(tile);
+        }
+        return true;
+    });
+}
+
+// Staging: units()                      units of the gathered matrix; each comes from one rank
+//          fetched(position)            which unit is fetched as number `position`
+//          source(unit)                 the rank it comes from
+//          tiles()                      tiles of C
+//          needs(tile)                  how many units `tile` needs
+//          need(tile, i)                the unit it takes as number `i`
+// Body: fetch(unit)                     copy it from its source to the staging buffer
+//       multiply_unit(tile, unit)       multiply what of `tile` depends on it
+//       store(tile)                     write the finished tile to C
+
+/// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for each;
+/// the others multiply and wait for the unit they need. This rank's own units are multiplied where
+/// they are.
+///
+/// With one workgroup, or no fetchers, every workgroup first fetches its share and then multiplies:
+/// fetching waits for peers only, so that cannot lock up.
+template <class Staging, class Body>
+IRIS_DEVICE bool staged(const Launch& launch, u32 fetchers, const Staging& staging, Body& body) {
+    return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.enter()) return false;
+        const u32 index = wg.index, count = wg.count, me = wg.rank();
+        const u32 fetching = fetchers >= count ? 0 : fetchers;
+        if (fetching == 0 || index < fetching) {
+            const u32 units = staging.units(), step = fetching == 0 ? count : fetching;
+            for (u32 position = index; position < units; position += step) {
+                const u32 unit = staging.fetched(position);
+                const u32 source = staging.source(unit);
+                if (source == me) continue;
+                if (!wg.wait_entry(source)) return false;
+                hold<Hold::Fetching>(me);
+                wg.trace.begin(Span::Fetch, unit);
+                body.fetch(unit);
+                wg.raise_flag(unit);
+                wg.trace.end(Span::Fetch);
+            }
+        }
+        if (index >= fetching) {
+            const u32 tiles = staging.tiles();
+            for (u32 tile = index - fetching; tile < tiles; tile += count - fetching) {
+                const u32 needs = staging.needs(tile);
+                for (u32 i = 0; i < needs; ++i) {
+                    const u32 unit = staging.need(tile, i);
+                    const u32 source = staging.source(unit);
+                    if (source != me && !wg.wait_flag(unit, source)) return false;
+                    wg.trace.begin(Span::Gemm, tile);
+                    body.multiply_unit(tile, unit);
+                    wg.trace.end(Span::Gemm);
+                }
+                body.store(tile);
+            }
+        }
+        return true;
+    });
+}
+
+} // namespace iris::flow
+
+#endif

@@ -1,0 +1,148 @@
+// The one table of accesses, and words by them: iris_sync::Memory.
+#ifndef IRIS_MEMORY_H
+#define IRIS_MEMORY_H
+
+#include "iris/call.h"
+#include "iris/fault.h"
+#include "iris/sym.h"
+
+// For stress tests only: a pause of up to so many nanoseconds before each access of the protocols;
+// the number of an access whose wait is left out (-1: none); and the place (a Hold; -1: none) where
+// workgroups are held up, and for how many nanoseconds, so that the missing wait must show.
+#ifndef IRIS_TEST_DELAY_NS
+#define IRIS_TEST_DELAY_NS 0
+#endif
+#ifndef IRIS_TEST_NO_WAIT
+#define IRIS_TEST_NO_WAIT -1
+#endif
+#ifndef IRIS_TEST_HOLD
+#define IRIS_TEST_HOLD -1
+#endif
+#ifndef IRIS_TEST_HOLD_NS
+#define IRIS_TEST_HOLD_NS 1
+#endif
+
+namespace iris {
+
+/// The one table of accesses: name, order, scope; as iris_sync::Access, in its order.
+#define IRIS_ACCESSES(X)                                                                           \
+    X(EntryStore, Release, System)                                                                 \
+    X(CreditLoad, Acquire, System)                                                                 \
+    X(EntryLoad, Acquire, System)                                                                  \
+    X(SignalStore, Release, System)                                                                \
+    X(SignalLoad, Acquire, System)                                                                 \
+    X(DoneStore, Release, System)                                                                  \
+    X(DoneLoad, Acquire, System)                                                                   \
+    X(BarrierStore, Release, System)                                                               \
+    X(BarrierLoad, Acquire, System)                                                                \
+    X(VersionStore, Release, System)                                                               \
+    X(VersionLoad, Acquire, System)                                                                \
+    X(LockTake, Acquire, System)                                                                   \
+    X(LockGive, Release, System)                                                                   \
+    X(StampStore, Release, System)                                                                 \
+    X(AbortStore, Relaxed, System)                                                                 \
+    X(AbortLoad, Relaxed, System)                                                                  \
+    X(AbortCheck, Relaxed, System)                                                                 \
+    X(CallLoad, Relaxed, Device)                                                                   \
+    X(CallStore, Relaxed, Device)                                                                  \
+    X(FinishAdd, AcqRel, Device)                                                                   \
+    X(FinishStore, Relaxed, Device)                                                                \
+    X(FlagStore, Release, Device)                                                                  \
+    X(FlagLoad, Acquire, Device)                                                                   \
+    X(FlagStamp, Relaxed, Device)
+
+enum class Access : int {
+#define IRIS_ROW(name, order, scope) name,
+    IRIS_ACCESSES(IRIS_ROW)
+#undef IRIS_ROW
+};
+
+template <Access A> struct AccessRow;
+#define IRIS_ROW(name, order_of, scope_of)                                                         \
+    template <> struct AccessRow<Access::name> {                                                   \
+        static constexpr Order order = Order::order_of;                                            \
+        static constexpr Scope scope = Scope::scope_of;                                            \
+    };
+IRIS_ACCESSES(IRIS_ROW)
+#undef IRIS_ROW
+
+/// Where a stress test can hold workgroups up; as iris_kernels::build::Hold, in its order. What stands
+/// there is nothing in any other build.
+enum class Hold : int {
+    /// Before the kernel in front of an op touches what the op reads and writes.
+    Filling,
+    /// After the rank has entered a call, before it sends, reads or fetches anything in it.
+    Entered,
+    /// After the signals of a tile have come, before it is read.
+    Received,
+    /// After the source of a unit has entered, before the unit is copied to the staging buffer.
+    Fetching,
+    /// Between the read and the write of an addition under a lock.
+    Adding,
+};
+
+/// Hold this lane up if `AT` is the place of the build. Rank 0 alone is late, so that the others go
+/// on meanwhile; but at an addition all are, so that each reads before any other has written.
+template <Hold AT> IRIS_DEVICE void hold(u32 rank) {
+    if (static_cast<int>(AT) != IRIS_TEST_HOLD || (rank != 0 && AT != Hold::Adding)) return;
+    for (const u64 begun = port::now(); port::now() - begun < IRIS_TEST_HOLD_NS;) port::sleep(1000);
+}
+
+/// The words as one lane sees them: iris_sync::Memory. What needs no table of its own is in port.h.
+struct Memory {
+    const HeapView& heap;
+
+    template <Access A> IRIS_DEVICE i32 load(SymWord word) const {
+        check<A, Scope::System>();
+        return word.load<AccessRow<A>::order, static_cast<int>(A)>();
+    }
+    template <Access A> IRIS_DEVICE void store(SymWord word, i32 value) const {
+        check<A, Scope::System>();
+        word.store<AccessRow<A>::order, static_cast<int>(A)>(value);
+    }
+    template <Access A>
+    IRIS_DEVICE i32 compare_exchange(SymWord word, i32 expected, i32 value) const {
+        check<A, Scope::System>();
+        return word.compare_exchange<AccessRow<A>::order, static_cast<int>(A)>(expected, value);
+    }
+    template <Access A> IRIS_DEVICE i32 dev_load(DevWord word) const {
+        check<A, Scope::Device>();
+        return word.load<AccessRow<A>::order, static_cast<int>(A)>();
+    }
+    template <Access A> IRIS_DEVICE void dev_store(DevWord word, i32 value) const {
+        check<A, Scope::Device>();
+        word.store<AccessRow<A>::order, static_cast<int>(A)>(value);
+    }
+    template <Access A> IRIS_DEVICE i32 dev_add(DevWord word, i32 value) const {
+        check<A, Scope::Device>();
+        return word.add<AccessRow<A>::order, static_cast<int>(A)>(value);
+    }
+
+    /// Whether a word that holds `seen` was set by `want` or later.
+    template <Access A> IRIS_DEVICE bool reached(Call want, i32 seen) const {
+        if (static_cast<int>(A) == IRIS_TEST_NO_WAIT) return true;
+        return port::reached(static_cast<int>(A), want.number(), seen, want.reached_by(seen));
+    }
+    IRIS_DEVICE i32 host_abort() const { return port::host_abort(heap.control); }
+    IRIS_DEVICE void record(const Fault& fault) const {
+        i32 words[8];
+        fault.to_words(words);
+        port::keep_fault(heap.control, words);
+    }
+    IRIS_DEVICE port::Deadline deadline() const {
+        return port::Deadline(heap.entry_deadline_ns, heap.progress_deadline_ns);
+    }
+
+  private:
+    template <Access A, Scope S> IRIS_DEVICE static void check() {
+        static_assert(AccessRow<A>::scope == S, "the table's scope of this access");
+        if constexpr (IRIS_TEST_DELAY_NS > 0) {
+            const u64 mixed = (port::now() + port::workgroup()) * 0x9e3779b97f4a7c15ull;
+            port::sleep(static_cast<u32>(mixed >> 33) % (IRIS_TEST_DELAY_NS + 1));
+        }
+    }
+};
+
+} // namespace iris
+
+#endif

@@ -1,0 +1,353 @@
+//! The protocols stand twice, in Rust and in the language of devices: files of the same names, with the
+//! same public names in them.
+
+use std::collections::BTreeSet;
+
+use super::Finding;
+use super::tree::{File, Tree, code_of};
+
+/// A file in Rust, its header, and what only one of them has.
+struct Twins {
+    rust: &'static str,
+    header: &'static str,
+    /// Public names that only the Rust file has.
+    only_rust: &'static [&'static str],
+    /// Public names that only the header has.
+    only_header: &'static [&'static str],
+}
+
+const SYNC: &str = "iris-sync/src/";
+const CRATE: &str = "iris-sync/src/lib.rs";
+const BODIES: &str = "iris-kernels/src/cpu/";
+const HEADERS: &str = "iris-kernels/kernels/iris/";
+
+/// Headers without a twin: what only devices need, what is of the host alone here, and the two that
+/// include others.
+const ALONE: &[&str] =
+    &["args.h", "copy.h", "flow.h", "gemm.h", "sym.h", "sync.h", "tiles.h", "trace.h", "values.h"];
+
+/// Rust files without one: the crate's root, what all skeletons share, and what only the CPU needs.
+const ALONE_IN_RUST: &[&str] =
+    &["lib.rs", "flow/mod.rs", "cpu/delay.rs", "cpu/mod.rs", "cpu/view.rs", "cpu/words.rs"];
+
+/// A protocol: files of one name, whose public names are the same but for these.
+const fn sync(
+    rust: &'static str,
+    header: &'static str,
+    only_rust: &'static [&'static str],
+    only_header: &'static [&'static str],
+) -> Twins {
+    Twins { rust, header, only_rust, only_header }
+}
+
+/// What both say. A header's words have addresses where Rust's have a rank and an index; what a trait
+/// of Rust asks of a body is said there in a comment.
+const TWINS: &[Twins] = &[
+    sync("barrier.rs", "barrier.h", &["bits", "from_bits"], &[]),
+    sync("call.rs", "call.h", &["new"], &[]),
+    sync(
+        "channel.rs",
+        "channel.h",
+        &["PRIVATE_SEQUENCE", "Shape", "lay_out", "peers"],
+        &["abort", "call_word", "finished_word", "peer", "sequence_word"],
+    ),
+    sync("entry.rs", "entry.h", &[], &["number", "own_field"]),
+    sync("epoch.rs", "epoch.h", &[], &[]),
+    sync(
+        "fault.rs",
+        "fault.h",
+        &["ALL", "Stop", "differing", "from_number", "from_words"],
+        &["FIELDS", "PEER_LOST"],
+    ),
+    sync("lock.rs", "lock.h", &[], &[]),
+    sync(
+        "memory.rs",
+        "memory.h",
+        // Of port.h, sym.h and trace.h; and what a model asks of the table.
+        &[
+            "ALL", "DevWord", "Limit", "Order", "Scope", "Span", "SymWord", "begin", "end",
+            "expired", "get", "lane", "lanes", "name", "order", "pause", "put", "scope", "vote",
+        ],
+        &["AccessRow", "Hold", "deadline", "hold"],
+    ),
+    sync("tile_flags.rs", "tile_flags.h", &[], &["stamp"]),
+    sync(
+        "wait.rs",
+        "wait.h",
+        &[],
+        // Inside the crate in Rust, and what users' kernels wait by.
+        &[
+            "Absent",
+            "Equal",
+            "ReachedBy",
+            "fault",
+            "find_absent",
+            "give_up",
+            "has_given_up",
+            "wait_until",
+        ],
+    ),
+    sync("workgroup.rs", "workgroup.h", &["begin", "share"], &["Launch", "peer", "rank", "size"]),
+    sync("flow/accumulate.rs", "flow/accumulate.h", &["AccumulateTiles", "produce"], &[]),
+    sync(
+        "flow/deliver.rs",
+        "flow/deliver.h",
+        &["DeliverTiles", "Delivery", "produce", "produced", "push", "sent", "take"],
+        &["peers_that"],
+    ),
+    sync(
+        "flow/gather.rs",
+        "flow/gather.h",
+        &[
+            "GatherTiles",
+            "StagedTiles",
+            "Staging",
+            "fetch",
+            "fetched",
+            "multiply",
+            "multiply_unit",
+            "needs",
+            "push_part",
+            "source",
+            "store",
+            "tiles",
+            "units",
+        ],
+        &[],
+    ),
+    sync(
+        "flow/reduce.rs",
+        "flow/reduce.h",
+        &["ReduceTiles", "keep", "produce", "push", "push_result", "reduce", "take_result"],
+        &["reduce_at_owners"],
+    ),
+];
+
+/// Who computes what: the one pair outside the protocols that says the same by the same names.
+const SCHEDULE: Twins = Twins {
+    rust: "iris-kernels/src/schedule.rs",
+    header: "schedule.h",
+    only_rust: &["blocks", "shard_of"],
+    only_header: &[
+        "Block",
+        "Range",
+        "div_up",
+        "groups_of",
+        "len",
+        "min_of",
+        "need",
+        "owner_of",
+        "row_blocks_of",
+        "shard_cols",
+        "shard_rows",
+    ],
+};
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // A tree of the device source alone, as tests plant it, has nothing to compare.
+    if tree.file(CRATE).is_none() {
+        return findings;
+    }
+    let mut pairs: Vec<(String, &Twins)> =
+        TWINS.iter().map(|twins| (format!("{SYNC}{}", twins.rust), twins)).collect();
+    pairs.push((SCHEDULE.rust.to_owned(), &SCHEDULE));
+    for (rust, twins) in &pairs {
+        let header = format!("{HEADERS}{}", twins.header);
+        match (tree.file(rust), tree.file(&header)) {
+            (Some(rust), Some(header)) => findings.extend(compare(twins, rust, header)),
+            (None, None) => {}
+            (Some(_), None) => findings.push(alone(rust, &header)),
+            (None, Some(_)) => findings.push(alone(&header, rust)),
+        }
+    }
+    let listed = |path: &str| pairs.iter().any(|(rust, _)| rust == path);
+    for file in tree.files() {
+        let path = file.path.as_str();
+        if let Some(name) = path.strip_prefix(HEADERS) {
+            let vendors = ["port", "mma", "gemm/"].iter().any(|it| name.starts_with(it));
+            let known = pairs.iter().any(|(_, twins)| twins.header == name);
+            let body = name.strip_prefix("body/").map(|name| name.replace(".h", ".rs"));
+            let twin = body.map(|name| format!("{BODIES}{name}"));
+            match twin {
+                Some(twin) if tree.file(&twin).is_none() => findings.push(alone(path, &twin)),
+                Some(_) => {}
+                None if vendors || known || ALONE.contains(&name) || name == "flow/launch.h" => {}
+                None => findings.push(alone(path, "xtask's table of twins")),
+            }
+        } else if let Some(name) = path.strip_prefix(SYNC) {
+            if name.ends_with(".rs") && !listed(path) && !ALONE_IN_RUST.contains(&name) {
+                findings.push(alone(path, "xtask's table of twins"));
+            }
+        } else if let Some(name) = path.strip_prefix(BODIES) {
+            let header = format!("{HEADERS}body/{}", name.replace(".rs", ".h"));
+            let own = ALONE_IN_RUST.contains(&format!("cpu/{name}").as_str());
+            if !own && tree.file(&header).is_none() {
+                findings.push(alone(path, &header));
+            }
+        }
+    }
+    findings
+}
+
+fn alone(path: &str, other: &str) -> Finding {
+    Finding::new(path, 0, format!("has no twin: {other} is missing, or does not have it"))
+}
+
+fn compare(twins: &Twins, rust: &File, header: &File) -> Vec<Finding> {
+    let (ours, theirs) = (rust_names(rust), header_names(header));
+    let sides = [
+        (&rust.path, &ours, &header.path, &theirs, twins.only_rust),
+        (&header.path, &theirs, &rust.path, &ours, twins.only_header),
+    ];
+    let mut findings = Vec::new();
+    for (path, own, other, others, only) in sides {
+        for name in own.difference(others).filter(|name| !only.contains(&name.as_str())) {
+            findings.push(Finding::new(path, 0, format!("{name} is not in its twin {other}")));
+        }
+        for name in only.iter().filter(|&&name| !own.contains(name) || others.contains(name)) {
+            let message = format!("{name} is listed as not in its twin {other}, for no reason");
+            findings.push(Finding::new(path, 0, message));
+        }
+    }
+    findings
+}
+
+/// The identifier that a text begins with.
+fn identifier(text: &str) -> Option<String> {
+    let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(text.len());
+    (end > 0).then(|| text[..end].to_owned())
+}
+
+/// Public names of a file in Rust: items, methods, and what a public trait asks for.
+fn rust_names(file: &File) -> BTreeSet<String> {
+    const ITEMS: [&str; 8] =
+        ["const fn ", "fn ", "struct ", "enum ", "const ", "trait ", "type ", "static "];
+    let mut names = BTreeSet::new();
+    let mut in_trait = false;
+    for line in code_of(&file.text, true).lines() {
+        in_trait = line.starts_with("pub trait ") || in_trait && line != "}";
+        let text = match line.trim().strip_prefix("pub ") {
+            Some(item) => item,
+            None if in_trait && line.trim().starts_with("fn ") => line.trim(),
+            None => continue,
+        };
+        names.extend(ITEMS.iter().find_map(|item| identifier(text.strip_prefix(item)?)));
+    }
+    names
+}
+
+/// Public names of a header: types, constants and functions for devices.
+fn header_names(file: &File) -> BTreeSet<String> {
+    let code = code_of(&file.text, false);
+    let lines: Vec<&str> = code.lines().collect();
+    let mut names = BTreeSet::new();
+    let mut private = false;
+    for (at, line) in lines.iter().enumerate() {
+        match line.trim() {
+            "private:" => private = true,
+            "public:" => private = false,
+            _ if *line == "};" => private = false,
+            _ => {}
+        }
+        if private || line.starts_with('#') {
+            continue;
+        }
+        let text = line.trim();
+        // A template's parameters stand in front, on the same line.
+        let text = match text.strip_prefix("template <") {
+            Some(_) => text.split_once("> ").map_or("", |(_, rest)| rest),
+            None => text,
+        };
+        for kind in ["struct ", "class ", "enum class "] {
+            names.extend(text.strip_prefix(kind).and_then(identifier));
+        }
+        if let Some((before, _)) = text.strip_prefix("constexpr ").and_then(|it| it.split_once('='))
+        {
+            names.extend(before.split_whitespace().next_back().and_then(identifier));
+        }
+        for mark in ["IRIS_DEVICE ", "IRIS_COLD "] {
+            let Some((_, declared)) = text.split_once(mark) else { continue };
+            let more = lines.get(at + 1).map_or("", |next| next.trim());
+            let whole =
+                if declared.contains('(') { declared.into() } else { format!("{declared} {more}") };
+            let before = whole.split('(').next().unwrap_or_default();
+            let name = before.rsplit(|c: char| !(c.is_alphanumeric() || c == '_')).next();
+            // Constructors have the name of their type, which is known; operators have none.
+            let is_name = |name: &&str| name.starts_with(|c: char| c.is_ascii_lowercase());
+            names.extend(name.filter(is_name).filter(|&it| it != "operator").map(str::to_owned));
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::tests;
+
+    /// What is found in these files and the root of iris-sync.
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        tests::found(check, &[&[(CRATE, "")], files].concat())
+    }
+
+    const RUST: (&str, &str) = (
+        "iris-sync/src/lock.rs",
+        "pub const FREE: i32 = 0;\n\
+        pub fn take<M>(m: &M) {}\n/// pub fn no() {}\nfn own() {}\npub(crate) fn crates() {}\n\
+        pub fn give() {}\n",
+    );
+    const HEADER: (&str, &str) = (
+        "iris-kernels/kernels/iris/lock.h",
+        "namespace iris::lock {\nconstexpr i32 FREE = 0;\n\
+         template <class M>\nIRIS_DEVICE bool\n    take(M m) {}\nIRIS_DEVICE void give() {}\n\
+         class Held {\n  private:\n    IRIS_DEVICE void secret() {}\n};\n}",
+    );
+
+    /// With `old` instead of `new` in one of the two.
+    fn with(file: (&'static str, &str), old: &str, new: &str) -> Vec<String> {
+        assert!(file.1.contains(old));
+        let text = file.1.replace(old, new);
+        let other = if file.0 == RUST.0 { HEADER } else { RUST };
+        found(&[(file.0, &text), other])
+    }
+
+    #[test]
+    fn names_that_differ_are_found() {
+        // A class of its own is one too.
+        assert_eq!(found(&[RUST, HEADER]), [format!("{}:0", HEADER.0)]);
+        assert!(with(HEADER, "class Held", "// class Held").is_empty());
+        assert_eq!(
+            with(HEADER, "class Held", "// class Held\nIRIS_DEVICE void more() {}").len(),
+            1
+        );
+        assert_eq!(with(RUST, "pub fn give", "pub fn release").len(), 3);
+        assert_eq!(with(RUST, "fn own", "pub fn own").len(), 2);
+    }
+
+    #[test]
+    fn a_file_without_its_twin_is_found() {
+        for (path, text) in [
+            RUST,
+            HEADER,
+            ("iris-sync/src/team.rs", ""),
+            ("iris-kernels/kernels/iris/team.h", ""),
+            ("iris-kernels/kernels/iris/flow/team.h", ""),
+            ("iris-kernels/kernels/iris/body/team.h", ""),
+            ("iris-kernels/src/cpu/team.rs", ""),
+        ] {
+            assert_eq!(found(&[(path, text)]).len(), 1, "{path}");
+        }
+        let both =
+            [("iris-kernels/kernels/iris/body/team.h", ""), ("iris-kernels/src/cpu/team.rs", "")];
+        assert!(found(&both).is_empty());
+    }
+
+    #[test]
+    fn a_list_says_only_what_is_so() {
+        // `bits` is in both, and `from_bits` in neither.
+        let rust = ("iris-sync/src/barrier.rs", "pub fn bits() {}\n");
+        let header = ("iris-kernels/kernels/iris/barrier.h", "IRIS_DEVICE u64 bits() {}\n");
+        assert_eq!(found(&[rust, header]).len(), 2);
+    }
+}
