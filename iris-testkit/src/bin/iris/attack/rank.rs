@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
-use iris_ops::{MatRef, Options, Ranks, TileShape};
+use iris_ops::{MatRef, Ranks, TileShape};
 use iris_testkit::say;
+use iris_testkit::suite::Options;
 use iris_testkit::suite::{AnyOp, Case, OpName, Operands, plan};
 use serde::{Deserialize, Serialize};
 
@@ -166,11 +167,11 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     }
     let world = World::from_env()?;
     stages.begin(Some(Stage::Planning));
-    let options = Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).k_block(2).k_per_flag(2);
+    let options = Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4);
     let case = Case::new(OpName::MatmulAllReduce, "auto", options);
     let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
     let ranks = Ranks::from(&world);
-    let mut op = AnyOp::new(case.op, &heap, &plan(case.op, &case.variant, ranks, &case.options)?)?;
+    let op = AnyOp::new(&heap, &plan(case.op, &case.variant, ranks, &case.options)?)?;
     let shapes = case.shapes(ranks, case.options.m);
     let (a, b) = (heap.zeros::<f32>(4096)?, heap.ones::<f32>(4096)?);
     let c = heap.full::<f32>(4096, f32::NAN)?;
