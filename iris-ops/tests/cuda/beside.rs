@@ -361,7 +361,7 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         let theirs = other.stream()?;
         let error = op.run(&operands, &theirs).expect_err("another heap's stream").to_string();
         ensure!(error.contains("another heap"), "{error}");
-        refused(op.beside(&operands, &theirs), "one of the heap")?;
+        refused(op.beside(&operands, &theirs), "another heap")?;
         let error = taker.launch(&heap, &theirs, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("stream for take is one of another heap"), "{error}");
         let stranger = TileView { heap: other.view(), ..view };
