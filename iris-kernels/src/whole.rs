@@ -20,11 +20,13 @@ pub enum Library {
     Vendor,
     /// Ours.
     Ours,
+    /// Nobody's: the kernels that operators are fused with multiply.
+    None,
 }
 
 impl Library {
     /// All of them.
-    pub const ALL: [Library; 3] = [Library::Auto, Library::Vendor, Library::Ours];
+    pub const ALL: [Library; 4] = [Library::Auto, Library::Vendor, Library::Ours, Library::None];
 }
 
 impl std::fmt::Display for Library {
@@ -33,6 +35,7 @@ impl std::fmt::Display for Library {
             Library::Auto => "auto",
             Library::Vendor => "vendor",
             Library::Ours => "ours",
+            Library::None => "none",
         })
     }
 }
@@ -42,7 +45,7 @@ impl std::str::FromStr for Library {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let known = Self::ALL.into_iter().find(|library| library.to_string() == text);
-        known.ok_or_else(|| format!("library is {text:?}, expected auto, vendor or ours"))
+        known.ok_or_else(|| format!("library is {text:?}, expected auto, vendor, ours or none"))
     }
 }
 
@@ -51,21 +54,25 @@ impl std::str::FromStr for Library {
 pub struct Whole {
     /// Whose.
     pub library: Library,
+    /// On what.
+    pub backend: BackendKind,
     /// Most rows, columns, depth.
     pub shape: [usize; 3],
     /// Type of A and B.
     pub dtype: DType,
     /// Type of C, or of the partial.
     pub output: DType,
+    /// Rows and columns of a tile of our kernel, for calls that do not fit the library.
+    pub tile: (u32, u32),
 }
 
 /// Lines of a partial begin at multiples of so many elements.
 pub(crate) const PARTIAL_LINE: u32 = 8;
 
 impl Whole {
-    /// Bytes of workspace of the library, on a kind of device.
-    pub(crate) fn library_bytes(&self, backend: BackendKind) -> u64 {
-        match (self.library, backend) {
+    /// Bytes of workspace of the library.
+    pub(crate) fn library_bytes(&self) -> u64 {
+        match (self.library, self.backend) {
             (Library::Auto | Library::Vendor, BackendKind::Cuda) => Prepared::WORKSPACE,
             _ => 0,
         }
@@ -73,11 +80,11 @@ impl Whole {
 
     /// Bytes that a call needs: the workspace of the library, and behind it this rank's partial, if
     /// there is one.
-    pub fn memory(&self, backend: BackendKind, partial: bool) -> u64 {
+    pub fn memory(&self, partial: bool) -> u64 {
         let [m, n, _] = self.shape.map(|it| it as u64);
         let line = n.next_multiple_of(u64::from(PARTIAL_LINE)) * self.output.size() as u64;
         let partial = if partial { m.saturating_mul(line) } else { 0 };
-        self.library_bytes(backend).saturating_add(partial)
+        self.library_bytes().saturating_add(partial)
     }
 }
 
@@ -97,8 +104,9 @@ impl WholeProduct {
     /// # Errors
     /// Those of the device, of the compiler, and of a library that is there and fails.
     pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<WholeProduct>> {
-        let Whole { library, shape, dtype, output } = *whole;
-        if heap.backend().device().kind != BackendKind::Cuda || shape.contains(&0) {
+        let Whole { library, shape, dtype, output, .. } = *whole;
+        let on_gpu = heap.backend().device().kind == BackendKind::Cuda;
+        if !on_gpu || library == Library::None || shape.contains(&0) {
             return Ok(None);
         }
         let backend = CudaBackend::of(heap)?;
@@ -231,6 +239,6 @@ mod tests {
             assert_eq!(library.to_string().parse(), Ok(library));
         }
         let error = "theirs".parse::<Library>().unwrap_err();
-        assert_eq!(error, "library is \"theirs\", expected auto, vendor or ours");
+        assert_eq!(error, "library is \"theirs\", expected auto, vendor, ours or none");
     }
 }

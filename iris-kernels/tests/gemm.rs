@@ -365,12 +365,13 @@ fn a_whole_product_is_that_of_whichever_library() {
             ..OpArgs::zeroed()
         };
         let mut results = Vec::new();
-        for library in Library::ALL {
+        for library in [Library::Auto, Library::Vendor, Library::Ours] {
             let shape = [128, n, k];
-            let whole = Whole { library, shape, dtype, output: dtype };
+            let (backend, tile) = (BackendKind::Cuda, (128, 128));
+            let whole = Whole { library, backend, shape, dtype, output: dtype, tile };
             let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
-            let bytes = whole.memory(BackendKind::Cuda, false).max(1);
+            let bytes = whole.memory(false).max(1);
             let workspace = heap.alloc::<u8>(bytes as usize)?;
             let at = heap.view().data[0] + workspace.offset();
             heap.write(c.slice, bytemuck::cast_slice(&c.held))?;
