@@ -36,15 +36,12 @@ pub struct Launcher {
 /// A product of whole matrices that is multiplied ahead of a kernel, or instead of one.
 #[derive(Debug)]
 struct Ahead {
-    product: WholeProduct,
     whole: Whole,
-    /// The kernel that then takes partials from memory; none where nothing comes after the product.
-    rest: Option<Prepared>,
-    resident: u32,
+    /// Whoever has it for calls that fit.
+    product: Option<WholeProduct>,
+    /// The kernel of `matmul`, for those that do not; none where the launcher's own kernel is that.
+    local: Option<Launcher>,
 }
-
-/// Workgroups of a kernel behind a product: as many as messages have.
-const REST_GROUPS: u32 = 65;
 
 #[derive(Clone, Debug)]
 enum Device {
@@ -88,45 +85,58 @@ impl Launcher {
         Ok(Self { resident, device: Device::Cuda(functions), ahead: None })
     }
 
-    /// The same with a product of whole matrices by whose library `whole` says, where there is one on
-    /// the heap's device. Of `matmul` it is the whole call. Of the others it comes ahead of `kernel`,
-    /// which then takes this rank's partial from memory; words, workspace and results are those of the
-    /// kernel that multiplies, so that it does not matter if a peer's does. A call that does not fit the
-    /// library is done by the kernels that were prepared.
-    ///
-    /// A call needs [`Whole::memory`] bytes where its arguments say the workspace is.
+    /// The same, of `matmul`, with the product of whose library `whole` says, where there is one on the
+    /// heap's device and a call fits it. A call needs [`Whole::memory`] bytes where its arguments say
+    /// that the workspace is.
     ///
     /// # Errors
     /// As [`Launcher::new`], and [`WholeProduct::new`].
-    pub fn with_whole(
-        mut self,
+    pub fn with_whole(self, heap: &SymmetricHeap, whole: &Whole) -> Result<Self> {
+        let product = WholeProduct::new(heap, whole)?;
+        let ahead = Ahead { whole: *whole, product, local: None };
+        Ok(Self { ahead: Some(Arc::new(ahead)), ..self })
+    }
+
+    /// Prepare to do `kernel` of an op with a product unfused: the product of whole matrices first, as
+    /// for `matmul`, then the kernel of the message, with the same words and results. A call needs
+    /// [`Whole::memory`] bytes where its arguments say that the workspace is; the tile in its arguments
+    /// is that of the message, which `op` has, too.
+    ///
+    /// # Errors
+    /// As [`Launcher::new`], and [`WholeProduct::new`]; [`Error::Unsupported`] for an op whose product
+    /// does not come first.
+    pub fn unfused(
         heap: &SymmetricHeap,
         op: &OpBuild,
         kernel: Kernel,
         whole: &Whole,
     ) -> Result<Self> {
-        let Some(product) = WholeProduct::new(heap, whole)? else { return Ok(self) };
-        let (rest, resident) = match op.op.strip_prefix("matmul_") {
-            None => (None, 0),
-            Some(name) => {
-                let message = OpBuild { op: name, product: false, ..*op };
-                let (rest, fits) = prepare(CudaBackend::of(heap)?, &message, kernel)?;
-                (Some(rest), fits()?)
-            }
-        };
-        self.ahead = Some(Arc::new(Ahead { product, whole: *whole, rest, resident }));
-        Ok(self)
+        let name = op.op.strip_prefix("matmul_").ok_or_else(|| {
+            unsupported(format!("unfused {}", op.op), "its product does not come first")
+        })?;
+        let (tile_m, tile_n) = whole.tile;
+        let matmul = OpBuild { op: "matmul", product: true, tile_m, tile_n, ..*op };
+        let local = Some(Self::new(heap, &matmul, &[Kernel::Local])?);
+        let product = WholeProduct::new(heap, whole)?;
+        let message = OpBuild { op: name, product: false, ..*op };
+        let ahead = Ahead { whole: *whole, product, local };
+        Ok(Self { ahead: Some(Arc::new(ahead)), ..Self::new(heap, &message, &[kernel])? })
     }
 
-    /// The library of [`Launcher::with_whole`], if there is one.
-    pub fn whole(&self) -> Option<String> {
-        self.ahead.as_ref().map(|ahead| ahead.product.title())
+    /// The library whose products of whole matrices it has, if there is one.
+    pub fn library(&self) -> Option<String> {
+        let product = self.ahead.as_ref()?.product.as_ref()?;
+        Some(product.title())
     }
 
-    /// The same without it: for ranks of which not all have it.
+    /// The same without that: for ranks of which not all have it.
     #[must_use]
-    pub fn without_whole(self) -> Self {
-        Self { ahead: None, ..self }
+    pub fn without_library(self) -> Self {
+        let ahead = self.ahead.map(|ahead| {
+            let Ahead { whole, ref local, .. } = *ahead;
+            Arc::new(Ahead { whole, product: None, local: local.clone() })
+        });
+        Self { ahead, ..self }
     }
 
     /// Workgroups that run at the same time, all of them: a launch may have no more.
@@ -150,10 +160,23 @@ impl Launcher {
         heap: &Arc<SymmetricHeap>,
         stream: &Stream,
         (op, kernel): (&'static str, Kernel),
-        args: OpArgs,
+        mut args: OpArgs,
         groups: u32,
     ) -> Result<()> {
         heap.check_stream(op, stream)?;
+        if let Some(ahead) = &self.ahead {
+            // SAFETY: as the caller says.
+            match unsafe { ahead.multiply(heap, stream, kernel, &args) }? {
+                Multiplied::All => return Ok(()),
+                Multiplied::Partial(a) => {
+                    (args.a, args.producer) = (a, producer::LOAD);
+                    if matches!(kernel, Kernel::AllGather) {
+                        (args.bias, args.epilogue) = (Matrix::default(), 0);
+                    }
+                }
+                Multiplied::Nothing => {}
+            }
+        }
         let functions = match &self.device {
             Device::Cuda(functions) => functions,
             Device::Cpu => {
@@ -171,12 +194,6 @@ impl Launcher {
                 return stream.launch_cpu(name, groups, Arc::new(run));
             }
         };
-        if let Some(ahead) = &self.ahead {
-            // SAFETY: as the caller says.
-            if unsafe { ahead.launch(heap, stream, kernel, &args, groups) }? {
-                return Ok(());
-            }
-        }
         let name = kernel.name();
         let function = functions.iter().find(|known| known.name == name);
         let &Prepared { ref function, threads, shared_bytes, .. } = function.ok_or_else(|| {
@@ -199,42 +216,43 @@ impl Launcher {
     }
 }
 
+/// What of a call a product of whole matrices did.
+enum Multiplied {
+    Nothing,
+    All,
+    /// This rank's partial, or its rows of C, which are there.
+    Partial(Matrix),
+}
+
 impl Ahead {
-    /// Enqueue a call, if it fits the library; whether it does.
+    /// Enqueue the product of a call.
     ///
     /// # Safety
     /// As for [`Launcher::launch`].
-    unsafe fn launch(
+    unsafe fn multiply(
         &self,
-        heap: &SymmetricHeap,
+        heap: &Arc<SymmetricHeap>,
         stream: &Stream,
         kernel: Kernel,
         args: &OpArgs,
-        groups: u32,
-    ) -> Result<bool> {
-        let data = args.heap.data[args.heap.rank as usize];
-        let workspace = data + args.workspace;
+    ) -> Result<Multiplied> {
+        let workspace = args.heap.data[args.heap.rank as usize] + args.workspace;
         // The rows of this rank's product.
         let mut product = OpArgs { m: args.a.rows, ..*args };
-        let mut rest = *args;
         match kernel {
             Kernel::Local => {}
             // Its own rows of C, which is gathered where it lies.
             Kernel::AllGather => {
                 let rows = split(args.m, args.channel.size, args.channel.rank);
-                if args.c.transposed != 0 {
-                    return Ok(false);
-                }
+                let apart = if args.c.transposed == 0 { args.c.ld } else { 1 };
                 let size = self.whole.output.size() as u64;
-                product.c.address += u64::from(rows.start) * args.c.ld * size;
+                product.c.address += u64::from(rows.start) * apart * size;
                 product.c.rows = rows.end - rows.start;
-                rest.a = product.c;
-                (rest.bias, rest.epilogue) = (Matrix::default(), 0);
             }
             // What is done to results is done once they are added up.
             _ => {
                 product.c = Matrix {
-                    address: workspace + self.whole.library_bytes(BackendKind::Cuda),
+                    address: workspace + self.whole.library_bytes(),
                     ld: u64::from(args.n.next_multiple_of(PARTIAL_LINE)),
                     rows: args.a.rows,
                     cols: args.n,
@@ -242,22 +260,25 @@ impl Ahead {
                     transposed: 0,
                 };
                 (product.bias, product.epilogue) = (Matrix::default(), 0);
-                rest.a = product.c;
             }
         }
-        rest.producer = producer::LOAD;
-        // SAFETY: the caller vouches for the matrices and the workspace, where there is room.
-        if !unsafe { self.product.enqueue(heap, stream, &product, workspace) }? {
-            return Ok(false);
+        if let Some(whole) = &self.product
+            // SAFETY: the caller vouches for the matrices and the workspace, where there is room.
+            && unsafe { whole.enqueue(heap, stream, &product, workspace) }?
+        {
+            return Ok(match self.local {
+                None => Multiplied::All,
+                Some(_) => Multiplied::Partial(product.c),
+            });
         }
-        let Some(Prepared { function, threads, shared_bytes, .. }) = &self.rest else {
-            return Ok(true);
-        };
-        let groups = groups.min(self.resident).min(REST_GROUPS);
-        let shape = LaunchShape { groups, threads: *threads, shared_bytes: *shared_bytes };
-        // SAFETY: the one parameter is an `OpArgs`, of the same call but for A, which is what was
-        // multiplied; `groups` are resident.
-        unsafe { function.launch(stream, shape, &[bytemuck::bytes_of(&rest)]) }.map(|()| true)
+        let Some(local) = &self.local else { return Ok(Multiplied::Nothing) };
+        (product.tile_m, product.tile_n) = self.whole.tile;
+        let tiles = |len: u32, tile: u32| u64::from(len.div_ceil(tile));
+        let work = tiles(product.m, product.tile_m) * tiles(product.n, product.tile_n);
+        let groups = work.clamp(1, u64::from(local.resident())) as u32;
+        // SAFETY: as above.
+        unsafe { local.launch(heap, stream, ("matmul", Kernel::Local), product, groups) }?;
+        Ok(Multiplied::Partial(product.c))
     }
 }
 

@@ -5,25 +5,37 @@ use iris_heap::cuda::CudaBackend;
 use iris_heap::{BackendKind, DType, Error, Result, Stream, SymmetricHeap};
 
 use crate::args::OpArgs;
-use crate::gemm::Gemm;
+use crate::gemm::{Config, Gemm};
 use crate::rtc;
 use crate::vendor::{Blas, Multiplier, Prepared};
 
 /// Whose product of whole matrices is used, where operands fit it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Library {
-    /// The vendor's where its library is there, else ours.
+    /// Ours where it was measured to be faster than what the vendor's library chooses at once, else the
+    /// vendor's, else ours.
     #[default]
+    Auto,
+    /// The vendor's where its library is there, else ours.
     Vendor,
     /// Ours.
     Ours,
+    /// Nobody's: the kernels that operators are fused with multiply.
+    None,
+}
+
+impl Library {
+    /// All of them.
+    pub const ALL: [Library; 4] = [Library::Auto, Library::Vendor, Library::Ours, Library::None];
 }
 
 impl std::fmt::Display for Library {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
+            Library::Auto => "auto",
             Library::Vendor => "vendor",
             Library::Ours => "ours",
+            Library::None => "none",
         })
     }
 }
@@ -32,11 +44,8 @@ impl std::str::FromStr for Library {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "vendor" => Ok(Library::Vendor),
-            "ours" => Ok(Library::Ours),
-            other => Err(format!("library is {other:?}, expected vendor or ours")),
-        }
+        let known = Self::ALL.into_iter().find(|library| library.to_string() == text);
+        known.ok_or_else(|| format!("library is {text:?}, expected auto, vendor, ours or none"))
     }
 }
 
@@ -45,93 +54,88 @@ impl std::str::FromStr for Library {
 pub struct Whole {
     /// Whose.
     pub library: Library,
+    /// On what.
+    pub backend: BackendKind,
     /// Most rows, columns, depth.
     pub shape: [usize; 3],
     /// Type of A and B.
     pub dtype: DType,
     /// Type of C, or of the partial.
     pub output: DType,
+    /// Rows and columns of a tile of our kernel, for calls that do not fit the library.
+    pub tile: (u32, u32),
 }
 
 /// Lines of a partial begin at multiples of so many elements.
 pub(crate) const PARTIAL_LINE: u32 = 8;
 
 impl Whole {
-    /// Bytes of workspace of the library, on a kind of device.
-    pub(crate) fn library_bytes(&self, backend: BackendKind) -> u64 {
-        match (self.library, backend) {
-            (Library::Vendor, BackendKind::Cuda) => Prepared::WORKSPACE,
+    /// Bytes of workspace of the library.
+    pub(crate) fn library_bytes(&self) -> u64 {
+        match (self.library, self.backend) {
+            (Library::Auto | Library::Vendor, BackendKind::Cuda) => Prepared::WORKSPACE,
             _ => 0,
         }
     }
 
     /// Bytes that a call needs: the workspace of the library, and behind it this rank's partial, if
     /// there is one.
-    pub fn memory(&self, backend: BackendKind, partial: bool) -> u64 {
+    pub fn memory(&self, partial: bool) -> u64 {
         let [m, n, _] = self.shape.map(|it| it as u64);
         let line = n.next_multiple_of(u64::from(PARTIAL_LINE)) * self.output.size() as u64;
         let partial = if partial { m.saturating_mul(line) } else { 0 };
-        self.library_bytes(backend).saturating_add(partial)
+        self.library_bytes().saturating_add(partial)
     }
 }
 
 /// What multiplies whole matrices on the device of a heap.
 #[derive(Debug)]
-pub enum WholeProduct {
-    /// The vendor's library.
-    Vendor(Prepared),
-    /// Our core.
-    Ours(Gemm),
+pub struct WholeProduct {
+    vendor: Option<Prepared>,
+    ours: Option<Gemm>,
+    /// Whether ours goes first where it is preferred.
+    chooses: bool,
 }
 
 impl WholeProduct {
-    /// What there is on this heap's device for this product: the vendor's if it is asked for and its
-    /// library is there, else ours; none if there is neither. It may compile and load: call it where
-    /// all ranks make an op.
+    /// What there is on this heap's device for this product; none if there is neither the vendor's
+    /// library nor a build of ours. It may compile and load: call it where all ranks make an op.
     ///
     /// # Errors
     /// Those of the device, of the compiler, and of a library that is there and fails.
     pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<WholeProduct>> {
-        let Whole { library, shape, dtype, output } = *whole;
-        if heap.backend().device().kind != BackendKind::Cuda || shape.contains(&0) {
+        let Whole { library, shape, dtype, output, .. } = *whole;
+        let on_gpu = heap.backend().device().kind == BackendKind::Cuda;
+        if !on_gpu || library == Library::None || shape.contains(&0) {
             return Ok(None);
         }
         let backend = CudaBackend::of(heap)?;
-        if library == Library::Vendor
-            && let Some(prepared) = vendor(backend, shape, (dtype, output))?
-        {
-            return Ok(Some(WholeProduct::Vendor(prepared)));
-        }
-        if !Gemm::is_there(backend.arch(), dtype) || dtype != output || shape[1] % 8 != 0 {
-            return Ok(None);
-        }
-        let layouts = [(false, false), (false, true)];
-        match Gemm::new(backend, shape, dtype, &layouts) {
-            Ok(gemm) => Ok(Some(WholeProduct::Ours(gemm))),
-            // A host without the compiler, whose kernels came with the program.
-            Err(Error::Other(why))
-                if matches!(why.downcast_ref(), Some(rtc::Error::NotFound { .. })) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        let vendor = match library {
+            Library::Ours => None,
+            _ => vendor(backend, shape, (dtype, output))?,
+        };
+        // Beside the vendor's, only the builds that are preferred to it.
+        let chooses = library == Library::Auto && vendor.is_some();
+        let ours = match library {
+            Library::Vendor if vendor.is_some() => None,
+            _ if dtype != output || !Gemm::is_there(backend.arch(), dtype) => None,
+            _ => ours(backend, shape, dtype, chooses)?,
+        };
+        let found = vendor.is_some() || ours.is_some();
+        Ok(found.then_some(WholeProduct { vendor, ours, chooses }))
     }
 
     /// What it is: with the device it decides the bits of results.
     pub fn title(&self) -> String {
-        match self {
-            WholeProduct::Vendor(prepared) => prepared.library(),
-            WholeProduct::Ours(_) => "gemm_sm90".into(),
-        }
+        let vendor = self.vendor.as_ref().map(Prepared::library);
+        let ours = self.ours.as_ref().map(|_| "gemm_sm90".to_string());
+        [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
     /// Whether it does this call. The others are for the kernels of operators.
     pub fn fits(&self, args: &OpArgs) -> bool {
-        match self {
-            WholeProduct::Vendor(prepared) => prepared.fits(args),
-            WholeProduct::Ours(gemm) => gemm.fits(args),
-        }
+        self.vendor.as_ref().is_some_and(|it| it.fits(args))
+            || self.ours.as_ref().is_some_and(|it| it.fits(args))
     }
 
     /// Enqueues the product of a call in the order of the heap's ops, if it does this call; whether it
@@ -153,14 +157,16 @@ impl WholeProduct {
         workspace: u64,
     ) -> Result<bool> {
         let backend = CudaBackend::of(heap)?;
-        let prepared = match self {
+        let prefers = |gemm: &&Gemm| !self.chooses || gemm.is_preferred(args);
+        if let Some(gemm) = self.ours.as_ref().filter(prefers)
             // SAFETY: as the caller says.
-            WholeProduct::Ours(gemm) => return unsafe { gemm.launch(backend, stream, args) },
-            WholeProduct::Vendor(prepared) => prepared,
-        };
-        if !prepared.fits(args) {
-            return Ok(false);
+            && unsafe { gemm.launch(backend, stream, args) }?
+        {
+            return Ok(true);
         }
+        let Some(prepared) = self.vendor.as_ref().filter(|it| it.fits(args)) else {
+            return Ok(false);
+        };
         let mut done = false;
         backend.enqueue(stream, |raw| {
             // SAFETY: as the caller says; the context of the device is current, and the stream of it.
@@ -168,6 +174,35 @@ impl WholeProduct {
             Ok(())
         })?;
         Ok(done)
+    }
+}
+
+/// Our builds for this product, if there are any: all that calls may need, or those that are preferred.
+fn ours(
+    backend: &CudaBackend,
+    shape: [usize; 3],
+    dtype: DType,
+    preferred: bool,
+) -> Result<Option<Gemm>> {
+    let layouts = [(false, false), (false, true)];
+    let mut configs = Config::of_plan(shape, backend.multiprocessors());
+    configs.retain(|config| !preferred || config.is_preferred());
+    if configs.is_empty() {
+        return Ok(None);
+    }
+    let configs: Vec<Config> = configs
+        .into_iter()
+        .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
+        .collect();
+    match Gemm::of(backend, shape, dtype, &configs) {
+        Ok(gemm) => Ok(Some(gemm)),
+        // A host without the compiler, whose kernels came with the program.
+        Err(Error::Other(why))
+            if matches!(why.downcast_ref(), Some(rtc::Error::NotFound { .. })) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -200,10 +235,10 @@ mod tests {
 
     #[test]
     fn a_library_is_known_by_its_name() {
-        for library in [Library::Vendor, Library::Ours] {
+        for library in Library::ALL {
             assert_eq!(library.to_string().parse(), Ok(library));
         }
         let error = "theirs".parse::<Library>().unwrap_err();
-        assert_eq!(error, "library is \"theirs\", expected vendor or ours");
+        assert_eq!(error, "library is \"theirs\", expected auto, vendor, ours or none");
     }
 }

@@ -304,7 +304,8 @@ fn large_shapes_are_right_where_sampled() {
 fn what_does_not_fit_is_left_to_others() {
     on_the_gpu(|heap| {
         let shape = [64, 256, 128];
-        let gemm = Gemm::new(CudaBackend::of(heap)?, shape, DType::BF16, &[(false, false)])?;
+        let configs = Config::of_plan(shape, CudaBackend::of(heap)?.multiprocessors());
+        let gemm = Gemm::of(CudaBackend::of(heap)?, shape, DType::BF16, &configs)?;
         let matrix = |rows: u32, cols: u32| Matrix {
             address: heap.view().data[0],
             ld: u64::from(cols),
@@ -323,8 +324,7 @@ fn what_does_not_fit_is_left_to_others() {
             ..OpArgs::zeroed()
         };
         assert!(gemm.fits(&args));
-        let odd =
-            Gemm::new(CudaBackend::of(heap)?, [64, 254, 128], DType::BF16, &[(false, false)])?;
+        let odd = Gemm::of(CudaBackend::of(heap)?, [64, 254, 128], DType::BF16, &configs)?;
         assert!(!odd.fits(&OpArgs { n: 254, ..args }), "its stores would end behind the row");
         let others: [fn(&mut OpArgs); 10] = [
             |it| it.m = 0,
@@ -365,12 +365,13 @@ fn a_whole_product_is_that_of_whichever_library() {
             ..OpArgs::zeroed()
         };
         let mut results = Vec::new();
-        for library in [Library::Vendor, Library::Ours] {
+        for library in [Library::Auto, Library::Vendor, Library::Ours] {
             let shape = [128, n, k];
-            let whole = Whole { library, shape, dtype, output: dtype };
+            let (backend, tile) = (BackendKind::Cuda, (128, 128));
+            let whole = Whole { library, backend, shape, dtype, output: dtype, tile };
             let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
-            let bytes = whole.memory(BackendKind::Cuda, false).max(1);
+            let bytes = whole.memory(false).max(1);
             let workspace = heap.alloc::<u8>(bytes as usize)?;
             let at = heap.view().data[0] + workspace.offset();
             heap.write(c.slice, bytemuck::cast_slice(&c.held))?;
@@ -384,7 +385,7 @@ fn a_whole_product_is_that_of_whichever_library() {
             heap.free(workspace)?;
         }
         // Sums of integers are the same in any order.
-        assert!(results[0] == results[1], "the two products differ");
+        assert!(results.iter().all(|it| *it == results[0]), "the products differ");
         assert!(results[0] != bytemuck::cast_slice::<u16, u8>(&c.held));
         Ok(())
     });

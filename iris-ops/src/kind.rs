@@ -113,7 +113,7 @@ impl Op {
 
 named! {
     /// The ways in which operators are done; [`Op::variants`] says which an operator has.
-    Variant, "variant", 10 {
+    Variant, "variant", 12 {
         /// Every rank pushes to all, and each adds up all of it.
         OneShot = "one_shot",
         /// The owner of a tile adds it up and sends the result to all.
@@ -130,6 +130,10 @@ named! {
         Pull = "pull",
         /// Some workgroups fetch, the others multiply.
         Staged = "staged",
+        /// The product of whole matrices, then the sum by `two_shot`, or what else the message takes.
+        Unfused = "unfused",
+        /// The product of whole matrices, then the sum by `one_shot`.
+        UnfusedOneShot = "unfused_one_shot",
         /// The product of one rank alone.
         Local = "local",
         /// Every member tells every other.

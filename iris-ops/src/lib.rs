@@ -89,6 +89,7 @@ mod workspace;
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs};
 pub use error::{Error, Result};
+pub use iris_kernels::Library;
 pub use iris_kernels::build::Injected;
 pub use iris_kernels::schedule::split;
 pub use iris_kernels::trace::TraceSpan;

@@ -1,6 +1,7 @@
 //! What an operator is planned with: each has a struct of its own, with the options that it reads.
 
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
+use iris_kernels::Library;
 use iris_kernels::build::Injected;
 use iris_kernels::rtc::TileBuild;
 
@@ -174,6 +175,8 @@ pub struct Request {
     pub members: Option<Vec<usize>>,
     /// Workgroups of a launch; by default as many as can be resident.
     pub workgroups: Option<usize>,
+    /// Whose products of whole matrices are used.
+    pub library: Library,
     /// Spans that each workgroup has room for in a trace; 0 for no trace.
     pub trace_spans: u32,
     /// Whether kernels on GPUs count what they move.
@@ -203,6 +206,7 @@ impl Request {
             root: 0,
             members: None,
             workgroups: None,
+            library: Library::default(),
             trace_spans: 0,
             counted: false,
             first_call: 1,
@@ -449,6 +453,15 @@ macro_rules! setter {
         #[must_use]
         pub fn workgroups(mut self, workgroups: usize) -> Self {
             self.request.workgroups = Some(workgroups);
+            self
+        }
+    };
+    (library) => {
+        /// Whose product of whole matrices is used, on a GPU and where nothing is fused into it; by
+        /// default that which was measured to be faster.
+        #[must_use]
+        pub fn library(mut self, library: iris_kernels::Library) -> Self {
+            self.request.library = library;
             self
         }
     };

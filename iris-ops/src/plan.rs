@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::Range;
 
 use iris_heap::{ALIGNMENT, BackendKind, DType, HeapOptions, Request as Block, Segment};
-use iris_kernels::Kernel;
+use iris_kernels::build::Injected;
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of, split};
+use iris_kernels::{Kernel, Library, Whole};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
-use crate::spec::{Form, Memory, Part, Row, Step, Tiles};
+use crate::spec::{self, Form, Memory, Part, Row, Step, Tiles};
 use crate::tune;
 
 /// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
@@ -103,6 +104,11 @@ impl Plan {
         let sized = Self { request: sized, ..self.clone() };
         sized.check_words(tile)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
+        let workspace = sized.whole(form).map_or(0, |whole| {
+            let partial = form.whole == spec::Whole::Partial && !self.alone();
+            whole.memory(partial)
+        });
+        let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
         Ok(Choice { upto, variant, tile, form, needs })
     }
 
@@ -169,6 +175,28 @@ impl Plan {
         };
         let k_group = if request.row.a == Part::Shard { self.k_group() } else { 0 };
         Needs { k_group, ..needs }
+    }
+
+    /// The product of whole matrices of a form of this plan's largest call. What is traced, counted or
+    /// held up are kernels of our own, and so are those that are told how many workgroups they have.
+    pub(crate) fn whole(&self, form: &Form) -> Option<Whole> {
+        let Request { m, n, k, dtype, library, .. } = self.request;
+        let request = &self.request;
+        let output = match form.whole {
+            spec::Whole::None => return None,
+            spec::Whole::Partial if !self.alone() => request.wire_dtype(),
+            _ => request.output_dtype(),
+        };
+        let plain = !request.is_observed()
+            && request.injected == Injected::default()
+            && request.workgroups.is_none();
+        if !plain && (!form.is_unfused() || self.alone()) {
+            return None;
+        }
+        let tile = tune::whole_tile(self.ranks, request);
+        let library = if plain { library } else { Library::None };
+        let (backend, tile) = (self.ranks.backend, (tile.m as u32, tile.n as u32));
+        Some(Whole { library, backend, shape: [m, n, k], dtype, output, tile })
     }
 
     /// Columns of A in a unit of a gather.
@@ -339,6 +367,7 @@ impl Plan {
         items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));
         items.extend([
             ("epilogue", format!("{:?}", request.epilogue)),
+            ("library", request.library.to_string()),
             ("shard", format!("{:?}", request.shard)),
             ("staging", format!("{:?}", request.staged.layout)),
             ("columns_per_flag", format!("{:?}", request.staged.columns_per_flag)),
@@ -363,7 +392,8 @@ impl Plan {
             Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
             Tiles::Split => split.tiles(),
         };
-        let most = if self.op().multiplies() { u32::MAX } else { tune::MESSAGE_GROUPS };
+        let product = self.op().multiplies() && (!choice.form.is_unfused() || self.alone());
+        let most = if product { u32::MAX } else { tune::MESSAGE_GROUPS };
         tiles.clamp(1, most)
     }
 

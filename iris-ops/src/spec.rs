@@ -73,7 +73,7 @@ pub(crate) enum Tiles {
 }
 
 /// One way to do it.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     pub(crate) variant: Variant,
     /// The launches of a call, in their order.
@@ -91,6 +91,21 @@ pub(crate) struct Form {
     pub(crate) arrival: Option<u32>,
     /// Whether some of its workgroups fetch and do nothing else.
     pub(crate) fetches: bool,
+    /// Where a product of whole matrices has its place: a library may have it.
+    pub(crate) whole: Whole,
+}
+
+/// Where in a form a product of whole matrices is multiplied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Whole {
+    /// Nowhere: tiles are multiplied where they are needed.
+    None,
+    /// It is all of the form.
+    All,
+    /// Ahead of the kernel, which sends this rank's partial.
+    Partial,
+    /// Ahead of the kernel, which sends this rank's rows of C.
+    Rows,
 }
 
 /// One launch of a call.
@@ -153,6 +168,7 @@ impl Form {
             direct: false,
             arrival: None,
             fetches: false,
+            whole: Whole::None,
         }
     }
 
@@ -164,6 +180,21 @@ impl Form {
     /// The same, where one rank sends all tiles.
     pub(crate) const fn sends_all(self) -> Form {
         Form { sends_all: true, ..self }
+    }
+
+    /// The same by another name.
+    pub(crate) const fn of(self, variant: Variant) -> Form {
+        Form { variant, ..self }
+    }
+
+    /// The same with a product of whole matrices.
+    pub(crate) const fn whole(self, whole: Whole) -> Form {
+        Form { whole, ..self }
+    }
+
+    /// Whether the product is multiplied ahead of a message.
+    pub(crate) fn is_unfused(&self) -> bool {
+        matches!(self.whole, Whole::Partial | Whole::Rows)
     }
 
     /// The same, whose peers read A.

@@ -51,20 +51,28 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     }
 }
 
+/// The shape of a tile of a product ahead of a message, for calls that no library does.
+pub(crate) fn whole_tile(ranks: Ranks, request: &Request) -> TileShape {
+    tile(ranks, request, &crate::ops::matmul::ROW.forms[0])
+}
+
 /// The shape of a tile. A product wants large tiles, so that packing its factors is paid back; a
 /// message wants as many tiles as there are workgroups anywhere.
 pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
+    // Of what is unfused the message has tiles; alone there is none.
+    let product = row.op.multiplies() && (!form.is_unfused() || ranks.size == 1);
     if ranks.backend != BackendKind::Cpu {
-        return match row.op.multiplies() {
+        return match product {
             true => device_tile(ranks, request),
             false => device_message_tile(ranks, request, form),
         };
     }
-    if let Some(tile) = table::tile(ranks, request) {
+    let unfused = product != row.op.multiplies();
+    if !unfused && let Some(tile) = table::tile(ranks, request) {
         return tile;
     }
-    if !row.op.multiplies() {
+    if !product {
         // Elements lie one behind the other, however many there are.
         let n = n.clamp(1, if request.elements { 16384 } else { 4096 });
         return TileShape { m: (16384 / n).clamp(1, m.max(1)), n };

@@ -141,6 +141,21 @@ impl Config {
         waves * u64::from(self.width) * known.map_or(130, |it| it.3)
     }
 
+    /// Whether it is one of the widest builds, which go before the vendor's where their tiles fill the
+    /// device.
+    pub fn is_preferred(&self) -> bool {
+        !self.flipped && self.width >= 224 && self.cluster == 2
+    }
+
+    /// How much of the waves of tiles is in C, in percent.
+    pub(super) fn filled(&self, rows: u32, cols: u32, multiprocessors: u32) -> u64 {
+        let (units, tiles) = self.tiles(rows, cols);
+        let all = u64::from(units) * u64::from(tiles) * u64::from(self.cluster);
+        let waves = all.div_ceil(u64::from(multiprocessors)) * u64::from(multiprocessors);
+        let area = waves * u64::from(self.rows()) * u64::from(self.width);
+        u64::from(rows) * u64::from(cols) * 100 / area.max(1)
+    }
+
     /// Rows of a tile.
     pub fn rows(&self) -> u32 {
         64 * self.groups
@@ -228,6 +243,21 @@ mod tests {
         assert_eq!(width(64, 8192, 3584), (64, true));
         assert_eq!(width(17, 8192, 3584), (32, true));
         assert_eq!(width(1, 8192, 3584), (16, true));
+    }
+
+    #[test]
+    fn ours_goes_first_where_it_was_faster() {
+        let preferred = |m: u32, n: u32, k| {
+            let config = Config::choose([m as usize, n as usize, k], H200);
+            config.is_preferred() && m >= 1024 && config.filled(m, n, H200) >= 95
+        };
+        for (m, n, k) in [(8192, 8192, 1024), (4096, 3584, 8192), (1024, 7168, 8192)] {
+            assert!(preferred(m, n, k), "{m} x {n} x {k}");
+        }
+        for (m, n, k) in [(512, 8192, 3584), (8192, 1280, 8192), (16, 8192, 3584), (3000, 3000, 64)]
+        {
+            assert!(!preferred(m, n, k), "{m} x {n} x {k}");
+        }
     }
 
     #[test]

@@ -60,31 +60,12 @@ impl Gemm {
         arch == 90 && matches!(dtype, DType::F16 | DType::BF16)
     }
 
-    /// Loads the builds for C (up to `shape[0]` x `shape[1]`) = A B of depth `shape[2]`: for any rows up
-    /// to these and A and B in these `layouts`, each whether it lies by columns. Compiles those that
-    /// were not compiled before.
+    /// Loads these builds, for C (up to `shape[0]` x `shape[1]`) = A B of depth `shape[2]`. Compiles
+    /// those that were not compiled before.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for another architecture or type; [`Error::Other`] with an [`rtc::Error`];
     /// [`Error::Device`].
-    pub fn new(
-        backend: &CudaBackend,
-        shape: [usize; 3],
-        dtype: DType,
-        layouts: &[(bool, bool)],
-    ) -> Result<Gemm> {
-        let multiprocessors = backend.multiprocessors();
-        let configs: Vec<Config> = Config::of_plan(shape, multiprocessors)
-            .into_iter()
-            .flat_map(|config| layouts.iter().map(move |&layout| config.with_layout(layout)))
-            .collect();
-        Self::of(backend, shape, dtype, &configs)
-    }
-
-    /// Loads these builds.
-    ///
-    /// # Errors
-    /// As [`Gemm::new`].
     pub fn of(
         backend: &CudaBackend,
         shape: [usize; 3],
@@ -127,6 +108,15 @@ impl Gemm {
     /// Whether there is a build for this call.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.fitting(args).is_some()
+    }
+
+    /// Whether this call is one for which ours was measured to be faster than what the vendor's library
+    /// chooses at once: bench/NOTES.md. Not where the last wave of tiles is far from full.
+    pub fn is_preferred(&self, args: &OpArgs) -> bool {
+        let OpArgs { m, n, .. } = *args;
+        self.fitting(args).is_some_and(|(config, _)| {
+            config.is_preferred() && m >= 1024 && config.filled(m, n, self.multiprocessors) >= 95
+        })
     }
 
     fn fitting(&self, args: &OpArgs) -> Option<&(Config, Function)> {

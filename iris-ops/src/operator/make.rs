@@ -5,7 +5,7 @@ use std::sync::Arc;
 use iris_heap::{DevWords, SymmetricHeap};
 use iris_kernels::args::{OpArgs, dtype_code, epilogue, producer};
 use iris_kernels::build::OpBuild;
-use iris_kernels::{Launcher, trace};
+use iris_kernels::{Kernel, Launcher, trace};
 
 use super::{Operator, Ready};
 use crate::error::{Error, InOp, Result};
@@ -13,6 +13,7 @@ use crate::kind::Op;
 use crate::needs::{Area, OWN_WORDS};
 use crate::options::{Epilogue, Request, Shard, StagingLayout};
 use crate::plan::{Choice, Plan};
+use crate::spec;
 use crate::workspace::{Workspace, check_plan, give_words_back, outcome};
 
 /// What a rank has for an op by itself.
@@ -79,7 +80,42 @@ fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launch
         observed: request.is_observed(),
     };
     let kernels: Vec<_> = plan.launches(choice).into_iter().map(|(kernel, _)| kernel).collect();
-    Launcher::new(heap, &build, &kernels).in_op(op)
+    // A choice is that of calls up to a size; the library is asked for the largest.
+    let whole = plan.whole(choice.form);
+    match (whole, &kernels[..]) {
+        (None, _) => Launcher::new(heap, &build, &kernels),
+        (Some(whole), [Kernel::Local]) => {
+            Launcher::new(heap, &build, &kernels).and_then(|it| it.with_whole(heap, &whole))
+        }
+        (Some(whole), [kernel, ..]) => Launcher::unfused(heap, &build, *kernel, &whole),
+        (Some(_), []) => Launcher::new(heap, &build, &[]),
+    }
+    .in_op(op)
+}
+
+/// All ranks have a product of whole matrices from the same library, or none has. Collective where there
+/// is such a product.
+#[track_caller]
+fn agree_on_libraries(
+    heap: &SymmetricHeap,
+    plan: &Plan,
+    launchers: &mut [(Launcher, u32)],
+) -> Result<()> {
+    let whole = plan.choices().iter().any(|choice| choice.form.whole != spec::Whole::None);
+    if plan.on_cpu() || !whole || plan.alone() {
+        return Ok(());
+    }
+    let libraries: Vec<_> = launchers.iter().map(|(it, _)| it.library()).collect();
+    let mine = format!("{libraries:?}").into_bytes();
+    let all = heap.world().allgather(&mine).in_op(plan.op())?;
+    if all.iter().any(|theirs| *theirs != mine) {
+        let rank = heap.rank();
+        tracing::warn!(op = %plan.op(), rank, ?libraries, "other ranks have others: none is used");
+        for (launcher, _) in launchers {
+            *launcher = launcher.clone().without_library();
+        }
+    }
+    Ok(())
 }
 
 impl Operator {
@@ -110,7 +146,8 @@ impl Operator {
         world.agree(op.name(), &plan.fingerprint()).in_op(op)?;
         let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace));
         let told = world.all_ok(op.name(), outcome(&own)).in_op(op);
-        let Own { launchers, words } = own?;
+        let Own { mut launchers, words } = own?;
+        let told = told.and_then(|()| agree_on_libraries(heap, plan, &mut launchers));
         let workspace = told.and_then(|()| match shared {
             Some(workspace) => Ok(Arc::clone(workspace)),
             None => Workspace::make(heap, &[plan], prepare).map(Arc::new),

@@ -30,6 +30,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Own,
     in_place: false,
-    forms: FORMS,
+    forms: &FORMS,
     rule: Rule::Only,
 };

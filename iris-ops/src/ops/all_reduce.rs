@@ -42,6 +42,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
-    forms: FORMS,
+    forms: &FORMS,
     rule: Rule::Sum,
 };

@@ -6,7 +6,7 @@ use crate::MatmulArgs;
 use crate::facade::operator;
 use crate::kind::{Op, Variant};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias: nobody else takes part in a call.
@@ -18,7 +18,7 @@ options! { ROW,
     {
         /// For at most `m` rows, `n` columns and depth `k`, of which the last two are the rank's own.
         product(m, n, k);
-        dtype, output, epilogue, tile, workgroups,
+        dtype, output, epilogue, tile, workgroups, library,
     }
 }
 
@@ -29,6 +29,8 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: false,
-    forms: &[Form::push(Variant::Local, &[Step::Tiles(Kernel::Local)], Memory::None)],
+    forms: &[
+        Form::push(Variant::Local, &[Step::Tiles(Kernel::Local)], Memory::None).whole(Whole::All)
+    ],
     rule: Rule::Only,
 };

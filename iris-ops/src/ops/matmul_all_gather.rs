@@ -4,10 +4,10 @@ use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
 
 use crate::MatmulArgs;
-use crate::facade::{beside_method, operator};
-use crate::kind::{Op, Variant};
+use crate::facade::{beside_method, operator, variants};
+use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks): its rows `split(m, size, rank)` are A (those rows x `k`) B
@@ -21,8 +21,15 @@ options! { ROW,
     {
         /// For at most `m` rows over all ranks, `n` columns and depth `k`.
         product(m, n, k);
-        dtype, output, epilogue, tile, workgroups,
+        variant, dtype, output, epilogue, tile, workgroups, library,
     }
+}
+
+variants! { ROW;
+    /// Tiles are pushed as they are finished.
+    Push,
+    /// The product of whole matrices, by the library that the options say, then the message.
+    Unfused,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -32,11 +39,11 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Own,
     in_place: false,
-    forms: FORMS,
+    forms: &[FORMS[0], FORMS[0].of(kind::Variant::Unfused).whole(Whole::Rows)],
     rule: Rule::Only,
 };
 
 /// Of all that is gathered from every rank's rows.
-pub(super) const FORMS: &[Form] =
-    &[Form::push(Variant::Push, &[Step::Tiles(Kernel::AllGather)], Memory::Parts)
+pub(super) const FORMS: [Form; 1] =
+    [Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::AllGather)], Memory::Parts)
         .direct(Some(arrival::PARTS))];

@@ -7,7 +7,7 @@ use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias added
@@ -21,7 +21,7 @@ options! { ROW,
     {
         /// For at most `m` rows, `n` columns and this rank's depth `k`.
         product(m, n, k);
-        variant, dtype, output, wire, epilogue, tile, workgroups,
+        variant, dtype, output, wire, epilogue, tile, workgroups, library,
     }
 }
 
@@ -36,6 +36,10 @@ variants! { ROW;
     Spinlock,
     /// Ranks add into the owner's f32 tile atomically. The order, and so the last bits, vary.
     Atomic,
+    /// The product of whole matrices, by the library that the options say, then `two_shot` of it.
+    Unfused,
+    /// The product of whole matrices, then `one_shot` of it.
+    UnfusedOneShot,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -45,12 +49,19 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: false,
-    forms: FORMS,
+    forms: &[
+        FORMS[0],
+        FORMS[1],
+        FORMS[2],
+        FORMS[3],
+        FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial),
+        FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial),
+    ],
     rule: Rule::Sum,
 };
 
 /// Of all sums that all ranks get.
-pub(super) const FORMS: &[Form] = &[
+pub(super) const FORMS: [Form; 4] = [
     Form::push(kind::Variant::OneShot, &[Step::Tiles(Kernel::OneShot)], Memory::AllTiles)
         .sends_all(),
     Form::push(kind::Variant::TwoShot, &[Step::Tiles(Kernel::TwoShot)], Memory::OwnedAndResults)

@@ -4,10 +4,10 @@
 use iris_kernels::Kernel;
 
 use crate::MatmulArgs;
-use crate::facade::operator;
-use crate::kind::{Op, Variant};
+use crate::facade::{operator, variants};
+use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
 
 operator! {
     /// C (rows `split(m, size, rank)` x `n`) = those rows of the sum over ranks of A (`m` x `k`)
@@ -23,8 +23,15 @@ options! { ROW,
     {
         /// For at most `m` rows over all ranks, `n` columns and this rank's depth `k`.
         product(m, n, k);
-        dtype, output, wire, epilogue, tile, workgroups,
+        variant, dtype, output, wire, epilogue, tile, workgroups, library,
     }
+}
+
+variants! { ROW;
+    /// Tiles are pushed as they are finished.
+    Push,
+    /// The product of whole matrices, by the library that the options say, then the message.
+    Unfused,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -34,10 +41,10 @@ pub(crate) const ROW: Row = Row {
     c: Part::Own,
     tiles: Tiles::Split,
     in_place: false,
-    forms: FORMS,
+    forms: &[FORMS[0], FORMS[0].of(kind::Variant::Unfused).whole(Whole::Partial)],
     rule: Rule::Only,
 };
 
 /// Of all sums of which a rank gets its rows.
-pub(super) const FORMS: &[Form] =
-    &[Form::push(Variant::Push, &[Step::Tiles(Kernel::ReduceScatter)], Memory::PartialParts)];
+pub(super) const FORMS: [Form; 1] =
+    [Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::ReduceScatter)], Memory::PartialParts)];

@@ -30,6 +30,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::Own,
     tiles: Tiles::Split,
     in_place: false,
-    forms: FORMS,
+    forms: &FORMS,
     rule: Rule::Only,
 };

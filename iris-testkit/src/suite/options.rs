@@ -3,9 +3,9 @@
 use anyhow::ensure;
 use iris_heap::{BackendKind, DType};
 use iris_ops::{
-    Epilogue, Injected, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape, all_gather,
-    all_gather_matmul, all_reduce, all_to_all, barrier, broadcast, matmul, matmul_all_gather,
-    matmul_all_reduce, matmul_reduce_scatter, reduce_scatter,
+    Epilogue, Injected, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape,
+    all_gather, all_gather_matmul, all_reduce, all_to_all, barrier, broadcast, matmul,
+    matmul_all_gather, matmul_all_reduce, matmul_reduce_scatter, reduce_scatter,
 };
 
 /// Shapes, types and choices. An op that has no use for one of the first group refuses it; those of the
@@ -43,6 +43,8 @@ pub struct Options {
     pub fetchers: Option<usize>,
     /// Workgroups of a launch.
     pub workgroups: Option<usize>,
+    /// Whose products of whole matrices are used.
+    pub library: Library,
     /// Rank that broadcasts.
     pub root: usize,
     /// Spans that each workgroup has room for in a trace.
@@ -85,6 +87,7 @@ impl Options {
             columns_per_flag: None,
             fetchers: None,
             workgroups: None,
+            library: Library::default(),
             root: 0,
             trace_spans: 0,
             counted: false,
@@ -106,6 +109,7 @@ impl Options {
         columns_per_flag: usize => Some(columns_per_flag);
         fetchers: usize => Some(fetchers);
         workgroups: usize => Some(workgroups);
+        library: Library => library;
         root: usize => root;
         trace_spans: u32 => trace_spans;
         counted: bool => counted;
@@ -149,6 +153,7 @@ macro_rules! ask {
     (@ $from:ident, $to:ident, dtype) => { $to = $to.dtype($from.dtype); };
     (@ $from:ident, $to:ident, shard) => { $to = $to.shard($from.shard); };
     (@ $from:ident, $to:ident, epilogue) => { $to = $to.epilogue($from.epilogue); };
+    (@ $from:ident, $to:ident, library) => { $to = $to.library($from.library); };
     (@ $from:ident, $to:ident, root) => { $to = $to.root($from.root); };
     (@ $from:ident, $to:ident, $setter:ident) => {
         if let Some(value) = $from.$setter.clone() {
@@ -189,12 +194,13 @@ pub fn plan(
     Ok(match op {
         Op::MatmulAllReduce => {
             let new = matmul_all_reduce::Options::new(m, n, k).variant(variant.parse()?);
-            ask!(options, new, dtype, output, wire, epilogue, tile, workgroups).plan(ranks)?
+            ask!(options, new, dtype, output, wire, epilogue, tile, workgroups, library)
+                .plan(ranks)?
         }
         Op::MatmulReduceScatter => {
-            only()?;
-            let new = matmul_reduce_scatter::Options::new(m, n, k);
-            ask!(options, new, dtype, output, wire, epilogue, tile, workgroups).plan(ranks)?
+            let new = matmul_reduce_scatter::Options::new(m, n, k).variant(variant.parse()?);
+            ask!(options, new, dtype, output, wire, epilogue, tile, workgroups, library)
+                .plan(ranks)?
         }
         Op::AllGatherMatmul => {
             use all_gather_matmul::Variant;
@@ -206,14 +212,13 @@ pub fn plan(
             ask!(options, new, dtype, output, shard, epilogue, tile, workgroups).plan(ranks)?
         }
         Op::MatmulAllGather => {
-            only()?;
-            let new = matmul_all_gather::Options::new(m, n, k);
-            ask!(options, new, dtype, output, epilogue, tile, workgroups).plan(ranks)?
+            let new = matmul_all_gather::Options::new(m, n, k).variant(variant.parse()?);
+            ask!(options, new, dtype, output, epilogue, tile, workgroups, library).plan(ranks)?
         }
         Op::Matmul => {
             only()?;
             let new = matmul::Options::new(m, n, k);
-            ask!(options, new, dtype, output, epilogue, tile, workgroups).plan(ranks)?
+            ask!(options, new, dtype, output, epilogue, tile, workgroups, library).plan(ranks)?
         }
         Op::AllReduce => {
             let new = all_reduce::Options::rows(m, n).variant(variant.parse()?);

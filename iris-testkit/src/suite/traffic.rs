@@ -48,9 +48,10 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         flags: flags as u64,
     };
     match (case.op, variant) {
-        (OpName::MatmulAllReduce | OpName::AllReduce, Variant::OneShot) => {
-            traffic(m * n * wire * peers, 0, tiles((m, n), tile) * peers)
-        }
+        (
+            OpName::MatmulAllReduce | OpName::AllReduce,
+            Variant::OneShot | Variant::UnfusedOneShot,
+        ) => traffic(m * n * wire * peers, 0, tiles((m, n), tile) * peers),
         (OpName::MatmulAllReduce | OpName::AllReduce, variant) => {
             // Tiles take turns: those of this rank, and their elements.
             let (mut own, mut elements) = (0, 0);
@@ -62,7 +63,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 elements += rows * cols;
             }
             let others = m * n - elements;
-            if variant == Variant::TwoShot {
+            if matches!(variant, Variant::TwoShot | Variant::Unfused) {
                 let flags = tiles((m, n), tile) - own + own * peers;
                 traffic(others * wire + elements * output * peers, 0, flags)
             } else {

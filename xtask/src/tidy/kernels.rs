@@ -217,6 +217,10 @@ mod tests {
         assert_eq!(lines("mma_sm90.h", RAW), ["2", "3", "4", "5"]);
         assert!(lines("iris/port.h", RAW).is_empty());
         assert!(lines("iris/mma.h", RAW).is_empty());
+        // The instructions of the core, but not what is written with them.
+        assert!(lines("iris/gemm/sm90_ptx.h", RAW).is_empty());
+        assert_eq!(lines("iris/gemm/sm90.h", RAW), ["2", "3", "4", "5"]);
+        assert_eq!(lines("gemm_sm90.cu", RAW), ["2", "3", "4", "5"]);
     }
 
     #[test]

@@ -83,6 +83,10 @@ pub(crate) struct Options {
     /// Workgroups that fetch, of the variant staged.
     #[arg(long, requires = "op")]
     fetchers: Option<usize>,
+    /// Whose product of whole matrices is used on a GPU, where nothing is fused into it: auto, vendor,
+    /// ours or none [default: auto].
+    #[arg(long, requires = "op", value_parser = ["auto", "vendor", "ours", "none"])]
+    library: Option<String>,
     /// Timed calls.
     #[arg(long, default_value_t = 10)]
     iters: usize,
@@ -156,6 +160,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         m_contiguous: options.staging.as_deref() == Some("m_contiguous"),
         k_per_flag: options.k_per_flag,
         fetchers: options.fetchers,
+        library: options.library,
         seed: options.seed.unwrap_or(1),
         backend: options.backend,
         trace: options.trace.is_some(),

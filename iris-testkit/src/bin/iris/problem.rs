@@ -34,6 +34,8 @@ pub(crate) struct Problem {
     pub(crate) m_contiguous: bool,
     pub(crate) k_per_flag: Option<usize>,
     pub(crate) fetchers: Option<usize>,
+    /// Whose product of whole matrices, if not the default.
+    pub(crate) library: Option<String>,
     pub(crate) seed: u64,
     pub(crate) backend: BackendKind,
     pub(crate) trace: bool,
@@ -87,6 +89,8 @@ impl Problem {
         }
         options.columns_per_flag = self.k_per_flag.map(|blocks| blocks.saturating_mul(64));
         options.fetchers = self.fetchers;
+        let library = self.library.as_deref().and_then(|name| name.parse().ok());
+        options.library = library.unwrap_or_default();
         options.tile = self.tile.map(|[m, n]| TileShape { m, n });
         if self.trace {
             options = options.trace_spans(crate::trace::SPANS);

@@ -120,6 +120,7 @@ impl TuneJob {
             m_contiguous: false,
             k_per_flag: None,
             fetchers: None,
+            library: None,
             seed: 1,
             backend: BackendKind::Cpu,
             trace: false,
