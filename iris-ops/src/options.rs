@@ -1,4 +1,6 @@
 //! What an operator is planned with: each has a struct of its own, with the options that it reads.
+//!
+//! Long because every option stands here once, with its documentation, for the operators that read it.
 
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
 use iris_kernels::Library;
