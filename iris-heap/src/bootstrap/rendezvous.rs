@@ -211,8 +211,11 @@ impl Place {
     /// The first of these ranks whose process has ended, as the launcher says.
     pub(crate) fn lost(&self, ranks: &[usize]) -> Option<usize> {
         self.asks_for_lost()?;
-        let lost = |rank: &usize| self.folder.join(format!("lost-{rank}")).exists();
-        ranks.iter().copied().find(lost)
+        let entries = fs::read_dir(&self.folder).ok()?.flatten();
+        let rank = |entry: fs::DirEntry| -> Option<usize> {
+            entry.file_name().to_str()?.strip_prefix("lost-")?.parse().ok()
+        };
+        entries.filter_map(rank).filter(|rank| ranks.contains(rank)).min()
     }
 
     /// How often to look for a rank that the launcher says is lost.
