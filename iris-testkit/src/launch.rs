@@ -132,6 +132,17 @@ pub enum End {
     Late,
 }
 
+impl End {
+    /// How likely it is that this end was for another's: of a signal least. One that aborts may well
+    /// have done so for another's end.
+    fn follows(self) -> u8 {
+        match self {
+            End::Signalled(signal) => u8::from(signal == Signal::ABORT.as_raw()),
+            _ => 2,
+        }
+    }
+}
+
 impl fmt::Display for End {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -181,12 +192,7 @@ impl Outcome {
         let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
         let first = failed().map(|(_, it)| it.after).min()?;
         let together = failed().filter(|(_, it)| it.after <= first + TOGETHER);
-        // One that aborts may well have done so for another's end.
-        let follows = |end: End| match end {
-            End::Signalled(signal) => i32::from(signal == Signal::ABORT.as_raw()),
-            _ => 2,
-        };
-        together.min_by_key(|(_, it)| (follows(it.end), it.after)).map(|(rank, _)| rank)
+        together.min_by_key(|(_, it)| (it.end.follows(), it.after)).map(|(rank, _)| rank)
     }
 
     /// An exit code for the whole job, as a shell would have it: that of the rank that failed first,
@@ -320,6 +326,7 @@ impl Job {
         let lost = "a rank can not be waited for";
         let mut ends = vec![None; self.ranks.len()];
         let mut first_failure = None;
+        let (mut together, mut order) = (Vec::new(), 0);
         loop {
             let now = start.elapsed();
             let given_up = if now >= *deadline {
@@ -340,10 +347,15 @@ impl Job {
                 if !status.success() {
                     first_failure.get_or_insert(now);
                 }
-                *end = Some((ended(status, given_up), now));
-                // Ranks that are to meet this one need not wait for it any longer. If it can not be
-                // written, they wait until their deadline.
-                let _ = fs::write(self.folder.path().join(format!("lost-{rank}")), "");
+                let how = ended(status, given_up);
+                *end = Some((how, now));
+                together.push((how.follows(), rank));
+            }
+            // Ranks that are to meet these need not wait for them any longer. They blame the first.
+            together.sort_unstable();
+            for (_, rank) in together.drain(..) {
+                self.leave_word(rank, order);
+                order += 1;
             }
             if let Some(ends) = ends.iter().copied().collect() {
                 return Ok(ends);
@@ -352,6 +364,15 @@ impl Job {
                 .map_or(*deadline, |failure| deadline.min(&(failure + *grace)).to_owned());
             self.sleep(&ends, until.saturating_sub(start.elapsed()))?;
         }
+    }
+
+    /// Says in the job's folder that a rank has ended, and how many had before. If it can not be written, the
+    /// others wait until their deadline.
+    fn leave_word(&self, rank: usize, order: usize) {
+        let word = self.folder.path().join(format!("lost-{rank}"));
+        // Under another name first: whoever reads it reads all.
+        let part = word.with_extension("part");
+        let _ = fs::write(&part, order.to_string()).and_then(|()| fs::rename(part, word));
     }
 
     /// Sleeps until one of the ranks ends that have not yet, or for `most`.

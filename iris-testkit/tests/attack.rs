@@ -1,4 +1,4 @@
-//! `iris attack` in its quick form, and that it finds what it looks for.
+//! `iris attack`, in its long form where the level is full, and that it finds what it looks for.
 
 use std::process::{Command, Output};
 
@@ -15,7 +15,10 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn attacked_ranks_end_and_blame_the_right_one() {
-    let done = attack(&["--kills", "2", "--frames", "40"]);
+    // The long form takes some minutes.
+    let full = std::env::var("IRIS_TEST_LEVEL").is_ok_and(|level| level == "full");
+    let (kills, frames) = if full { ("55", "2200") } else { ("2", "40") };
+    let done = attack(&["--kills", kills, "--frames", frames]);
     let (out, err) = (text(&done.stdout), text(&done.stderr));
     assert!(done.status.success(), "{out}\n{err}");
     for word in

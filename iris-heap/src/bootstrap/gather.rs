@@ -204,7 +204,9 @@ impl Gathering {
             }
         }
         for rank in 0..self.size {
-            while let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) {
+            // Not for ever: a process that never stops sending must not keep the others waiting.
+            for _ in 0..16 {
+                let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) else { break };
                 let frames = peer.read();
                 self.heed(frames.into_iter())?;
             }

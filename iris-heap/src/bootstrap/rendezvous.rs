@@ -167,7 +167,9 @@ impl Place {
                 return Err(error);
             }
             if let Some(rank) = self.lost(&(0..size).filter(|&r| r != rank).collect::<Vec<_>>()) {
-                return Err(Error::PeerLost { rank });
+                // Rank 0 may have ended for another's end: then its note, which in the folder of a
+                // launcher is of this very run, says whose.
+                return Err(self.came_to_nothing(None).unwrap_or(Error::PeerLost { rank }));
             }
             if Instant::now() >= deadline {
                 tracing::error!(socket = %self.socket.display(), job = %self.job, "nobody listens");
@@ -208,11 +210,18 @@ impl Place {
         }
     }
 
-    /// The first of these ranks whose process has ended, as the launcher says.
+    /// The one of these ranks whose process has ended first, as the launcher says: the file of a rank
+    /// holds its place in that order.
     pub(crate) fn lost(&self, ranks: &[usize]) -> Option<usize> {
         self.asks_for_lost()?;
-        let lost = |rank: &usize| self.folder.join(format!("lost-{rank}")).exists();
-        ranks.iter().copied().find(lost)
+        let entries = fs::read_dir(&self.folder).ok()?.flatten();
+        let lost = |entry: fs::DirEntry| -> Option<(u64, usize)> {
+            let rank = entry.file_name().to_str()?.strip_prefix("lost-")?.parse().ok()?;
+            let order = fs::read_to_string(entry.path()).ok()?;
+            Some((order.trim().parse().unwrap_or(u64::MAX), rank))
+        };
+        let first = entries.filter_map(lost).filter(|(_, rank)| ranks.contains(rank)).min();
+        first.map(|(_, rank)| rank)
     }
 
     /// How often to look for a rank that the launcher says is lost.
@@ -483,6 +492,24 @@ mod tests {
         place.listen().unwrap();
         place.clear(None);
         assert!(temp.path().exists(), "a given folder is not ours to remove");
+    }
+
+    #[test]
+    fn of_several_that_ended_the_first_is_lost() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().into(), false, "job".into());
+        let place = Place { launched: true, ..place };
+        let soon = || Instant::now() + Duration::from_secs(20);
+        // Rank 0 ended because rank 2 did, and said nothing; then it says so.
+        fs::write(temp.path().join("lost-2"), "0").unwrap();
+        fs::write(temp.path().join("lost-0"), "1").unwrap();
+        fs::write(temp.path().join("lost-3.part"), "").unwrap();
+        let lost = place.connect(1, 4, soon()).unwrap_err();
+        assert!(matches!(lost, Error::PeerLost { rank: 2 }), "{lost}");
+        assert_eq!((place.lost(&[0, 3]), place.lost(&[3])), (Some(0), None));
+        place.clear(Some(&Error::PeerLost { rank: 3 }));
+        let lost = place.connect(1, 4, soon()).unwrap_err();
+        assert!(matches!(lost, Error::PeerLost { rank: 3 }), "{lost}");
     }
 
     #[test]
