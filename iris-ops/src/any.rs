@@ -7,10 +7,11 @@ use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
 
 use crate::args::Matrices;
+use crate::counters::Counters;
 use crate::error::Result;
 use crate::kind::{Op, Variant};
 use crate::matrix::MatRef;
-use crate::operator::{Counters, Operator};
+use crate::operator::Operator;
 use crate::ops;
 use crate::plan::Plan;
 use crate::spec::Row;

@@ -73,6 +73,7 @@
 mod any;
 mod args;
 mod check;
+mod counters;
 mod error;
 mod facade;
 mod kind;
@@ -88,6 +89,7 @@ mod workspace;
 
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs};
+pub use counters::Counters;
 pub use error::{Error, Result};
 pub use iris_kernels::Library;
 pub use iris_kernels::build::Injected;
@@ -95,7 +97,6 @@ pub use iris_kernels::schedule::split;
 pub use iris_kernels::trace::TraceSpan;
 pub use kind::{Op, UnknownName, Variant};
 pub use matrix::MatRef;
-pub use operator::Counters;
 pub use ops::all_gather::{self, AllGather};
 pub use ops::all_gather_matmul::{self, AllGatherMatmul};
 pub use ops::all_reduce::{self, AllReduce};
