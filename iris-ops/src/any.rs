@@ -14,7 +14,6 @@ use crate::matrix::MatRef;
 use crate::operator::Operator;
 use crate::ops;
 use crate::plan::Plan;
-use crate::spec::Row;
 use crate::workspace::Workspace;
 
 /// An operator, whichever its plan is of.
@@ -120,22 +119,6 @@ impl AnyOp {
 impl Op {
     /// Its variants.
     pub fn variants(self) -> Vec<Variant> {
-        self.row().forms.iter().map(|form| form.variant).collect()
-    }
-
-    fn row(self) -> &'static Row {
-        match self {
-            Op::MatmulAllReduce => &ops::matmul_all_reduce::ROW,
-            Op::MatmulReduceScatter => &ops::matmul_reduce_scatter::ROW,
-            Op::AllGatherMatmul => &ops::all_gather_matmul::ROW,
-            Op::MatmulAllGather => &ops::matmul_all_gather::ROW,
-            Op::Matmul => &ops::matmul::ROW,
-            Op::AllReduce => &ops::all_reduce::ROW,
-            Op::AllGather => &ops::all_gather::ROW,
-            Op::ReduceScatter => &ops::reduce_scatter::ROW,
-            Op::AllToAll => &ops::all_to_all::ROW,
-            Op::Broadcast => &ops::broadcast::ROW,
-            Op::Barrier => &ops::barrier::ROW,
-        }
+        ops::row(self).forms.iter().map(|form| form.variant).collect()
     }
 }
