@@ -126,8 +126,6 @@ pub struct OpArgs {
     pub m_first: u32,
     /// 1 if the staging buffer is stored column by column.
     pub m_contiguous: u32,
-    /// Ranks of a barrier, one bit each: low and high half.
-    pub members: [u32; 2],
     /// Spans a workgroup has room for in the trace.
     pub trace_spans: u32,
     /// Sources that the inbox has places for.

@@ -125,7 +125,6 @@ fn offsets(library: &Library) {
         offset_of!(OpArgs, shard),
         offset_of!(OpArgs, m_first),
         offset_of!(OpArgs, m_contiguous),
-        offset_of!(OpArgs, members),
         offset_of!(OpArgs, trace_spans),
         offset_of!(OpArgs, sources),
         size_of::<OpArgs>(),

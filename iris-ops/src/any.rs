@@ -7,13 +7,13 @@ use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
 
 use crate::args::Matrices;
+use crate::counters::Counters;
 use crate::error::Result;
 use crate::kind::{Op, Variant};
 use crate::matrix::MatRef;
-use crate::operator::{Counters, Operator};
+use crate::operator::Operator;
 use crate::ops;
 use crate::plan::Plan;
-use crate::spec::Row;
 use crate::workspace::Workspace;
 
 /// An operator, whichever its plan is of.
@@ -119,22 +119,6 @@ impl AnyOp {
 impl Op {
     /// Its variants.
     pub fn variants(self) -> Vec<Variant> {
-        self.row().forms.iter().map(|form| form.variant).collect()
-    }
-
-    fn row(self) -> &'static Row {
-        match self {
-            Op::MatmulAllReduce => &ops::matmul_all_reduce::ROW,
-            Op::MatmulReduceScatter => &ops::matmul_reduce_scatter::ROW,
-            Op::AllGatherMatmul => &ops::all_gather_matmul::ROW,
-            Op::MatmulAllGather => &ops::matmul_all_gather::ROW,
-            Op::Matmul => &ops::matmul::ROW,
-            Op::AllReduce => &ops::all_reduce::ROW,
-            Op::AllGather => &ops::all_gather::ROW,
-            Op::ReduceScatter => &ops::reduce_scatter::ROW,
-            Op::AllToAll => &ops::all_to_all::ROW,
-            Op::Broadcast => &ops::broadcast::ROW,
-            Op::Barrier => &ops::barrier::ROW,
-        }
+        ops::row(self).forms.iter().map(|form| form.variant).collect()
     }
 }

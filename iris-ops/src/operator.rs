@@ -23,8 +23,6 @@ use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
 
-pub use observe::Counters;
-
 /// An op on one rank: its share of the heap and everything needed to launch it.
 ///
 /// It is `Send` and `Sync`. The launches of one call are enqueued under the issue lock of the heap, so

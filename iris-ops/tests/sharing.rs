@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use iris_heap::{Segment, SymSlice, SymmetricHeap, World};
 use iris_ops::{
-    AllGather, AllGatherMatmul, AllReduce, AllToAll, Broadcast, CollectiveArgs, Error, MatRef,
-    MatmulAllReduce, MatmulArgs, Op, Plan, ReduceScatter, Variant, Workspace, all_gather,
-    all_gather_matmul, all_reduce, all_to_all, barrier, broadcast, matmul_all_reduce,
-    reduce_scatter,
+    AllGatherMatmul, AllReduce, AnyOp, CollectiveArgs, Error, MatRef, MatmulAllReduce, MatmulArgs,
+    Op, Operands, Plan, Variant, Workspace, all_gather, all_gather_matmul, all_reduce, all_to_all,
+    barrier, broadcast, matmul_all_reduce, reduce_scatter,
 };
 use iris_testkit::suite::{Case, Options, heap_bytes, plan, run_case};
 
@@ -80,27 +79,10 @@ fn collectives_take_any_number_of_elements() {
                 };
                 let (heap, input, output) = messages(&world, &plan, MOST)?;
                 let stream = heap.stream()?;
-                let run: Box<dyn Fn(&CollectiveArgs) -> iris_ops::Result<()>> = match op {
-                    Op::AllReduce => {
-                        let op = AllReduce::new(&heap, &plan)?;
-                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
-                    }
-                    Op::AllGather => {
-                        let op = AllGather::new(&heap, &plan)?;
-                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
-                    }
-                    Op::ReduceScatter => {
-                        let op = ReduceScatter::new(&heap, &plan)?;
-                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
-                    }
-                    Op::AllToAll => {
-                        let op = AllToAll::new(&heap, &plan)?;
-                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
-                    }
-                    _ => {
-                        let op = Broadcast::new(&heap, &plan)?;
-                        Box::new(move |args| op.run(args, &stream).and_then(|()| wait(&stream)))
-                    }
+                let made = AnyOp::new(&heap, &plan)?;
+                let run = |a: MatRef, c: MatRef| -> Result<()> {
+                    made.run(&Operands { a, b: a, c, bias: None }, &stream)?;
+                    Ok(stream.sync()?)
                 };
                 for (call, count) in counts.into_iter().enumerate() {
                     let (sent, got) = match op {
@@ -114,7 +96,7 @@ fn collectives_take_any_number_of_elements() {
                     heap.write(output, &vec![f32::NAN; size * MOST])?;
                     world.barrier()?;
                     let (from, to) = (input.slice(..sent)?, output.slice(..got)?);
-                    run(&CollectiveArgs::new(MatRef::vector(from), MatRef::vector(to)))?;
+                    run(MatRef::vector(from), MatRef::vector(to))?;
                     let sum = |at| (0..size).map(|source| value(source, call, at)).sum();
                     let wanted = |at: usize| match op {
                         Op::AllReduce => sum(at),
@@ -133,29 +115,24 @@ fn collectives_take_any_number_of_elements() {
                 if op == Op::AllReduce {
                     let all = |len| MatRef::vector(input.slice(..len).unwrap());
                     let other = |len| MatRef::vector(output.slice(..len).unwrap());
-                    let refused = |args: CollectiveArgs, text: &str| {
-                        let error = run(&args).expect_err(text).to_string();
+                    let refused = |a: MatRef, c: MatRef, text: &str| {
+                        let error = run(a, c).expect_err(text).to_string();
                         anyhow::ensure!(error.contains(text), "{error}, expected {text}");
                         Ok(())
                     };
-                    refused(CollectiveArgs::new(all(5), other(6)), "1 x 6 elements")?;
+                    refused(all(5), other(6), "1 x 6 elements")?;
                     let gaps = MatRef::sym(input, 2, 5).with_ld(6);
-                    refused(CollectiveArgs::new(gaps, other(10)), "without gaps")?;
+                    refused(gaps, other(10), "without gaps")?;
                     if size > 1 {
                         let (all, other) = (all(MOST + 1), other(MOST + 1));
-                        refused(CollectiveArgs::new(all, other), "20012 elements, but the plan")?;
+                        refused(all, other, "20012 elements, but the plan")?;
                     }
                 }
-                drop(run);
                 Ok(heap.close()?)
             })
             .unwrap();
         }
     }
-}
-
-fn wait(stream: &iris_heap::Stream) -> iris_ops::Result<()> {
-    stream.sync().map_err(|cause| Error::Heap { op: Op::AllReduce, cause: Box::new(cause) })
 }
 
 /// Ops of different kinds take turns in one workspace, on two streams, and none is in another's way.

@@ -43,7 +43,6 @@ struct OpArgs {
     u32 max_tiles, max_results;
     u32 wire, epilogue, producer, root;
     u32 fetchers, shard, m_first, m_contiguous;
-    u32 members[2];
     u32 trace_spans;
     u32 sources;
 };
@@ -53,8 +52,8 @@ static_assert(IRIS_OFFSET_OF(OpArgs, a) == 1176, "a");
 static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1304, "inbox");
 static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1368, "counters");
 static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1376, "m");
-static_assert(IRIS_OFFSET_OF(OpArgs, members) == 1440, "members");
-static_assert(sizeof(OpArgs) == 1456, "as iris_kernels::args::OpArgs");
+static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1440, "trace_spans");
+static_assert(sizeof(OpArgs) == 1448, "as iris_kernels::args::OpArgs");
 
 /// The launch that these arguments, the first of the kernel, describe, as this workgroup sees it. It
 /// refers to them where they are: functions that are not inlined are handed the references.

@@ -113,7 +113,7 @@ u64 mirror_offset(u32 field) {
         IRIS_OFFSET_OF(OpArgs, producer),    IRIS_OFFSET_OF(OpArgs, root),
         IRIS_OFFSET_OF(OpArgs, fetchers),    IRIS_OFFSET_OF(OpArgs, shard),
         IRIS_OFFSET_OF(OpArgs, m_first),     IRIS_OFFSET_OF(OpArgs, m_contiguous),
-        IRIS_OFFSET_OF(OpArgs, members),     IRIS_OFFSET_OF(OpArgs, trace_spans),
+        IRIS_OFFSET_OF(OpArgs, trace_spans),
         IRIS_OFFSET_OF(OpArgs, sources),     sizeof(OpArgs),
         IRIS_OFFSET_OF(TileView, channel),   IRIS_OFFSET_OF(TileView, record),
         IRIS_OFFSET_OF(TileView, rows),      IRIS_OFFSET_OF(TileView, tile_m),

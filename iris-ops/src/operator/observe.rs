@@ -1,33 +1,11 @@
 //! What the calls of an op leave behind: counters and a trace.
 
-use std::fmt;
-
 use iris_kernels::args::counter;
 use iris_kernels::trace::{self, TraceSpan};
 
 use super::Operator;
+use crate::counters::Counters;
 use crate::error::{Error, InOp, Result};
-
-/// Bytes moved and words used by the calls of one op on this rank, since it was made.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Bytes written to peers' memory.
-    pub pushed: u64,
-    /// Bytes read from peers' memory.
-    pub pulled: u64,
-    /// Signals and flags raised.
-    pub flags: u64,
-    /// Waits begun.
-    pub waits: u64,
-}
-
-impl fmt::Display for Counters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counters { pushed, pulled, flags, waits } = self;
-        write!(f, "{pushed} bytes pushed, {pulled} pulled, {flags} signals raised, {waits} waits")
-    }
-}
 
 impl Operator {
     pub(crate) fn counters(&self) -> Result<Counters> {

@@ -13,3 +13,32 @@ pub mod matmul_reduce_scatter;
 pub mod reduce_scatter;
 #[cfg(test)]
 mod tests;
+
+use crate::kind::Op;
+use crate::spec::Row;
+
+/// The types of the operators, and their rows.
+macro_rules! rows {
+    ($($module:ident: $op:ident,)*) => {
+        $(pub use $module::$op;)*
+
+        /// What an operator is.
+        pub(crate) fn row(op: Op) -> &'static Row {
+            match op { $(Op::$op => &$module::ROW,)* }
+        }
+    };
+}
+
+rows! {
+    matmul_all_reduce: MatmulAllReduce,
+    matmul_reduce_scatter: MatmulReduceScatter,
+    all_gather_matmul: AllGatherMatmul,
+    matmul_all_gather: MatmulAllGather,
+    matmul: Matmul,
+    all_reduce: AllReduce,
+    all_gather: AllGather,
+    reduce_scatter: ReduceScatter,
+    all_to_all: AllToAll,
+    broadcast: Broadcast,
+    barrier: Barrier,
+}

@@ -1,0 +1,22 @@
+use std::fmt;
+
+/// Bytes moved and words used by the calls of one op on this rank, since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Bytes written to peers' memory.
+    pub pushed: u64,
+    /// Bytes read from peers' memory.
+    pub pulled: u64,
+    /// Signals and flags raised.
+    pub flags: u64,
+    /// Waits begun.
+    pub waits: u64,
+}
+
+impl fmt::Display for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Counters { pushed, pulled, flags, waits } = self;
+        write!(f, "{pushed} bytes pushed, {pulled} pulled, {flags} signals raised, {waits} waits")
+    }
+}
