@@ -108,4 +108,6 @@ pub use heap::{
 };
 pub use slice::{RawSlice, Segment, SymSlice};
 pub use stream::{CpuKernel, Event, Group, Stream};
+#[doc(hidden)]
+pub use wire::hash as fnv;
 pub use world::World;

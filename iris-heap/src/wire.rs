@@ -71,9 +71,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// FNV-1a over 128 bits: names files and heaps. No protection against intent, which the private
-/// folder gives.
-pub(crate) fn hash(parts: &[&[u8]]) -> u128 {
+/// FNV-1a over 128 bits, of parts with their lengths, so that no two sequences of parts run together:
+/// names files, heaps and compiled kernels. No protection against intent, which private folders give.
+pub fn hash(parts: &[&[u8]]) -> u128 {
     let mut h: u128 = 0x6c62272e07bb014262b821756295c58d;
     for part in parts {
         let len = (part.len() as u64).to_le_bytes();

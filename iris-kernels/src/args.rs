@@ -1,6 +1,7 @@
 //! What a kernel is given by value, laid out alike in Rust and in `kernels/iris/args.h`.
 
 use bytemuck::{Pod, Zeroable};
+use iris_heap::DType;
 use iris_heap::abi::HeapView;
 use iris_sync::{Channel, Record};
 
@@ -24,14 +25,13 @@ pub struct Matrix {
     pub transposed: u32,
 }
 
-/// Code of an element type in kernels: 0 f32, 1 f16, 2 bf16.
-pub fn dtype_code(dtype: iris_heap::DType) -> Option<u32> {
-    match dtype {
-        iris_heap::DType::F32 => Some(0),
-        iris_heap::DType::F16 => Some(1),
-        iris_heap::DType::BF16 => Some(2),
-        _ => None,
-    }
+/// The element types of kernels: the code of each is its place. `IRIS_DTYPES` of `args.h` has the same
+/// rows, and the bytes of an element.
+pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Code of an element type in kernels: its place in [`DTYPES`].
+pub fn dtype_code(dtype: DType) -> Option<u32> {
+    DTYPES.iter().position(|&known| known == dtype).map(|place| place as u32)
 }
 
 /// What is done to the final value of an element, once over all ranks: bit of `epilogue`.

@@ -9,7 +9,7 @@ use std::thread;
 use iris_heap::DType;
 use iris_sync::Access;
 
-use crate::args::dtype_code;
+use crate::args::{DTYPES, dtype_code};
 use crate::cache::Cache;
 use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild, Vendor};
 use crate::source::{self, Text};
@@ -166,12 +166,8 @@ pub fn all() -> Vec<Build> {
             builds.push(Build::message(source));
             continue;
         }
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for tile in TileBuild::ALL {
-                // The three have codes.
-                let code = dtype_code(dtype).unwrap_or_default();
-                builds.push(Build::product(source, code, tile));
-            }
+        for code in 0..DTYPES.len() as u32 {
+            builds.extend(TileBuild::ALL.map(|tile| Build::product(source, code, tile)));
         }
     }
     builds

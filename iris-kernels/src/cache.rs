@@ -10,7 +10,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::rtc::{Error, Result, hash};
+use iris_heap::fnv;
+
+use crate::rtc::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"iriscub1";
 const HEADER: usize = 8 + 16 + 16;
@@ -91,7 +93,7 @@ impl Cache {
         let whole = bytes.len() > HEADER
             && bytes.starts_with(MAGIC)
             && bytes[8..24] == key.hash.to_le_bytes()
-            && bytes[24..HEADER] == hash::of(&bytes[HEADER..]).to_le_bytes();
+            && bytes[24..HEADER] == fnv(&[&bytes[HEADER..]]).to_le_bytes();
         if !whole {
             tracing::warn!(entry = %path.display(), "damaged entry in the cache of kernels");
             return None;
@@ -108,11 +110,9 @@ impl Cache {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let part = self.folder.join(format!(".{}-{number}-{}", std::process::id(), key.file));
         let whole = self.folder.join(&key.file);
-        let written = write_new(
-            &part,
-            &[MAGIC, &key.hash.to_le_bytes(), &hash::of(code).to_le_bytes(), code],
-        )
-        .and_then(|()| fs::rename(&part, &whole));
+        let written =
+            write_new(&part, &[MAGIC, &key.hash.to_le_bytes(), &fnv(&[code]).to_le_bytes(), code])
+                .and_then(|()| fs::rename(&part, &whole));
         written.map_err(|error| {
             let _ = fs::remove_file(&part);
             Error::Cache { path: whole, why: format!("cannot be written: {error}") }

@@ -1,7 +1,5 @@
 //! The device source, embedded: headers that any kernel may include, and the kernels of the ops.
 
-use crate::rtc::hash::Fnv;
-
 macro_rules! embed {
     ($($name:literal),* $(,)?) => {
         &[$(Text { name: $name, text: include_str!(concat!("../kernels/", $name)) },)*]
@@ -85,16 +83,6 @@ pub const GEMM: Text = Text { name: "gemm_sm90.cu", text: include_str!("../kerne
 /// The source of the kernels of an op, by the op's name: `matmul_all_reduce`.
 pub fn kernel(op: &str) -> Option<Text> {
     KERNELS.iter().copied().find(|text| text.name.strip_suffix(".cu") == Some(op))
-}
-
-/// A hash of all of it, the same on all ranks that were built from the same source.
-pub fn sources_hash() -> u64 {
-    let mut hash = Fnv::default();
-    for text in HEADERS.iter().chain(KERNELS).chain([&GEMM]) {
-        hash.part(text.name.as_bytes());
-        hash.part(text.text.as_bytes());
-    }
-    hash.finish() as u64
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::path::Path;
 use std::process::ExitCode;
 
-use iris_kernels::args::{Matrix, OpArgs, TileView, epilogue};
+use iris_kernels::args::{DTYPES, Matrix, OpArgs, TileView, dtype_code, epilogue};
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, owner, split};
 use iris_kernels::source::KERNELS;
 use iris_sync::{Access, Order, Scope};
@@ -73,6 +73,7 @@ fn headers_and_rust_say_the_same() {
     let sources = ["tests/host/mirror.cpp", "tests/host/hooks.cpp"];
     let (library, _folder) = library(&sources, &["-std=c++20"]);
     accesses(&library);
+    dtypes(&library);
     offsets(&library);
     grids(&library);
     staging(&library);
@@ -93,6 +94,20 @@ fn accesses(library: &Library) {
         let orders = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
         assert_eq!(orders[order as usize], access.order(), "{name}");
         assert_eq!([Scope::Device, Scope::System][scope as usize], access.scope(), "{name}");
+    }
+}
+
+fn dtypes(library: &Library) {
+    type Row = unsafe extern "C" fn(u32, *mut *const c_char, *mut u32, *mut u32) -> u32;
+    let row: Row = symbol(library, "mirror_dtype");
+    for (place, dtype) in DTYPES.into_iter().enumerate() {
+        let (mut name, mut code, mut bytes) = (std::ptr::null(), 0, 0);
+        // SAFETY: three places for what the row holds.
+        let count = unsafe { row(place as u32, &mut name, &mut code, &mut bytes) };
+        // SAFETY: a string literal of the library, since there is such a row.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().expect("utf-8");
+        assert_eq!((count as usize, name.to_lowercase().as_str()), (DTYPES.len(), dtype.name()));
+        assert_eq!((Some(code), bytes as usize), (dtype_code(dtype), dtype.size()), "{dtype}");
     }
 }
 

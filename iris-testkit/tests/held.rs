@@ -53,9 +53,9 @@ impl Host {
         Self { program, _folder: folder }
     }
 
-    /// What four calls of three ranks report: `0 wrong`.
+    /// What four calls of two ranks report: `0 wrong`.
     fn run(&self, access: Access, place: Hold, without: bool, ns: u32) -> String {
-        let shape = Shape { size: 3, tiles: 2, flags: 6, locks: true, ..Shape::default() };
+        let shape = Shape { size: 2, tiles: 2, flags: 4, locks: true, ..Shape::default() };
         let (channel, words) = Channel::lay_out(shape, 0, LINE_WORDS, LINE_WORDS);
         let without = if without { access as i32 } else { -1 };
         let numbers = [place as u32, ns, 4, LINE_WORDS + words.signal, LINE_WORDS + words.device];

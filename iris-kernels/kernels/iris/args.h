@@ -6,8 +6,21 @@
 
 namespace iris {
 
+/// The element types: name, code, bytes of an element. As iris_kernels::args::DTYPES.
+#define IRIS_DTYPES(X) X(F32, 0, 4) X(F16, 1, 2) X(BF16, 2, 2)
+
 /// Codes of element types.
-enum : u32 { F32 = 0, F16 = 1, BF16 = 2 };
+enum : u32 {
+#define IRIS_ROW(name, code, bytes) name = code,
+    IRIS_DTYPES(IRIS_ROW)
+#undef IRIS_ROW
+};
+
+/// Bytes of an element.
+IRIS_DEVICE constexpr u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2; }
+#define IRIS_ROW(name, code, bytes) static_assert(element_bytes(name) == bytes, "as the table");
+IRIS_DTYPES(IRIS_ROW)
+#undef IRIS_ROW
 
 /// Bits of `epilogue`.
 constexpr u32 EPILOGUE_GELU = 1;

@@ -14,7 +14,6 @@ struct Values {
     float v[WIDTH];
 };
 
-IRIS_DEVICE u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2; }
 IRIS_DEVICE u64 bytes_of(const Tile& tile, u32 dtype) {
     return u64(tile.rows) * tile.cols * element_bytes(dtype);
 }

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::args::Matrix;
+use crate::args::{DTYPES, Matrix};
 use crate::schedule::Tile;
 
 /// Columns of A that are converted at a time.
@@ -40,7 +40,7 @@ fn check(matrix: &Matrix, tile: Tile) {
 
 /// Bytes of one element of this code.
 pub(crate) fn element_bytes(dtype: u32) -> usize {
-    if dtype == 0 { 4 } else { 2 }
+    DTYPES[dtype as usize].size()
 }
 
 /// Address of an element.

@@ -17,7 +17,6 @@
 
 mod api;
 mod error;
-pub(crate) mod hash;
 mod hiprtc;
 mod nvrtc;
 pub(crate) mod search;
@@ -296,16 +295,10 @@ pub fn key(
     arch: &str,
     version: Option<(i32, i32)>,
 ) -> Key {
-    let mut hash = hash::Fnv::default();
-    hash.part(source.text.as_bytes());
-    for header in HEADERS {
-        hash.part(header.name.as_bytes());
-        hash.part(header.text.as_bytes());
-    }
-    for word in options.words() {
-        hash.part(word.as_bytes());
-    }
-    hash.part(arch.as_bytes());
-    hash.part(format!("{version:?}").as_bytes());
-    Key::new(source.name, arch, hash.finish())
+    let (words, version) = (options.words(), format!("{version:?}"));
+    let headers = HEADERS.iter().flat_map(|header| [header.name, header.text]);
+    let words = words.iter().map(String::as_str);
+    let texts = [source.text].into_iter().chain(headers).chain(words).chain([arch, &version]);
+    let parts: Vec<&[u8]> = texts.map(str::as_bytes).collect();
+    Key::new(source.name, arch, iris_heap::fnv(&parts))
 }

@@ -33,6 +33,25 @@ u32 mirror_access(u32 index, const char** name, int* order, int* scope) {
     return sizeof(ROWS) / sizeof(Row);
 }
 
+/// Name, code and bytes of an element type, and how many there are.
+u32 mirror_dtype(u32 index, const char** name, u32* code, u32* bytes) {
+    constexpr struct {
+        const char* name;
+        u32 code, bytes;
+    } rows[] = {
+#define IRIS_ROW(name, code, bytes) {#name, code, bytes},
+        IRIS_DTYPES(IRIS_ROW)
+#undef IRIS_ROW
+    };
+    constexpr u32 count = sizeof(rows) / sizeof(rows[0]);
+    if (index < count) {
+        *name = rows[index].name;
+        *code = rows[index].code;
+        *bytes = rows[index].bytes;
+    }
+    return count;
+}
+
 void mirror_split(u32 total, u32 parts, u32 part, u32* out) {
     const Range range = split(total, parts, part);
     out[0] = range.start;

@@ -6,6 +6,7 @@
 //! rank has some tokens, which are gathered in front of the up weights (`all_gather_matmul`) and
 //! scattered behind the down weights (`matmul_reduce_scatter`).
 
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -397,12 +398,11 @@ fn timed(world: &World, op: &mut AnyOp, operands: &Operands, stream: &Stream) ->
     Ok(begun.elapsed().as_secs_f64() * 1e6)
 }
 
-/// FNV-1a of the bits.
+/// A hash of the bits, the same on all ranks, which run this program.
 fn hash(values: &[f64]) -> u64 {
-    let bytes = values.iter().flat_map(|value| value.to_bits().to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    })
+    let mut hasher = DefaultHasher::new();
+    values.iter().for_each(|value| hasher.write_u64(value.to_bits()));
+    hasher.finish()
 }
 
 /// One line of the table from what all ranks have.

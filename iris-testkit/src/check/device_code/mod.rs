@@ -118,11 +118,11 @@ impl Source {
     /// # Errors
     /// Those of the file system.
     pub fn write_to(&self, folder: &Path) -> std::io::Result<()> {
-        std::fs::create_dir_all(folder.join("iris"))?;
-        self.headers
-            .iter()
-            .chain(&self.kernels)
-            .try_for_each(|(name, text)| std::fs::write(folder.join(name), text))
+        self.headers.iter().chain(&self.kernels).try_for_each(|(name, text)| {
+            let path = folder.join(name);
+            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            std::fs::write(path, text)
+        })
     }
 
     fn headers(&self) -> Vec<KernelSource<'_>> {
