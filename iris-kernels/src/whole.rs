@@ -99,7 +99,8 @@ pub struct WholeProduct {
 
 impl WholeProduct {
     /// What there is on this heap's device for this product; none if there is neither the vendor's
-    /// library nor a build of ours. It may compile and load: call it where all ranks make an op.
+    /// library nor a build of ours. Where ranks share the device there is no vendor's. It may compile
+    /// and load: call it where all ranks make an op.
     ///
     /// # Errors
     /// Those of the device, of the compiler, and of a library that is there and fails.
@@ -112,6 +113,9 @@ impl WholeProduct {
         let backend = CudaBackend::of(heap)?;
         let vendor = match library {
             Library::Ours => None,
+            // It loads a kernel when that is first enqueued, which waits for the device: for a kernel of
+            // another rank, too, that waits for this one.
+            _ if backend.sharing() > 1 => None,
             _ => vendor(backend, shape, (dtype, output))?,
         };
         // Beside the vendor's, only the builds that are preferred to it.

@@ -192,8 +192,11 @@ pub(crate) fn copy(
     }
     check(source, from);
     check(target, to);
-    if (source, from) == (target, to) {
-        // In place: it is there already.
+    let layout = |matrix: &Matrix| (matrix.ld, matrix.transposed);
+    if layout(source) == layout(target)
+        && at(source, from.row, from.col) == at(target, to.row, to.col)
+    {
+        // In place: it is there already, as the rows of a whole or as a matrix of their own.
         return 0;
     }
     let size = element_bytes(source.dtype);
