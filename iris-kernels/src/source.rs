@@ -43,6 +43,7 @@ pub const HEADERS: &[Text] = embed![
     "iris/lock.h",
     "iris/memory.h",
     "iris/mma.h",
+    "iris/mma_cdna3.h",
     "iris/mma_sm80.h",
     "iris/mma_sm90.h",
     "iris/port.h",

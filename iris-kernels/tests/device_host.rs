@@ -23,6 +23,7 @@ fn main() -> ExitCode {
             every_kernel_compiles_without_warnings,
             headers_and_rust_say_the_same,
             a_product_is_right_with_four_lanes,
+            a_product_is_right_with_emulated_matrix_instructions,
         ],
     )])
 }
@@ -285,46 +286,75 @@ fn values(library: &Library) {
 }
 
 fn a_product_is_right_with_four_lanes() {
+    let options = ["-DIRIS_DTYPE=0", "-DIRIS_LANES=4"];
+    let whole = |value: f32| value.to_le_bytes().to_vec();
+    products(&options, (32, 16), (1, 70), 24, 0, whole);
+}
+
+/// AMD's matrix instructions are emulated, by tests/host/hooks.cpp: this shows that the core is right
+/// if its fragments lie as is written there, and nothing about a device.
+fn a_product_is_right_with_emulated_matrix_instructions() {
+    let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
+    let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
+    let with = |dtype: &'static str| ["-DIRIS_HAS_MFMA=1", "-DIRIS_LANES=256", dtype];
+    products(&with("-DIRIS_DTYPE=2"), (32, 16), (19, 70), 8, 2, brain);
+    products(&with("-DIRIS_DTYPE=1"), (64, 32), (50, 90), 2, 1, half);
+    products(&with("-DIRIS_DTYPE=2"), (128, 32), (128, 140), 1, 2, brain);
+}
+
+/// Products of `rounds` shapes and layouts, by a build for so large a tile and so deep a slab, with tiles
+/// from the smallest on and shapes up to the largest; `bytes` are those of an element of A, B and the
+/// bias. C is f32.
+fn products(
+    options: &[&str],
+    (tile, depth): (u32, u32),
+    (smallest, largest): (u32, u32),
+    rounds: u32,
+    dtype: u32,
+    bytes: impl Fn(f32) -> Vec<u8>,
+) {
     let sources = ["kernels/matmul.cu", "tests/host/hooks.cpp"];
-    let options = [
-        "-std=c++20",
-        "-DIRIS_DTYPE=0",
-        "-DIRIS_LANES=4",
-        "-DIRIS_TILE_M=32",
-        "-DIRIS_TILE_N=32",
-        "-DIRIS_TILE_K=16",
-    ];
+    let tiles = [("M", tile), ("N", tile), ("K", depth)];
+    let tiles = tiles.map(|(which, size)| format!("-DIRIS_TILE_{which}={size}"));
+    let tiles = tiles.iter().map(String::as_str);
+    let options: Vec<&str> =
+        ["-std=c++20"].into_iter().chain(tiles).chain(options.iter().copied()).collect();
     let (library, _folder) = library(&sources, &options);
     type Run = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
     let run: Run = symbol(&library, "iris_host_run");
     let kernel: usize = symbol(&library, "iris_local");
     let mut numbers = Numbers(4);
-    for round in 0..24 {
-        let [m, n, k] = [1 + numbers.below(70), 1 + numbers.below(70), numbers.below(50)];
+    for round in 0..rounds {
+        let mut below = |most: u32| numbers.below(most);
+        let [m, n, k] = [1 + below(largest), 1 + below(largest), below(50)];
         let mut values =
             |len: u32| -> Vec<f32> { (0..len).map(|_| numbers.below(17) as f32 - 8.0).collect() };
         let (a, b, bias) = (values(m * k), values(k * n), values(n));
+        let given = [&a, &b, &bias]
+            .map(|values| -> Vec<u8> { values.iter().flat_map(|&value| bytes(value)).collect() });
         let mut c = vec![f32::NAN; (m * n) as usize];
-        let matrix = |data: *const f32, rows, cols, transposed: bool| Matrix {
-            address: data as u64,
+        let matrix = |address: u64, dtype, rows, cols, transposed: bool| Matrix {
+            address,
             ld: u64::from(if transposed { rows } else { cols }),
             rows,
             cols,
-            dtype: 0,
+            dtype,
             transposed: u32::from(transposed),
         };
         let [across_a, across_b, across_c] = [1, 2, 4].map(|bit| round & bit != 0);
+        let [at_a, at_b, at_bias] = given.each_ref().map(|bytes| bytes.as_ptr() as u64);
         let mut args = OpArgs {
-            a: matrix(a.as_ptr(), m, k, across_a),
-            b: matrix(b.as_ptr(), k, n, across_b),
-            c: matrix(c.as_mut_ptr(), m, n, across_c),
-            bias: matrix(bias.as_ptr(), 1, n, false),
-            tile_m: 1 + round,
-            tile_n: 8 + round,
+            a: matrix(at_a, dtype, m, k, across_a),
+            b: matrix(at_b, dtype, k, n, across_b),
+            c: matrix(c.as_mut_ptr() as u64, 0, m, n, across_c),
+            bias: matrix(at_bias, dtype, 1, n, false),
+            tile_m: smallest + round * (tile - smallest) / rounds,
+            tile_n: tile - round * (tile - smallest.max(8)) / rounds,
             ..bytemuck::Zeroable::zeroed()
         };
+        let gelu = round >= rounds * 2 / 3;
         (args.m, args.n, args.k) = (m, n, k);
-        args.epilogue = if round >= 16 { epilogue::GELU } else { 0 };
+        args.epilogue = if gelu { epilogue::GELU } else { 0 };
         for group in 0..2 {
             // SAFETY: a kernel of this library; all matrices are live and as large as said.
             unsafe { run(kernel, &args, group, 2, 0, 0, 0, 0) };
@@ -335,11 +365,11 @@ fn a_product_is_right_with_four_lanes() {
         for (row, col) in (0..m).flat_map(|row| (0..n).map(move |col| (row, col))) {
             let product = |i| at(&a, across_a, m, k, row, i) * at(&b, across_b, k, n, i, col);
             let sum: f32 = (0..k).map(product).sum::<f32>() + bias[col as usize];
-            let gelu = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
-            let expected = if round >= 16 { gelu } else { sum };
+            let curved = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
+            let expected = if gelu { curved } else { sum };
             let seen = at(&c, across_c, m, n, row, col);
             // The products are whole numbers: only GELU rounds.
-            let allowed = if round < 16 { 0.0 } else { 1e-6 * expected.abs().max(1.0) };
+            let allowed = if gelu { 1e-6 * expected.abs().max(1.0) } else { 0.0 };
             assert!(
                 (seen - expected).abs() <= allowed,
                 "({row}, {col}) of {m} x {n} x {k}: {seen}, expected {expected}"

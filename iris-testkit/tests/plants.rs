@@ -79,6 +79,8 @@ fn plants() -> Vec<Plant> {
     let text = "asm volatile(\"wgmma.fence.sync.aligned;\"";
     // Not in matmul.cu, which is not the only one that is read with the tile of these instructions.
     add("iris/mma_sm90.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
+    let text = "const u32 lane = port::lane() % WAVE, wave = port::lane() / WAVE;";
+    add("iris/mma_cdna3.h", text, before(text), "matmul.cu", &["isa", "tidy"]);
     // These may name a scope. Nobody gives up in what the hooks see.
     let text = "m.record(fault);";
     add("iris/wait.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
@@ -214,6 +216,17 @@ fn plants() -> Vec<Plant> {
                O == Order::Release ? __ATOMIC_RELEASE : order, scope) //";
     add(file, text, own, HIP);
     add(file, "        wait_for_stores();\n    }\n}", "    }\n}", HIP);
+    // Arguments copied to each lane's own memory, to be referred to.
+    let text = "port::in_place(given)";
+    all.push(Plant {
+        edits: vec![("iris/args.h", text.into(), "given".into())],
+        kernel: "barrier.cu",
+        found: &["isa"],
+    });
+    let mut add = |file, old: &str, new: &str, found| {
+        let edits = vec![(file, old.into(), new.into())];
+        all.push(Plant { edits, kernel: "barrier.cu", found });
+    };
     // A wave that comes to a barrier in front of a signal before its stores are over.
     add(file, "if (publishes(site)) wait_for_stores();", "", &["isa"]);
     add(file, "site != Site::Waited &&", "site != Site::Waited && site != Site::Flag &&", &["isa"]);

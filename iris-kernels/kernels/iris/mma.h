@@ -131,6 +131,11 @@ static_assert(sizeof(Product::Shared) + port::SHARED_ALIGNMENT == 99328, "what t
 namespace iris {
 using Product = MmaSync;
 }
+#elif IRIS_HAS_MFMA && IRIS_DTYPE != 0
+#include "iris/mma_cdna3.h"
+namespace iris {
+using Product = MfmaCore;
+}
 #else
 namespace iris {
 using Product = MultiplyAdd;

@@ -54,6 +54,9 @@
     __attribute__((amdgpu_waves_per_eu(IRIS_WAVES_A_UNIT))) void
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) static __attribute__((shared)) type name
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+#define IRIS_HAS_MFMA 1
+#endif
 #define IRIS_UNROLL _Pragma("unroll")
 #define IRIS_NO_UNROLL _Pragma("unroll 1")
 #define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "iris/args.h"
+#include "iris/values.h"
 
 using namespace iris;
 
@@ -24,7 +24,7 @@ struct Group {
 
 thread_local Group* group;
 thread_local u32 lane_index;
-thread_local u32 rounds;
+thread_local u32 rounds, products;
 thread_local std::chrono::steady_clock::time_point began;
 
 u64 nanoseconds() {
@@ -93,6 +93,30 @@ int iris_hook_vote(int ok, int) {
     if (lane_index == 0) ballot.store(1);
     return all;
 }
+
+#if IRIS_HAS_MFMA
+// An emulation of AMD's matrix instructions, by the layouts of their fragments alone: lane l of a wave
+// has left[l % s][l / s * 4 + j] and right[l / s * 4 + j][l % s], and its sums are those of
+// [r / 4 * 8 + l / s * 4 + r % 4][l % s]; with s = 16, of [l / 16 * 4 + r][l % 16].
+void iris_hook_mfma(u32 size, u32 dtype, u64 left, u64 right, float* sums) {
+    // Two places by turns: nobody can be two products ahead of a lane that still reads.
+    static u64 places[2][2][LANES];
+    auto& [lefts, rights] = places[products++ % 2];
+    lefts[lane_index] = left;
+    rights[lane_index] = right;
+    group->meet.arrive_and_wait();
+    const u32 lane = lane_index % 64, first = lane_index - lane;
+    const auto item = [&](const u64(&all)[LANES], u32 line, u32 k) {
+        return widen(dtype, static_cast<u16>(all[first + line + k / 4 * size] >> k % 4 * 16));
+    };
+    for (u32 r = 0; r < size * size / 64; ++r) {
+        const u32 row = size == 32 ? r / 4 * 8 + lane / 32 * 4 + r % 4 : lane / 16 * 4 + r;
+        for (u32 k = 0; k < 256 / size; ++k) {
+            sums[r] += item(lefts, row, k) * item(rights, lane % size, k);
+        }
+    }
+}
+#endif
 
 // Lanes are threads of their own: whoever waits keeps nobody from running.
 void iris_hook_diverge(void) {}
@@ -171,7 +195,7 @@ void iris_host_run(void* entry, const OpArgs* args, u32 index, u32 count, int is
     const auto lane = [&](u32 number) {
         group = own.get();
         lane_index = number;
-        rounds = 0;
+        rounds = products = 0;
         if (is_barrier) {
             using Entry = void (*)(OpArgs, u32, u64, u32);
             reinterpret_cast<Entry>(entry)(*args, phase, members, last);

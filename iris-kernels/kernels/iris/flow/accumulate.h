@@ -41,7 +41,8 @@ IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, 
             const u32 at = owner(tile);
             if (at != wg.rank() && !wg.wait_entry(at)) return false;
             if (locked) {
-                if (!wg.locked(at, tile, [&] { body.add(at, tile, parity); })) return false;
+                const auto add = [&]() IRIS_INLINE { body.add(at, tile, parity); };
+                if (!wg.locked(at, tile, add)) return false;
             } else {
                 body.add(at, tile, parity);
             }

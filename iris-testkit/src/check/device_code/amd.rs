@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use iris_kernels::rtc::TileBuild;
 use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
+use super::resources::{self, Resources};
 use super::{Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
 
 /// Whether there is a clang to compile for AMD's architectures.
@@ -45,6 +47,37 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
             Outcome::Failed(findings)
         }
     }
+}
+
+/// What every kernel takes of a compute unit of `arch`, built as ops ask for it: products of bf16 with
+/// the largest and the smallest tile.
+///
+/// # Errors
+/// That there is no compiler, or its log.
+pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
+    let (clang, _) = clang().ok_or("no clang-19, clang-20, clang-21 or clang on the path")?;
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let source = Source::embedded();
+    source.write_to(folder.path()).map_err(|error| error.to_string())?;
+    let checker = Checker { clang, arch, source: &source, folder: folder.path() };
+    let (largest, smallest) = (TileBuild::ALL[0], TileBuild::ALL[TileBuild::ALL.len() - 1]);
+    let mut all = Vec::new();
+    for build in iris_kernels::build::all() {
+        let options = &build.options;
+        let is_bf16 = options.defines.contains(&("IRIS_DTYPE".into(), "2".into()));
+        let label = match build.tile {
+            Some(tile) if is_bf16 && (tile == largest || tile == smallest) => {
+                format!("{}, bf16, {} x {}", build.source.name, tile.m, tile.n)
+            }
+            Some(_) => continue,
+            None => build.source.name.to_string(),
+        };
+        let defines = options.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
+        let code = checker.compile(build.source.name, &defines.collect::<Vec<_>>())?;
+        let found = resources::read(&code).into_iter();
+        all.extend(found.map(|kernel| Resources { build: label.clone(), ..kernel }));
+    }
+    Ok(all)
 }
 
 struct Checker<'a> {
@@ -391,6 +424,11 @@ fn wrong_in(name: &str, code: &str, arch: &str) -> impl Iterator<Item = String> 
         format!("{name}: a wave comes to a publishing barrier of {at} before its stores are over")
     };
     wrong.extend(found.iter().map(unwaited));
+    let kernels = resources::read(code);
+    wrong.extend(kernels.iter().filter_map(Resources::wrong).map(|what| format!("{name}: {what}")));
+    if kernels.is_empty() {
+        wrong.push(format!("{name}: no metadata of a kernel was found"));
+    }
     if !LOCAL.contains(&name) && (write_backs == 0 || barriers == 0) {
         wrong.push(format!(
             "{name}: {write_backs} write-backs behind {barriers} barriers were found"

@@ -18,6 +18,7 @@ mod amd;
 mod hiprtc;
 mod nvidia;
 mod probes;
+mod resources;
 
 use std::path::Path;
 use std::time::Instant;
@@ -25,7 +26,8 @@ use std::time::Instant;
 use iris_kernels::rtc::{KernelSource, Options, TileBuild};
 use iris_kernels::source::{HEADERS, KERNELS};
 
-pub use amd::has_clang;
+pub use amd::{has_clang, resources};
+pub use resources::Resources;
 
 /// Whose architecture, and whether a check without it is no check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

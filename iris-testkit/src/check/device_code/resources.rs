@@ -1,0 +1,119 @@
+//! What a kernel takes of AMD's compute units: as the compiler writes it into the code object.
+
+use std::fmt;
+
+/// What one kernel of one build takes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Resources {
+    /// Its entry.
+    pub kernel: String,
+    /// The source, and the tile and type of a product.
+    pub build: String,
+    /// Vector registers, those for sums of matrix products included.
+    pub vgprs: u32,
+    /// Scalar registers.
+    pub sgprs: u32,
+    /// Vector registers kept in memory: none.
+    pub vgpr_spills: u32,
+    /// Scalar registers kept in lanes of vector registers.
+    pub sgpr_spills: u32,
+    /// Bytes of shared memory of a workgroup.
+    pub lds: u32,
+    /// Bytes of memory of each lane's own.
+    pub scratch: u32,
+    /// Bytes of code, functions that it calls not included.
+    pub code: u32,
+    /// Waves that a unit of execution has room for, by the compiler's count; there are at most 8.
+    pub waves: u32,
+}
+
+/// Of every kernel in the compiler's assembly, whose metadata is that of the code object.
+pub(super) fn read(assembly: &str) -> Vec<Resources> {
+    let Some((code, metadata)) = assembly.split_once("amdhsa.kernels:") else { return Vec::new() };
+    let kernels = metadata.split("\n  - ").skip(1).map(|entry| {
+        let text = |field: &str| {
+            let line = entry.lines().find_map(|line| line.trim().strip_prefix(field));
+            line.unwrap_or_default().trim().to_string()
+        };
+        let number = |field: &str| text(field).parse().unwrap_or(u32::MAX);
+        let kernel = text(".name:");
+        // Comments behind the kernel's code, up to the next function.
+        let own = code.split_once(&format!("\n{kernel}:")).map_or("", |(_, rest)| rest);
+        let own = own.split("; -- Begin function").next().unwrap_or_default();
+        let comment = |what: &str| {
+            let line = own.lines().find_map(|line| line.trim().strip_prefix(what));
+            line.and_then(|number| number.trim().parse().ok()).unwrap_or(u32::MAX)
+        };
+        Resources {
+            build: String::new(),
+            vgprs: number(".vgpr_count:"),
+            sgprs: number(".sgpr_count:"),
+            vgpr_spills: number(".vgpr_spill_count:"),
+            sgpr_spills: number(".sgpr_spill_count:"),
+            lds: number(".group_segment_fixed_size:"),
+            scratch: number(".private_segment_fixed_size:"),
+            code: comment("; codeLenInByte ="),
+            waves: comment("; Occupancy:"),
+            kernel,
+        }
+    });
+    kernels.filter(|kernel| !kernel.kernel.is_empty()).collect()
+}
+
+/// Bytes of a lane's own memory that a kernel may take: registers that the functions it calls save. Its
+/// arguments copied there would be 1456, sums that are looked up by a variable 256.
+const MOST_SCRATCH: u32 = 64;
+
+impl Resources {
+    /// What is wrong with it: spills, or memory of each lane's own.
+    pub(super) fn wrong(&self) -> Option<String> {
+        let Self { kernel, vgpr_spills, scratch, .. } = self;
+        (*vgpr_spills != 0 || *scratch > MOST_SCRATCH).then(|| {
+            format!("{kernel}: {vgpr_spills} vector registers spilled, {scratch} bytes of scratch")
+        })
+    }
+}
+
+impl fmt::Display for Resources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, build, vgprs, sgprs, vgpr_spills, sgpr_spills, .. } = self;
+        let Self { lds, scratch, code, waves, .. } = self;
+        write!(
+            f,
+            "{build:40} {kernel:20} vgpr {vgprs:3} spilled {vgpr_spills} sgpr {sgprs:3} spilled \
+             {sgpr_spills:3} lds {lds:5} scratch {scratch:2} code {code:5} waves {waves}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASSEMBLY: &str = "\n; -- Begin function iris_a\niris_a: ; @iris_a\n\ts_endpgm\n\
+        ; codeLenInByte = 120\n; Occupancy: 3\n; -- Begin function f\nf:\n; codeLenInByte = 8\n\
+        \t.amdgpu_metadata\n---\namdhsa.kernels:\n  - .agpr_count:     0\n    .args:\n\
+        \x20     - .offset:         0\n    .group_segment_fixed_size: 20480\n    .name:           iris_a\n\
+        \x20   .private_segment_fixed_size: 1472\n    .sgpr_count:     106\n    .sgpr_spill_count: 5\n\
+        \x20   .vgpr_count:     151\n    .vgpr_spill_count: 0\n";
+
+    #[test]
+    fn the_metadata_of_a_code_object_is_read() {
+        let found = read(ASSEMBLY);
+        let expected = Resources {
+            kernel: "iris_a".into(),
+            build: String::new(),
+            vgprs: 151,
+            sgprs: 106,
+            vgpr_spills: 0,
+            sgpr_spills: 5,
+            lds: 20480,
+            scratch: 1472,
+            code: 120,
+            waves: 3,
+        };
+        assert_eq!(found, [expected]);
+        assert!(found[0].wrong().is_some_and(|wrong| wrong.contains("1472")), "{found:?}");
+        assert_eq!(Resources { scratch: 16, ..found[0].clone() }.wrong(), None);
+    }
+}
