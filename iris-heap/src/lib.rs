@@ -97,17 +97,16 @@ mod wire;
 mod world;
 
 pub use abi::{HeapView, MAX_RANKS};
-pub use backend::{BackendKind, cuda};
+pub use backend::{BackendKind, CpuKernel, Group, cuda};
 pub use bootstrap::launcher_env::UniqueId;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;
 pub use error::{Error, ErrorKind, Result};
-pub use heap::{
-    ALIGNMENT, DevWords, HeapOptions, PROTOCOL_VERSION, Request, SymmetricHeap, random_unit,
-};
-pub use slice::{RawSlice, Segment, SymSlice};
-pub use stream::{CpuKernel, Event, Group, Stream};
+pub use heap::fill::random_unit;
+pub use heap::{ALIGNMENT, HeapOptions, PROTOCOL_VERSION, Request, SymmetricHeap};
+pub use slice::{DevWords, RawSlice, Segment, SymSlice};
+pub use stream::{Event, Stream};
 #[doc(hidden)]
 pub use wire::hash as fnv;
 pub use world::World;

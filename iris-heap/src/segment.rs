@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
-use crate::world::lock;
+use crate::util::lock;
 
 /// One mapping of a memfd, unmapped when it is dropped; or memory of the caller's, left alone.
 ///

@@ -170,6 +170,32 @@ impl<T: Element> SymSlice<T> {
     }
 }
 
+/// Words that only this rank's device touches: counters of its own workgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevWords {
+    pub(crate) heap: u64,
+    pub(crate) serial: u64,
+    pub(crate) offset: u64,
+    pub(crate) words: u64,
+}
+
+impl DevWords {
+    /// Where they begin, in bytes from `HeapView::device_words`.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Words.
+    pub fn len(&self) -> usize {
+        self.words as usize
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.words == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

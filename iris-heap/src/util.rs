@@ -1,7 +1,10 @@
-//! Two things that every file may need and that need no other.
+//! What every file may need, and which needs none but the error.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
 
 /// The state behind these locks is consistent between any two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -15,5 +18,28 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
         text.clone()
     } else {
         "no text".into()
+    }
+}
+
+pub(crate) fn unsupported(what: &str, why: &str) -> Error {
+    Error::Unsupported { what: what.into(), why: why.into() }
+}
+
+thread_local! {
+    /// Whether this thread does what was enqueued on streams, and nothing else.
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From here on this thread does enqueued work.
+pub(crate) fn works_from_now_on() {
+    WORKS.set(true);
+}
+
+/// That this is no enqueued work. What waits for streams, or holds what others hold while they wait
+/// for streams, may else wait for itself: for good.
+pub(crate) fn check_may_wait(what: &str) -> Result<()> {
+    match WORKS.get() {
+        true => Err(Error::WaitFromWork { what: what.into() }),
+        false => Ok(()),
     }
 }

@@ -226,6 +226,12 @@ impl Request {
         self.counted || self.trace_spans > 0
     }
 
+    /// Whether nothing is asked of the kernels but their result: they are not traced, counted, held up or
+    /// told how many workgroups they have.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.is_observed() && self.injected == Injected::default() && self.workgroups.is_none()
+    }
+
     /// Element type of C.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)

@@ -4,7 +4,6 @@ use std::fmt;
 use std::ops::Range;
 
 use iris_heap::{ALIGNMENT, BackendKind, DType, HeapOptions, Request as Block, Segment};
-use iris_kernels::build::Injected;
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of, split};
 use iris_kernels::{Kernel, Library, Whole};
 use iris_sync::LINE_WORDS;
@@ -187,9 +186,7 @@ impl Plan {
             spec::Whole::Partial if !self.alone() => request.wire_dtype(),
             _ => request.output_dtype(),
         };
-        let plain = !request.is_observed()
-            && request.injected == Injected::default()
-            && request.workgroups.is_none();
+        let plain = request.is_plain();
         if !plain && (!form.is_unfused() || self.alone()) {
             return None;
         }

@@ -16,6 +16,11 @@ const ONE_SHOT_BYTES: usize = 64 << 10;
 /// takes more than that for a fourth of the bytes (commit 27eded4, 2026-11-21).
 const ONE_SHOT_BYTES_GPU: usize = 256 << 10;
 
+/// The same of a message behind a product of whole matrices. On 2 x H200, with 8192 columns of bf16
+/// and a depth of 3584, 1, 16 and 64 rows took 25.8, 26.2 and 32.6 us by one_shot, 30.1, 31.0 and 35.1
+/// by two_shot (commit acbe146, 2026-11-21).
+const ONE_SHOT_BYTES_UNFUSED: usize = 1 << 20;
+
 /// Most workgroups of a message on a GPU, which fill its links; odd, so that tiles whose owners take
 /// turns fall to all workgroups alike.
 pub(crate) const MESSAGE_GROUPS: u32 = 65;
@@ -34,6 +39,18 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
         return form.variant;
     }
     let cpu = ranks.backend == BackendKind::Cpu;
+    // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
+    // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21). What is traced,
+    // counted or held up, or told its workgroups, are the fused kernels.
+    if !cpu && ranks.size > 1 && request.is_plain() && row.form(Variant::Unfused).is_some() {
+        let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
+        let one_shot =
+            ranks.size == 2 && bytes <= ONE_SHOT_BYTES_UNFUSED || bytes <= ONE_SHOT_BYTES_GPU;
+        return match row.form(Variant::UnfusedOneShot) {
+            Some(form) if one_shot => form.variant,
+            _ => Variant::Unfused,
+        };
+    }
     match row.rule {
         Rule::Only => row.forms[0].variant,
         // On 4 x H200, 1 to 64 x 8192 x 3584 took 59 to 71 us by two_shot, 75 to 88 by one_shot,

@@ -18,15 +18,13 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
+use super::{CpuCall, CpuKernel, EventBackend, Group, StreamBackend};
 use crate::abi::{ABORT_WORD, abort};
-use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::segment::{JointMemory, SharedMemory};
-use crate::stream::{
-    CpuKernel, Event, EventBackend, Group, Stream, StreamBackend, works_from_now_on,
-};
-use crate::world::{lock, panic_message};
+use crate::util::unsupported;
+use crate::util::{lock, panic_message, works_from_now_on};
 
 impl Mapping for SharedMemory {
     fn address(&self) -> u64 {
@@ -275,7 +273,7 @@ impl Backend for CpuBackend {
         own(to)?.fill(offset, bytes, value)
     }
 
-    fn stream(&self) -> Result<Stream> {
+    fn stream(&self) -> Result<Arc<dyn StreamBackend>> {
         let mut workers = lock(&self.workers);
         if self.closed.load(Ordering::Relaxed) {
             return Err(Error::Closed { what: "the heap" });
@@ -298,7 +296,7 @@ impl Backend for CpuBackend {
             end.set();
         })?;
         workers.push(Worker { number, stream: Arc::downgrade(&queue), ended, thread });
-        Ok(Stream::from_backend(Arc::new(CpuStream(queue))))
+        Ok(Arc::new(CpuStream(queue)))
     }
 
     fn finish(&self) {
@@ -398,8 +396,8 @@ impl Queue {
 /// A stream of the CPU.
 pub(crate) struct CpuStream(Arc<Queue>);
 
-impl CpuStream {
-    pub(crate) fn launch(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
+impl StreamBackend for CpuStream {
+    fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
         let shared = &self.0.shared;
         if groups == 0 {
             return Err(Error::invalid(format!("workgroups of {name}"), 0, "at least 1"));
@@ -414,16 +412,10 @@ impl CpuStream {
         Ok(())
     }
 
-    pub(crate) fn call(
-        &self,
-        name: &'static str,
-        f: Box<dyn FnOnce() -> Result<()> + Send>,
-    ) -> Result<()> {
+    fn call_cpu(&self, name: &'static str, f: CpuCall) -> Result<()> {
         self.0.push(Job::Call { name, f })
     }
-}
 
-impl StreamBackend for CpuStream {
     fn sync(&self) -> Result<()> {
         let done = self.0.record();
         if let Ok(event) = &done {
@@ -435,12 +427,15 @@ impl StreamBackend for CpuStream {
         }
     }
 
-    fn record(&self) -> Result<Event> {
-        Ok(Event::from_backend(Arc::new(self.0.record()?)))
+    fn record(&self) -> Result<Arc<dyn EventBackend>> {
+        Ok(Arc::new(self.0.record()?))
     }
 
-    fn wait(&self, event: &Event) -> Result<()> {
-        self.0.push(Job::Wait(event.cpu()?))
+    fn wait(&self, event: &dyn EventBackend) -> Result<()> {
+        match event.as_any().downcast_ref::<CpuEvent>() {
+            Some(event) => self.0.push(Job::Wait(event.clone())),
+            None => Err(unsupported("waiting for an event", "it is of another device")),
+        }
     }
 
     fn copy(
@@ -452,12 +447,12 @@ impl StreamBackend for CpuStream {
         in_bounds(&*to, offset, bytes)?;
         in_bounds(&*from, at, bytes)?;
         let f = move || own(&*to)?.copy(offset, own(&*from)?, at, bytes);
-        self.call("copy", Box::new(f))
+        self.call_cpu("copy", Box::new(f))
     }
 
     fn write(&self, (to, offset): (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()> {
         in_bounds(&*to, offset, data.len() as u64)?;
-        self.call("write", Box::new(move || own(&*to)?.write(offset, &data)))
+        self.call_cpu("write", Box::new(move || own(&*to)?.write(offset, &data)))
     }
 
     fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()> {

@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 
-use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::stream::Stream;
+use crate::util::unsupported;
 
 pub(crate) mod cpu;
 pub mod cuda;
@@ -131,6 +130,108 @@ pub struct Export {
     pub descriptors: Vec<OwnedFd>,
 }
 
+/// Which workgroup of a launch runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its number, from 0.
+    pub index: u32,
+    /// Workgroups of the launch. All run at the same time.
+    pub count: u32,
+}
+
+/// A kernel of the CPU backend: called once a workgroup, each on a thread of its own.
+pub type CpuKernel = Arc<dyn Fn(Group) -> Result<(), Error> + Send + Sync>;
+
+/// A function of the host that is enqueued.
+pub type CpuCall = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// What a backend's stream offers. The GPU's wrap the caller's own streams.
+pub trait StreamBackend: Send + Sync {
+    /// See [`crate::Stream::sync`].
+    ///
+    /// # Errors
+    /// The first error of enqueued work.
+    fn sync(&self) -> Result<()>;
+
+    /// See [`crate::Stream::record`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    fn record(&self) -> Result<Arc<dyn EventBackend>>;
+
+    /// See [`crate::Stream::wait`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Unsupported`] for an event of another kind of device.
+    fn wait(&self, event: &dyn EventBackend) -> Result<()>;
+
+    /// Enqueues a copy between mappings of its heap: memory and byte offset of the target, then of
+    /// the source.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Closed`].
+    fn copy(
+        &self,
+        to: (Arc<dyn Mapping>, u64),
+        from: (Arc<dyn Mapping>, u64),
+        bytes: u64,
+    ) -> Result<()>;
+
+    /// Enqueues a copy from the host into a mapping of its heap.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Closed`].
+    fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()>;
+
+    /// See [`crate::Stream::launch_cpu`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where workgroups are no threads of the host; those of the method.
+    fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
+        let _ = (groups, kernel);
+        Err(unsupported(&format!("{name} as a CPU kernel"), "this is the stream of another device"))
+    }
+
+    /// See [`crate::Stream::call_cpu`].
+    ///
+    /// # Errors
+    /// As [`StreamBackend::launch_cpu`].
+    fn call_cpu(&self, name: &'static str, f: CpuCall) -> Result<()> {
+        let _ = f;
+        Err(unsupported(&format!("{name} as a call"), "this is the stream of another device"))
+    }
+
+    /// Enqueues copies of device-local words of its heap, in the order of the heap's ops: (to, from).
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Closed`]; those of the device.
+    fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()>;
+
+    /// The device's handle, or a number where there is none.
+    fn raw_handle(&self) -> u64;
+
+    /// The control block of its heap, by which that is known: a heap has one on each rank.
+    fn control(&self) -> &Arc<Control>;
+
+    /// The backend's own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// What a backend's event offers.
+pub trait EventBackend: Send + Sync {
+    /// Whether the work before it is done.
+    fn is_done(&self) -> bool;
+
+    /// Waits on the host until it is.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn sync(&self) -> Result<()>;
+
+    /// The backend's own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
 /// A device of one rank, as its heap uses it.
 ///
 /// Copies are of the host's thread: they return when they are done, and are not ordered with
@@ -197,7 +298,7 @@ pub trait Backend: Send + Sync {
     /// nobody keeps a reference to them in the meantime.
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
         let _ = (address, bytes);
-        Err(crate::bootstrap::unsupported("import of memory", "this backend does not offer it"))
+        Err(crate::util::unsupported("import of memory", "this backend does not offer it"))
     }
 
     /// The control block of this rank.
@@ -228,7 +329,7 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Closed`].
-    fn stream(&self) -> Result<Stream>;
+    fn stream(&self) -> Result<Arc<dyn StreamBackend>>;
 
     /// The caller's own stream, by the device's handle of it.
     ///
@@ -238,7 +339,7 @@ pub trait Backend: Send + Sync {
     ///
     /// # Safety
     /// It is a stream, and stays one until the last clone of what is returned is dropped.
-    unsafe fn wrap_stream(&self, raw: u64) -> Result<Stream> {
+    unsafe fn wrap_stream(&self, raw: u64) -> Result<Arc<dyn StreamBackend>> {
         let why = format!("{raw:#x} means nothing to it");
         Err(unsupported("a stream of the caller's on this device", &why))
     }

@@ -7,10 +7,10 @@ use std::io::Read;
 use std::str::FromStr;
 
 use super::rendezvous::began;
-use super::unsupported;
 use crate::abi::MAX_RANKS;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
+use crate::util::unsupported;
 
 /// A number that the processes of one world share, and no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

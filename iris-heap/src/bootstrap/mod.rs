@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::{Error, Result};
+use crate::util::unsupported;
 
 mod connection;
 mod frames;
@@ -110,8 +111,4 @@ pub trait Bootstrap: Send + Sync {
     /// This rank is done: `clean` after a collective close, otherwise its peers are told that it
     /// is lost. Never waits.
     fn leave(&self, clean: bool);
-}
-
-pub(crate) fn unsupported(what: &str, why: &str) -> Error {
-    Error::Unsupported { what: what.into(), why: why.into() }
 }

@@ -7,35 +7,9 @@ use crate::abi::SliceView;
 use crate::backend::Mapping;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::slice::{RawSlice, Segment, SymSlice};
+use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
-use crate::world::lock;
-
-/// Words that only this rank's device touches: counters of its own workgroups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DevWords {
-    heap: u64,
-    serial: u64,
-    offset: u64,
-    words: u64,
-}
-
-impl DevWords {
-    /// Where they begin, in bytes from `HeapView::device_words`.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Words.
-    pub fn len(&self) -> usize {
-        self.words as usize
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.words == 0
-    }
-}
+use crate::util::lock;
 
 impl SymmetricHeap {
     /// The address of a slice on `rank`, as this rank sees it.

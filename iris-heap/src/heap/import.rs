@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::{SymmetricHeap, share};
 use crate::backend::{Imported, Mapping};
-use crate::bootstrap::unsupported;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::slice::{Segment, SymSlice};
 use crate::stream::Stream;
-use crate::world::lock;
+use crate::util::lock;
+use crate::util::unsupported;
 
 impl SymmetricHeap {
     /// The caller's own stream, by the device's handle of it: `CUstream` or `hipStream_t` as a number,
@@ -26,7 +26,7 @@ impl SymmetricHeap {
     /// It is a stream, and stays one until the last clone of what is returned is dropped.
     pub unsafe fn stream_from_raw(&self, raw: u64) -> Result<Stream> {
         // SAFETY: the caller vouches for the stream, in the words of the trait.
-        unsafe { self.backend.wrap_stream(raw) }
+        unsafe { self.backend.wrap_stream(raw) }.map(Stream::from_backend)
     }
 
     /// Makes `len` elements of the caller's, on each rank its own, a symmetric slice: collective. On a

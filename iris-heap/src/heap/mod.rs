@@ -5,13 +5,12 @@
 mod access;
 #[cfg(test)]
 mod call_sites;
-mod fill;
+mod cuda;
+pub(crate) mod fill;
 mod import;
 mod ops;
 mod options;
 
-pub use access::DevWords;
-pub use fill::random_unit;
 pub use options::HeapOptions;
 
 use std::borrow::Cow;
@@ -26,16 +25,17 @@ use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::{Backend, BackendKind, Export, Imported, Mapping, Memory, Purpose};
-use crate::bootstrap::{Object, unsupported};
+use crate::bootstrap::Object;
 use crate::control::Control;
 use crate::dtype::Element;
 use crate::env;
 use crate::error::{Error, Result, odd_ranks};
 use crate::layout::{Full, Layout, rounded};
-use crate::slice::{RawSlice, Segment, SymSlice};
-use crate::stream::{Stream, check_may_wait};
+use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
+use crate::stream::Stream;
+use crate::util::{check_may_wait, lock, unsupported};
 use crate::wire::{Reader, Writer, hash};
-use crate::world::{Registration, World, lock};
+use crate::world::{Registration, World};
 
 /// Version of what ranks say to each other and of the layout of shared words. Ranks of different
 /// versions do not open a heap together.
@@ -173,7 +173,9 @@ impl SymmetricHeap {
             BackendKind::Cpu => {
                 Box::new(CpuBackend::new(world.rank(), options.resolve_threads(world)?)?)
             }
-            BackendKind::Cuda => Box::new(CudaBackend::new(world, options)?),
+            BackendKind::Cuda => {
+                Box::new(CudaBackend::new(world, options.device, options.legacy_memory)?)
+            }
             other => return Err(unsupported(&format!("backend {other}"), "it is not built in")),
         };
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
@@ -457,7 +459,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Closed`]; [`Error::System`].
     pub fn stream(&self) -> Result<Stream> {
-        self.backend.stream()
+        self.backend.stream().map(Stream::from_backend)
     }
 
     /// Waits until all streams of this rank have done what was enqueued. Their errors stay with

@@ -2,9 +2,10 @@
 
 use std::sync::MutexGuard;
 
-use super::{DevWords, SymmetricHeap};
+use super::SymmetricHeap;
 use crate::error::Result;
-use crate::world::lock;
+use crate::slice::DevWords;
+use crate::util::lock;
 
 impl SymmetricHeap {
     /// The word that counts the calls of all ops of this heap; they are issued in one order, the

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 
 pub(crate) use crate::bootstrap::launcher_env::Place;
-pub(crate) use crate::util::{lock, panic_message};
+use crate::util::lock;
 
 /// The ranks of a job, or of a part of it, seen from one of them. Cheap to clone; clones are the
 /// same rank.

@@ -30,7 +30,6 @@ macro_rules! driver {
         /// Each function with the sizes of its parameters, ours and cudarc's.
         #[cfg(all(test, feature = "cudarc-0-19"))]
         pub(super) fn signatures() -> Vec<(&'static str, Vec<usize>, Vec<usize>)> {
-            use super::cudarc::Parameters;
             /// A parameter that the compiler is to find.
             macro_rules! theirs { ($ours:ty) => { _ }; }
             vec![$((
@@ -206,6 +205,29 @@ pub(super) struct Access {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LegacyHandle(pub(super) [u8; 64]);
+
+/// What a function takes, in bytes.
+#[cfg(all(test, feature = "cudarc-0-19"))]
+trait Parameters {
+    fn sizes(&self) -> Vec<usize>;
+}
+
+#[cfg(all(test, feature = "cudarc-0-19"))]
+macro_rules! parameters {
+    ($($first:ident $($rest:ident)*)?) => {
+        $(
+            impl<Of, $first, $($rest),*> Parameters for unsafe fn($first, $($rest),*) -> Of {
+                fn sizes(&self) -> Vec<usize> {
+                    vec![size_of::<$first>(), $(size_of::<$rest>()),*]
+                }
+            }
+            parameters!($($rest)*);
+        )?
+    };
+}
+
+#[cfg(all(test, feature = "cudarc-0-19"))]
+parameters!(A B C D E F G H I J K);
 
 /// The driver's numbers, by their names without `CU_` and the like.
 macro_rules! numbers {

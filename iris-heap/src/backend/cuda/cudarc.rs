@@ -21,32 +21,10 @@ impl CudaBackend {
     pub fn stream_of(&self, stream: &Arc<CudaStream>) -> Result<Stream> {
         let raw = RawStream(stream.cu_stream() as u64);
         // SAFETY: the stream is cudarc's, which ends it when the last `Arc` of it goes.
-        self.keep(unsafe { Queue::held(&self.shared, raw, stream.clone())? })
+        let queue = unsafe { Queue::held(&self.shared, raw, stream.clone()) }?;
+        self.keep(queue).map(Stream::from_backend)
     }
 }
-
-/// What a function takes, in bytes.
-#[cfg(test)]
-pub(super) trait Parameters {
-    fn sizes(&self) -> Vec<usize>;
-}
-
-#[cfg(test)]
-macro_rules! parameters {
-    ($($first:ident $($rest:ident)*)?) => {
-        $(
-            impl<Of, $first, $($rest),*> Parameters for unsafe fn($first, $($rest),*) -> Of {
-                fn sizes(&self) -> Vec<usize> {
-                    vec![size_of::<$first>(), $(size_of::<$rest>()),*]
-                }
-            }
-            parameters!($($rest)*);
-        )?
-    };
-}
-
-#[cfg(test)]
-parameters!(A B C D E F G H I J K);
 
 #[cfg(test)]
 mod tests {

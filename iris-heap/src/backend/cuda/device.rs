@@ -12,7 +12,8 @@ use crate::backend::gpu::{
     Driver, LaunchShape, RawContext, RawEvent, RawFunction, RawModule, RawStream, warn,
 };
 use crate::error::{Error, Result};
-use crate::world::{World, lock};
+use crate::util::lock;
+use crate::world::World;
 
 /// A device with its primary context, which is retained until the process ends: heaps come and go,
 /// the context and what others of the process have in it stay.

@@ -2,9 +2,9 @@
 //! is given.
 
 use super::{CudaBackend, GpuStream};
-use crate::bootstrap::unsupported;
 use crate::error::Result;
 use crate::stream::Stream;
+use crate::util::unsupported;
 
 impl CudaBackend {
     /// Lets `enqueue` put work of a library on a stream of the heap, behind the heap's last op,

@@ -9,9 +9,9 @@ use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Proper
 use super::api::{check, check_for};
 use super::device::Device;
 use crate::backend::gpu::{GpuMapping, warn};
-use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
+use crate::util::unsupported;
 
 /// Plain memory is taken in multiples of this: the driver shares its blocks of this size between
 /// small allocations, and a legacy handle of a part would give a peer the whole.

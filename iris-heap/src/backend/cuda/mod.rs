@@ -30,15 +30,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
+use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose, StreamBackend};
 use crate::abi::abort;
-use crate::bootstrap::unsupported;
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::heap::{HeapOptions, SymmetricHeap};
-use crate::stream::Stream;
+use crate::util::lock;
+use crate::util::unsupported;
 use crate::wire::{Reader, Writer};
-use crate::world::{World, lock};
+use crate::world::World;
 
 mod api;
 #[cfg(feature = "cudarc-0-19")]
@@ -113,8 +112,10 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    pub(crate) fn new(world: &World, options: &HeapOptions) -> Result<CudaBackend> {
-        let device = Device::choose(world, options.device)?;
+    /// For a rank of `world`, on the device of this number or by the rank's, with virtual memory or, if
+    /// `legacy`, plain memory.
+    pub(crate) fn new(world: &World, device: Option<usize>, legacy: bool) -> Result<CudaBackend> {
+        let device = Device::choose(world, device)?;
         let control = Arc::new(Control::pinned(pinned::take(&*device)?));
         let shared = Arc::new(Shared::new(device.clone(), control)?);
         Ok(CudaBackend {
@@ -122,22 +123,11 @@ impl CudaBackend {
             copies: HostCopies::new(device.clone())?,
             device,
             same_process: world.same_process(),
-            legacy: options.legacy_memory,
+            legacy,
             sharing: OnceLock::new(),
             queues: Mutex::default(),
             mappings: Mutex::default(),
             closed: AtomicBool::new(false),
-        })
-    }
-
-    /// The CUDA device of a heap.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] if the heap is of another kind of device.
-    pub fn of(heap: &SymmetricHeap) -> Result<&CudaBackend> {
-        heap.backend().as_any().downcast_ref::<CudaBackend>().ok_or_else(|| {
-            let kind = heap.options().backend;
-            unsupported("a CUDA device", &format!("the heap is of {kind}"))
         })
     }
 
@@ -161,11 +151,11 @@ impl CudaBackend {
         Module::load(&self.shared, image)
     }
 
-    fn keep(&self, queue: Arc<Queue>) -> Result<Stream> {
+    fn keep(&self, queue: Arc<Queue>) -> Result<Arc<dyn StreamBackend>> {
         let mut queues = lock(&self.queues);
         queues.retain(|q| q.strong_count() > 0);
         queues.push(Arc::downgrade(&queue));
-        Ok(Stream::from_backend(Arc::new(GpuStream(queue))))
+        Ok(Arc::new(GpuStream(queue)))
     }
 
     fn live_queues(&self) -> Vec<Arc<Queue>> {
@@ -365,11 +355,11 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn stream(&self) -> Result<Stream> {
+    fn stream(&self) -> Result<Arc<dyn StreamBackend>> {
         self.keep(Queue::create(&self.shared)?)
     }
 
-    unsafe fn wrap_stream(&self, raw: u64) -> Result<Stream> {
+    unsafe fn wrap_stream(&self, raw: u64) -> Result<Arc<dyn StreamBackend>> {
         // SAFETY: the caller vouches for the stream, in the words of the trait.
         self.keep(unsafe { Queue::caller(&self.shared, RawStream(raw))? })
     }

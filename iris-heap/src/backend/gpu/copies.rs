@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Driver, GpuMapping, RawStream, warn};
+use super::driver::{Driver, RawStream, warn};
+use super::mapping::GpuMapping;
 use crate::backend::Mapping;
 use crate::error::Result;
 

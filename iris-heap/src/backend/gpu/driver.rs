@@ -148,3 +148,10 @@ pub(crate) trait Driver: Send + Sync {
         stream: RawStream,
     ) -> Result<()>;
 }
+
+/// For destructors, which have nobody to tell.
+pub(crate) fn warn(outcome: Result<()>) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "a call of the device's driver failed");
+    }
+}

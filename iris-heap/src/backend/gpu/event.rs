@@ -4,9 +4,9 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Driver, Queue, RawEvent, warn};
+use super::driver::{Driver, RawEvent, RawStream, warn};
+use crate::backend::EventBackend;
 use crate::error::Result;
-use crate::stream::EventBackend;
 
 /// A point in a stream.
 pub(super) struct GpuEvent {
@@ -23,18 +23,18 @@ impl GpuEvent {
     }
 
     /// Puts the event behind what is enqueued.
-    pub(super) fn record(&self, queue: &Queue) -> Result<()> {
+    pub(super) fn record(&self, stream: RawStream) -> Result<()> {
         self.recorded.store(false, Ordering::Relaxed);
         // SAFETY: event and stream are alive and of one context.
-        unsafe { self.device.record(self.raw, queue.raw()) }?;
+        unsafe { self.device.record(self.raw, stream) }?;
         self.recorded.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Lets what is enqueued next begin after the event.
-    pub(super) fn before(&self, queue: &Queue) -> Result<()> {
+    /// Lets what is enqueued next on a stream of `device` begin after the event.
+    pub(super) fn before(&self, device: &dyn Driver, stream: RawStream) -> Result<()> {
         // SAFETY: event and stream are alive; they may be of different devices.
-        unsafe { queue.shared().device.wait_for(self.raw, queue.raw()) }
+        unsafe { device.wait_for(self.raw, stream) }
     }
 }
 

@@ -10,10 +10,11 @@ use std::time::Duration;
 use super::event::GpuEvent;
 use super::stream::Shared;
 use super::*;
-use crate::bootstrap::unsupported;
+use crate::backend::{EventBackend, StreamBackend};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
-use crate::stream::{EventBackend, Stream, StreamBackend};
+use crate::stream::Stream;
+use crate::util::unsupported;
 
 /// Streams are what the test says they are: captured, busy, or done.
 #[derive(Default)]
@@ -214,10 +215,10 @@ fn an_event_that_was_not_recorded_is_not_done() {
     let device: Arc<dyn Driver> = fake.clone();
     let (stream, event) = (stream(&shared), GpuEvent::new(&device).unwrap());
     assert!(!event.is_done());
-    event.record(&stream.0).unwrap();
+    event.record(stream.0.raw()).unwrap();
     assert!(event.is_done());
     *fake.fails.lock().unwrap() = Some("record");
-    event.record(&stream.0).unwrap_err();
+    event.record(stream.0.raw()).unwrap_err();
     assert!(!event.is_done(), "nobody knows");
 }
 

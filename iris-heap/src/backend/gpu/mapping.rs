@@ -4,9 +4,9 @@ use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 use crate::backend::Mapping;
-use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
-use crate::world::lock;
+use crate::util::lock;
+use crate::util::unsupported;
 
 /// An address, and what it belongs to until the heap closes. Unmapping may wait for the whole device,
 /// so it takes place in the collective steps that end a mapping's use, whoever holds an `Arc` of it

@@ -13,16 +13,7 @@ mod stream;
 
 pub(super) use copies::HostCopies;
 pub use driver::LaunchShape;
-pub(super) use driver::{Driver, RawContext, RawEvent, RawFunction, RawModule, RawStream};
+pub(super) use driver::{Driver, RawContext, RawEvent, RawFunction, RawModule, RawStream, warn};
 pub(super) use mapping::{GpuMapping, as_gpu};
 pub use module::{Function, Module};
 pub(super) use stream::{GpuStream, Queue, Shared};
-
-use crate::error::Result;
-
-/// For destructors, which have nobody to tell.
-pub(super) fn warn(outcome: Result<()>) {
-    if let Err(error) = outcome {
-        tracing::warn!(%error, "a call of the device's driver failed");
-    }
-}

@@ -5,12 +5,13 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::{Driver, GpuStream, LaunchShape, Queue, RawFunction, RawModule, Shared};
-use crate::bootstrap::unsupported;
+use super::driver::{Driver, LaunchShape, RawFunction, RawModule};
+use super::stream::{GpuStream, Queue, Shared};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
+use crate::util::lock;
+use crate::util::unsupported;
 use crate::wire::hash;
-use crate::world::lock;
 
 /// A loaded image of kernels, kept until the process ends: giving it back would wait for the whole
 /// device, and the next op of the same kind needs it again. Its kernels run on streams of the heap

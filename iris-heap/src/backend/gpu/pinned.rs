@@ -7,10 +7,10 @@
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-use super::Driver;
+use super::driver::Driver;
 use crate::control::{Line, PinnedLine};
 use crate::error::{Error, Result};
-use crate::world::lock;
+use crate::util::lock;
 
 /// Blocks that are taken from the driver at a time.
 const BLOCKS: usize = 512;

@@ -8,14 +8,14 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
+use super::driver::{Driver, RawStream, warn};
 use super::event::GpuEvent;
-use super::{Driver, RawStream, as_gpu, warn};
-use crate::backend::{Mapping, Memory};
-use crate::bootstrap::unsupported;
+use super::mapping::as_gpu;
+use crate::backend::{EventBackend, Mapping, Memory, StreamBackend};
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::stream::{Event, EventBackend, StreamBackend};
-use crate::world::lock;
+use crate::util::lock;
+use crate::util::unsupported;
 use order::Order;
 
 /// What the streams of a heap share.
@@ -306,7 +306,7 @@ impl Queue {
     fn end(&self) -> Result<GpuEvent> {
         self.check_no_capture()?;
         let event = GpuEvent::new(&self.shared.device)?;
-        event.record(self).map(|()| event)
+        event.record(self.raw).map(|()| event)
     }
 
     fn check_no_capture(&self) -> Result<()> {
@@ -385,19 +385,19 @@ impl StreamBackend for GpuStream {
         done
     }
 
-    fn record(&self) -> Result<Event> {
+    fn record(&self) -> Result<Arc<dyn EventBackend>> {
         let queue = &*self.0;
         let _open = queue.shared.open()?;
         let event = GpuEvent::new(&queue.shared.device)?;
-        event.record(queue)?;
-        Ok(Event::from_backend(Arc::new(event)))
+        event.record(queue.raw)?;
+        Ok(Arc::new(event))
     }
 
-    fn wait(&self, event: &Event) -> Result<()> {
+    fn wait(&self, event: &dyn EventBackend) -> Result<()> {
         let queue = &*self.0;
         let _open = queue.shared.open()?;
-        match event.backend().as_any().downcast_ref::<GpuEvent>() {
-            Some(event) => event.before(queue),
+        match event.as_any().downcast_ref::<GpuEvent>() {
+            Some(event) => event.before(&*queue.shared.device, queue.raw),
             None => Err(unsupported("waiting for an event", "it is of another kind of device")),
         }
     }
@@ -441,7 +441,7 @@ impl StreamBackend for GpuStream {
         // event behind the copy is done.
         let copied = unsafe { device.write(to, data.as_ptr(), data.len(), queue.raw) };
         // An event that was not recorded is never done: then the memory is kept for good.
-        let recorded = done.record(queue);
+        let recorded = done.record(queue.raw);
         pending.push((done, data));
         copied.and(recorded)
     }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::{Owner, Queue, Shared};
-use crate::backend::gpu::Driver;
+use crate::backend::gpu::driver::Driver;
 use crate::backend::gpu::event::GpuEvent;
-use crate::bootstrap::unsupported;
 use crate::error::{Error, Result};
-use crate::world::lock;
+use crate::util::lock;
+use crate::util::unsupported;
 
 /// Which op was issued last: the next one on another stream waits for it.
 pub(super) struct Order {
@@ -63,7 +63,7 @@ impl Queue {
         f()?;
         if let Some(id) = capture {
             // In a capture this enqueues nothing.
-            order.captured_event.record(self)?;
+            order.captured_event.record(self.raw)?;
             order.captured = Some((id, self.number));
             return Ok(());
         }
@@ -73,7 +73,7 @@ impl Queue {
         }
         // If this fails, the next op tries again.
         if !alive || order.several {
-            order.live_event.record(self)?;
+            order.live_event.record(self.raw)?;
             order.live = Some(Last::Recorded(self.number));
         }
         Ok(())
@@ -105,7 +105,7 @@ impl Queue {
         if let Some(id) = capture {
             return match order.captured {
                 Some((capture, last)) if capture == id && last != self.number => {
-                    order.captured_event.before(self)
+                    order.captured_event.before(&*self.shared.device, self.raw)
                 }
                 _ => Ok(()),
             };
@@ -114,7 +114,7 @@ impl Queue {
             None => {}
             Some(Last::Unrecorded(last)) if last.number == self.number => {}
             Some(Last::Recorded(last)) if *last == self.number => {}
-            Some(Last::Recorded(_)) => order.live_event.before(self)?,
+            Some(Last::Recorded(_)) => order.live_event.before(&*self.shared.device, self.raw)?,
             Some(Last::Unrecorded(last)) => {
                 if last.capture()?.is_some() {
                     return Err(unsupported(
@@ -123,8 +123,8 @@ impl Queue {
                          be ordered behind it: end the capture first",
                     ));
                 }
-                order.live_event.record(last)?;
-                order.live_event.before(self)?;
+                order.live_event.record(last.raw)?;
+                order.live_event.before(&*self.shared.device, self.raw)?;
                 order.several = true;
             }
         }
