@@ -366,8 +366,8 @@ impl Job {
         }
     }
 
-    /// Says in the job's folder that a rank has ended, and how many had before. If it can not be written, the
-    /// others wait until their deadline.
+    /// Says in the job's folder that a rank has ended, and how many had before. If it can not be
+    /// written, the others wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // Under another name first: whoever reads it reads all.

@@ -9,6 +9,8 @@
 //! note beside the socket when its world comes to nothing: it concerns the processes that were there
 //! by then, not those of the next run. And a launcher leaves `lost-RANK` in the folder that it made
 //! for the job, when the process of a rank has ended.
+//!
+//! Long because all of it is about one folder and what lies in it.
 
 use std::collections::BTreeMap;
 use std::fmt;
