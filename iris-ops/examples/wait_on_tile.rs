@@ -27,8 +27,7 @@ fn rank(world: World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(&world, HeapOptions::new().backend(BackendKind::Cuda))?;
     let each = heap.workgroups() / 2; // A multiprocessor for each workgroup of both kernels.
     let options = Options::new(M, M, 8).variant(Variant::TwoShot).workgroups(each as usize);
-    let plan = options.plan(&heap)?;
-    let op = MatmulAllReduce::new(&heap, &plan)?;
+    let op = MatmulAllReduce::new(&heap, &options.plan(&heap)?)?;
     let none = Default::default();
     let kernel = UserKernel::new(&heap, SOURCE.into(), &none, "add_up", (LANES, 0))?;
     let (b, c) = (heap.ones::<f32>(8 * M)?, heap.alloc::<f32>(M * M)?);
