@@ -499,6 +499,7 @@ mod tests {
     #[test]
     fn of_several_that_ended_the_first_is_lost() {
         let temp = tempfile::tempdir().unwrap();
+        fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let place = Place::at(temp.path().into(), false, "job".into());
         let place = Place { launched: true, ..place };
         let soon = || Instant::now() + Duration::from_secs(20);
