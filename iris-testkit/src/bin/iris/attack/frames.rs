@@ -1,6 +1,6 @@
 //! Frames that no rank would send: by strangers, who have not said hello, or by a rank after its own.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,7 +26,18 @@ fn socket(folder: &Path) -> Result<PathBuf> {
 }
 
 fn connect(socket: &Path) -> Result<UnixStream> {
-    let stream = UnixStream::connect(socket).context("rank 0 does not listen")?;
+    let until = Instant::now() + Duration::from_secs(1);
+    let stream = loop {
+        match UnixStream::connect(socket) {
+            // A socket that has its name may not listen yet.
+            Err(error)
+                if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            connected => break connected.context("rank 0 does not listen")?,
+        }
+    };
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.set_write_timeout(Some(Duration::from_secs(5)))?;
     Ok(stream)
