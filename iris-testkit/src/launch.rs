@@ -42,6 +42,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use tempfile::TempDir;
 
+/// How long after a rank's end that of another, for which it may have ended, can still come to light.
+const SETTLE: Duration = Duration::from_millis(50);
+
 /// How much of each stream of a rank is kept, in bytes: its end.
 const KEPT: usize = 64 << 10;
 
@@ -326,7 +329,7 @@ impl Job {
         let lost = "a rank can not be waited for";
         let mut ends = vec![None; self.ranks.len()];
         let mut first_failure = None;
-        let (mut together, mut order) = (Vec::new(), 0);
+        let (mut together, mut settled, mut order) = (Vec::new(), None, 0);
         loop {
             let now = start.elapsed();
             let given_up = if now >= *deadline {
@@ -351,17 +354,25 @@ impl Job {
                 *end = Some((how, now));
                 together.push((how.follows(), rank));
             }
-            // Ranks that are to meet these need not wait for them any longer. They blame the first.
-            together.sort_unstable();
-            for (_, rank) in together.drain(..) {
-                self.leave_word(rank, order);
-                order += 1;
+            // Ranks that are to meet these need not wait for them any longer. They blame the first, and
+            // one that failed may have done so for another's end, of which the system tells later.
+            if !together.is_empty() {
+                let until = *settled.get_or_insert(now + SETTLE);
+                if now >= until || together.iter().any(|(follows, _)| *follows == 0) {
+                    together.sort_unstable();
+                    for (_, rank) in together.drain(..) {
+                        self.leave_word(rank, order);
+                        order += 1;
+                    }
+                    settled = None;
+                }
             }
             if let Some(ends) = ends.iter().copied().collect() {
                 return Ok(ends);
             }
             let until = first_failure
                 .map_or(*deadline, |failure| deadline.min(&(failure + *grace)).to_owned());
+            let until = settled.map_or(until, |settled: Duration| settled.min(until));
             self.sleep(&ends, until.saturating_sub(start.elapsed()))?;
         }
     }
