@@ -278,9 +278,11 @@ fn products_are_those_of_the_reference() {
                     let sample = Sample::new(heap, case)?;
                     sample.poison(heap)?;
                     let taken = enqueue(heap, &stream, &library, &sample.args())?;
-                    // Left to others: a bias where something is not aligned. Of one row that lies by
-                    // columns the library need not have everything.
-                    let refused = case.bias && !sample.is_aligned();
+                    // Left to others: a bias where something is not aligned, or is added to sums of 16
+                    // bits in lines that are not whole vectors. Of one row that lies by columns the
+                    // library need not have everything.
+                    let whole = shape[1..].iter().all(|it| it.is_multiple_of(8));
+                    let refused = case.bias && !(sample.is_aligned() && (whole || types.1 == F32));
                     let may_be = shape[0] == 1 && case.a_columns;
                     assert!(taken != refused || may_be, "{case:?} was taken: {taken}");
                     stream.sync()?;
