@@ -23,7 +23,7 @@ impl World {
     /// A world of `size` ranks that are threads of this process: give each to a thread of its own.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`]; [`Error::Env`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); [`Error::Env`].
     pub fn threads(size: usize) -> Result<Vec<World>> {
         World::threads_with(size, &Settings::from_env()?)
     }
@@ -31,7 +31,7 @@ impl World {
     /// As [`World::threads`], with settings of the program's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`], and as [`Settings::check`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS), and as [`Settings::check`].
     pub fn threads_with(size: usize, settings: &Settings) -> Result<Vec<World>> {
         check_size("size of the world", size)?;
         settings.check()?;
@@ -86,7 +86,7 @@ impl World {
     /// As [`World::run_threads`], with the result of every rank.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
     pub fn run_threads_each<T, E, F>(
         size: usize,
         settings: &Settings,

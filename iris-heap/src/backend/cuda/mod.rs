@@ -2,8 +2,8 @@
 //! needed where no heap of this kind is opened.
 //!
 //! Streams and memory of the caller's come as what the driver has for them: a `CUstream` as a number
-//! ([`SymmetricHeap::stream_from_raw`]), a `CUdeviceptr` as an address
-//! ([`SymmetricHeap::import`]), whatever made them. With the feature `cudarc-0-19` streams of that
+//! ([`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw)), a `CUdeviceptr` as an address
+//! ([`SymmetricHeap::import`](crate::SymmetricHeap::import)), whatever made them. With the feature `cudarc-0-19` streams of that
 //! version of cudarc come as they are, and are kept alive.
 //!
 //! Memory that ranks share is virtual memory, exported as POSIX descriptors to ranks that are other
