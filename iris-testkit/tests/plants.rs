@@ -60,7 +60,6 @@ fn plants() -> Vec<Plant> {
         ("iris/channel.h", "const u32 at = rank + step;", "all_gather.cu"),
         ("iris/entry.h", "m.store<Access::EntryStore>", "all_gather.cu"),
         ("iris/lock.h", "m.store<Access::LockGive>", "all_reduce.cu"),
-        ("iris/tile_flags.h", "m.dev_store<Access::FlagStore>", "all_gather_matmul.cu"),
         ("iris/body/gather.h", "copy_view(shards.inbox(peer, me, parity)", "all_gather_matmul.cu"),
         ("iris/gemm.h", "product.clear();", "matmul.cu"),
         ("iris/body/partial.h", "copy_view(to, View::of(args.a)", "reduce_scatter.cu"),
@@ -72,8 +71,12 @@ fn plants() -> Vec<Plant> {
         add(file, text, before(text), kernel, BESIDE);
     }
     // Not in the form for the other vendor, or only there.
+    // On devices products of 16 bits do not come by here.
     let text = "const u32 m = a.transposed ?";
-    add("iris/mma.h", text, before(text), "matmul.cu", &["hook", "isa", "tidy"]);
+    add("iris/mma.h", text, before(text), "matmul.cu", &["hook", "tidy"]);
+    // A release at the scope of the device is what a flag is, so that compiled code may have it there.
+    let text = "m.dev_store<Access::FlagStore>";
+    add("iris/tile_flags.h", text, before(text), "all_gather_matmul.cu", &["hook", "tidy"]);
     let text = "asm volatile(\"cp.async.commit_group;\"";
     add("iris/mma_sm80.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
     let text = "asm volatile(\"wgmma.fence.sync.aligned;\"";
