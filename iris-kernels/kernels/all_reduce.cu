@@ -1,5 +1,6 @@
 // The sum over ranks of their messages, at every rank.
 #include "iris/body/accumulate.h"
+#include "iris/body/ll.h"
 #include "iris/body/reduce.h"
 
 using namespace iris;
@@ -28,3 +29,5 @@ IRIS_KERNEL iris_add_atomic(IRIS_ARGS OpArgs args) {
 }
 
 IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) { run_convert(args); }
+
+IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::AllReduce>(args); }

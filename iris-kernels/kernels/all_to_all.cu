@@ -1,5 +1,6 @@
 // Block r of every rank's rows, at rank r.
 #include "iris/body/deliver.h"
+#include "iris/body/ll.h"
 
 using namespace iris;
 
@@ -7,3 +8,5 @@ IRIS_KERNEL iris_all_to_all(IRIS_ARGS OpArgs args) {
     LoadProducer::Shared none;
     run_deliver<AllToAllPlan, LoadProducer, false>(args, none);
 }
+
+IRIS_KERNEL iris_all_to_all_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::AllToAll>(args); }

@@ -1,5 +1,6 @@
 // The matrix of one rank, at every rank.
 #include "iris/body/deliver.h"
+#include "iris/body/ll.h"
 
 using namespace iris;
 
@@ -7,3 +8,5 @@ IRIS_KERNEL iris_broadcast(IRIS_ARGS OpArgs args) {
     LoadProducer::Shared none;
     run_deliver<BroadcastPlan, LoadProducer, false>(args, none);
 }
+
+IRIS_KERNEL iris_broadcast_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::Broadcast>(args); }

@@ -299,14 +299,17 @@ mod tests {
         let message = OpBuild { product: false, ..OP };
         let table: [(&str, &[Kernel]); 10] = [
             ("matmul_all_reduce", &[OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local]),
-            ("all_reduce", &[OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local]),
+            (
+                "all_reduce",
+                &[OneShotLl, OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local],
+            ),
             ("matmul_reduce_scatter", &[ReduceScatter, Local]),
-            ("reduce_scatter", &[ReduceScatter, Local]),
+            ("reduce_scatter", &[ReduceScatterLl, ReduceScatter, Local]),
             ("all_gather_matmul", &[Gather, Gathered, Pull, Staged, Local]),
             ("matmul_all_gather", &[AllGather, Local]),
-            ("all_gather", &[AllGather, Local]),
-            ("all_to_all", &[AllToAll, Local]),
-            ("broadcast", &[Broadcast, Local]),
+            ("all_gather", &[AllGatherLl, AllGather, Local]),
+            ("all_to_all", &[AllToAllLl, AllToAll, Local]),
+            ("broadcast", &[BroadcastLl, Broadcast, Local]),
             ("matmul", &[Local]),
         ];
         for (op, kernels) in table {

@@ -36,6 +36,16 @@ pub enum Kernel {
     AllToAll,
     /// The root's message to all.
     Broadcast,
+    /// [`Kernel::OneShot`] of a small message, in words that carry their data.
+    OneShotLl,
+    /// [`Kernel::ReduceScatter`] of a small message, likewise.
+    ReduceScatterLl,
+    /// [`Kernel::AllGather`] of a small message, likewise.
+    AllGatherLl,
+    /// [`Kernel::AllToAll`] of a small message, likewise.
+    AllToAllLl,
+    /// [`Kernel::Broadcast`] of a small message, likewise.
+    BroadcastLl,
     /// A barrier. `phase` tells two of one call apart; `last` ends the call.
     Barrier {
         /// 0 or 1.
@@ -51,7 +61,19 @@ impl Kernel {
     /// Whether it multiplies, in an op that has a product.
     pub fn multiplies(self) -> bool {
         use Kernel::*;
-        !matches!(self, Zero | Convert | Gather | AllToAll | Broadcast | Barrier { .. })
+        !matches!(
+            self,
+            Zero | Convert
+                | Gather
+                | AllToAll
+                | Broadcast
+                | Barrier { .. }
+                | OneShotLl
+                | ReduceScatterLl
+                | AllGatherLl
+                | AllToAllLl
+                | BroadcastLl
+        )
     }
 
     /// The name in traces and errors.
@@ -72,6 +94,11 @@ impl Kernel {
             Kernel::AllGather => "all_gather",
             Kernel::AllToAll => "all_to_all",
             Kernel::Broadcast => "broadcast",
+            Kernel::OneShotLl => "one_shot_ll",
+            Kernel::ReduceScatterLl => "reduce_scatter_ll",
+            Kernel::AllGatherLl => "all_gather_ll",
+            Kernel::AllToAllLl => "all_to_all_ll",
+            Kernel::BroadcastLl => "broadcast_ll",
             Kernel::Barrier { .. } => "barrier",
         }
     }

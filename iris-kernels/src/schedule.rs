@@ -258,6 +258,95 @@ impl Units {
     }
 }
 
+/// A collective of small messages, by what goes from whom to whom.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Collective {
+    /// All of every rank's message to all, which add it up in the order of ranks.
+    AllReduce,
+    /// Block `to` of every rank's rows to rank `to`, which adds them up, its own first.
+    ReduceScatter,
+    /// Every rank's rows to all.
+    AllGather,
+    /// Block `to` of every rank's rows to rank `to`.
+    AllToAll,
+    /// The root's message to all.
+    Broadcast {
+        /// Who sends.
+        root: u32,
+    },
+}
+
+/// The items of a message in words that carry their data: eight bytes each, of rows that are taken one
+/// behind the other. The last one of a part may be short.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Items {
+    /// What goes where.
+    pub collective: Collective,
+    /// Ranks.
+    pub size: u32,
+    /// Rows of the whole message.
+    pub rows: u32,
+    /// Columns of it.
+    pub cols: u32,
+    /// Elements of an item.
+    pub per_item: u32,
+}
+
+impl Items {
+    fn part(&self, rank: u32) -> Range<u32> {
+        split(self.rows, self.size, rank)
+    }
+
+    /// Rows that `from` sends to `to`; with the two the same, those that it has for itself.
+    pub fn rows_sent(&self, from: u32, to: u32) -> u32 {
+        match self.collective {
+            Collective::AllReduce => self.rows,
+            Collective::ReduceScatter | Collective::AllToAll => self.part(to).len() as u32,
+            Collective::AllGather => self.part(from).len() as u32,
+            Collective::Broadcast { root } if root == from => self.rows,
+            Collective::Broadcast { .. } => 0,
+        }
+    }
+
+    /// Items that `from` sends to `to`.
+    pub fn sent(&self, from: u32, to: u32) -> u32 {
+        let elements = u64::from(self.rows_sent(from, to)) * u64::from(self.cols);
+        elements.div_ceil(u64::from(self.per_item)) as u32
+    }
+
+    /// The most that one rank sends to another.
+    pub fn most(&self) -> u32 {
+        let root = match self.collective {
+            Collective::Broadcast { root } => root,
+            _ => 0,
+        };
+        // The first parts are the largest.
+        self.sent(root, 0)
+    }
+
+    /// The row of its matrix from which on a rank sends to `to`.
+    pub fn source_row(&self, to: u32) -> u32 {
+        match self.collective {
+            Collective::ReduceScatter | Collective::AllToAll => self.part(to).start,
+            _ => 0,
+        }
+    }
+
+    /// The row of the result of `to` at which what `from` sends begins.
+    pub fn target_row(&self, from: u32, to: u32) -> u32 {
+        match self.collective {
+            Collective::AllGather => self.part(from).start,
+            Collective::AllToAll => from * self.rows_sent(from, to),
+            _ => 0,
+        }
+    }
+
+    /// Whether a sum begins with this rank's own part; else it is in the order of ranks.
+    pub fn own_first(&self) -> bool {
+        self.collective == Collective::ReduceScatter
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -106,7 +106,7 @@ impl Extent {
     /// The words, which count calls by the device word `sequence`.
     pub(crate) fn shape(&self, sequence: u32) -> Shape {
         let Self { size, tiles, flags, locks, .. } = *self;
-        Shape { op: 0, size, tiles, flags, locks, sequence }
+        Shape { op: 0, size, tiles, flags, locks, sequence, pairs: 0 }
     }
 
     fn words(&self) -> Words {

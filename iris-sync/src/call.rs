@@ -51,6 +51,18 @@ impl Call {
         (self.0 & 1) as u32
     }
 
+    /// The call before this one that used the same slot.
+    #[must_use]
+    pub const fn of_same_slot_before(self) -> Self {
+        Self(self.0.wrapping_sub(2))
+    }
+
+    /// Whether writers refresh the unused words of this call's slot, of those that carry data: one
+    /// call of each parity in a period.
+    pub const fn restamps_slot(self) -> bool {
+        self.0 & (RESTAMP_PERIOD - 1) <= 1
+    }
+
     /// Whether writers refresh all their words in this call.
     pub const fn restamps(self) -> bool {
         self.0 & (RESTAMP_PERIOD - 1) == 0
@@ -70,6 +82,17 @@ mod tests {
             assert!(call.next().reached_by(call.next().next().number()));
             assert!(!call.reached_by(call.previous().number()));
             assert_ne!(call.parity(), call.next().parity());
+        }
+    }
+
+    #[test]
+    fn each_slot_is_refreshed_once_a_period() {
+        for multiple in -4..4 {
+            let first = Call::new(RESTAMP_PERIOD.wrapping_mul(multiple));
+            let refreshing = [first.previous(), first, first.next(), first.next().next()];
+            assert_eq!(refreshing.map(Call::restamps_slot), [false, true, true, false]);
+            assert_ne!(first.parity(), first.next().parity());
+            assert_eq!(first.of_same_slot_before(), first.previous().previous());
         }
     }
 

@@ -1,4 +1,7 @@
-use crate::{DevWord, SymWord};
+use crate::{DevWord, SymPair, SymWord};
+
+/// 4-byte words of a [`SymPair`].
+const PAIR_WORDS: u32 = 4;
 
 /// Words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
@@ -45,8 +48,9 @@ pub struct Channel {
     pub flags: u32,
     /// How many flags there are.
     pub flag_count: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Words that carry data come in pairs `[parity][source][pair_count]`, behind the barrier words.
+    /// So many of a source: those of the largest plan, with the head, rounded up to a line.
+    pub pair_count: u32,
 }
 
 /// How many words a channel needs, before the heap has said where they lie.
@@ -65,8 +69,12 @@ impl Channel {
     /// `signal` must be a multiple of [`LINE_WORDS`]. `locks` says whether the op needs them.
     /// Returns the channel of `rank` and how many words it takes.
     pub fn lay_out(shape: Shape, rank: u32, signal: u32, device: u32) -> (Self, Words) {
-        let Shape { op, size, tiles, flags, locks, sequence } = shape;
+        let Shape { op, size, tiles, flags, locks, sequence, pairs } = shape;
         let tiles = tiles.next_multiple_of(LINE_WORDS);
+        let pair_count = match pairs {
+            0 => 0,
+            pairs => (crate::ll::HEAD + pairs).next_multiple_of(LINE_WORDS / PAIR_WORDS),
+        };
         let mut next = signal;
         let mut take = |words: u32| {
             let first = next;
@@ -78,6 +86,7 @@ impl Channel {
         let results = take(size * tiles);
         let done = take(size * LINE_WORDS);
         let barriers = take(2 * size * LINE_WORDS);
+        take(2 * size * pair_count * PAIR_WORDS);
         let locks = take(if locks { tiles } else { 0 });
         let channel = Self {
             op,
@@ -95,7 +104,7 @@ impl Channel {
             sequence,
             flags: device + LINE_WORDS,
             flag_count: flags,
-            reserved: 0,
+            pair_count,
         };
         let device = LINE_WORDS + flags.next_multiple_of(LINE_WORDS);
         (channel, Words { signal: next - signal, device })
@@ -126,6 +135,14 @@ impl Channel {
     /// The word of `source` at rank `at` in barrier `phase`.
     pub fn barrier(&self, at: u32, source: u32, phase: u32) -> SymWord {
         SymWord { rank: at, index: self.barriers + (phase * self.size + source) * LINE_WORDS }
+    }
+
+    /// Pair number `pair` of those that `source` pushes to rank `at` in calls of this parity.
+    pub fn pair(&self, at: u32, source: u32, parity: u32, pair: u32) -> SymPair {
+        debug_assert!(pair < self.pair_count, "pair {pair} of {}", self.pair_count);
+        let first = self.barriers + 2 * self.size * LINE_WORDS;
+        let number = (parity * self.size + source) * self.pair_count + pair;
+        SymPair { rank: at, index: first + number * PAIR_WORDS }
     }
 
     /// The lock of `tile` at its owner.
@@ -162,4 +179,6 @@ pub struct Shape {
     pub locks: bool,
     /// Device word of the heap that counts calls.
     pub sequence: u32,
+    /// Pairs of words that carry data, of the largest plan, from one rank to another.
+    pub pairs: u32,
 }

@@ -83,21 +83,32 @@ pub fn wait_entry<M: Memory + ?Sized>(
     for (index, field) in Field::ALL.into_iter().enumerate() {
         let (seen, wanted) = (all[index], record.fields[index]);
         if seen != wanted {
-            let fault = Fault {
-                kind: FaultKind::Mismatch,
-                op: channel.op as i32,
-                call: call.number(),
-                tile: -1,
-                rank: peer as i32,
-                seen,
-                wanted,
-                field: field as i32,
-            };
-            give_up(m, channel, &fault);
-            return Err(Stop);
+            return Err(mismatch(m, channel, call, peer, (field, seen, wanted)));
         }
     }
     Ok(())
+}
+
+/// Give up because `peer` entered with another value of a field: theirs, then our own.
+pub(crate) fn mismatch<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    peer: u32,
+    (field, seen, wanted): (Field, i32, i32),
+) -> Stop {
+    let fault = Fault {
+        kind: FaultKind::Mismatch,
+        op: channel.op as i32,
+        call: call.number(),
+        tile: -1,
+        rank: peer as i32,
+        seen,
+        wanted,
+        field: field as i32,
+    };
+    give_up(m, channel, &fault);
+    Stop
 }
 
 /// Whether results may be written straight into C, between this rank and `peer`.

@@ -28,6 +28,7 @@ pub mod entry;
 pub mod epoch;
 mod fault;
 pub mod flow;
+pub mod ll;
 pub mod lock;
 mod memory;
 pub mod tile_flags;
@@ -38,7 +39,9 @@ pub use call::{Call, RESTAMP_PERIOD};
 pub use channel::{Channel, LINE_WORDS, PRIVATE_SEQUENCE, Shape, Words};
 pub use entry::Record;
 pub use fault::{Fault, FaultKind, Field, Stop};
-pub use memory::{Access, DevWord, Limit, Memory, Order, Scope, Span, SymWord, divergent};
+pub use memory::{
+    Access, DevWord, Limit, LlWord, Memory, Order, Scope, Span, SymPair, SymWord, divergent,
+};
 pub use wait::{Awaited, stopped, wait_for};
 pub use workgroup::{End, Workgroup};
 
@@ -54,4 +57,4 @@ pub const ABORT_WORD: u32 = 0;
 pub const PEER_LOST: i32 = 1000;
 
 /// Version of the words' meaning; ranks compare it when they open a heap together.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

@@ -11,6 +11,37 @@ pub struct SymWord {
     pub index: u32,
 }
 
+/// Two neighbouring 64-bit words of symmetric memory that carry data: any rank may load them, one
+/// rank writes them. Each word is loaded and stored whole; the two of them are not one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SymPair {
+    /// The rank in whose signal segment the words lie.
+    pub rank: u32,
+    /// Index of the first in that segment, in 4-byte words: a multiple of 4.
+    pub index: u32,
+}
+
+/// A 64-bit word that carries its data: four bytes, and the number of the call they belong to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LlWord {
+    /// The data.
+    pub data: u32,
+    /// The number of the call that pushed it.
+    pub call: i32,
+}
+
+impl LlWord {
+    /// As it lies in memory: the data in the low half.
+    pub const fn to_bits(self) -> u64 {
+        (self.call as u32 as u64) << 32 | self.data as u64
+    }
+
+    /// The word that lies in memory as these bits.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self { data: bits as u32, call: (bits >> 32) as i32 }
+    }
+}
+
 /// A 32-bit word that only this rank's workgroups touch; every operation has device scope.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DevWord {
@@ -119,6 +150,12 @@ accesses! {
     FlagLoad: Acquire, Device;
     /// The last workgroup refreshes the flags, for launches that come after it.
     FlagStamp: Relaxed, Device;
+    /// A source stores words that carry their data.
+    LlStore: Relaxed, System;
+    /// A receiver looks for them.
+    LlLoad: Relaxed, System;
+    /// The last workgroup refreshes those that its call did not use.
+    LlStamp: Relaxed, System;
 }
 
 /// Which deadline a wait has.
@@ -185,6 +222,12 @@ pub trait Memory {
     /// If a word of symmetric memory holds `expected`, store `value`; returns what it held.
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32;
 
+    /// Load two words of symmetric memory that carry data, each of them whole.
+    fn load_pair(&self, pair: SymPair, access: Access) -> [LlWord; 2];
+
+    /// Store two words of symmetric memory that carry data, each of them whole.
+    fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access);
+
     /// Read a data word that a release and an acquire of some other word order.
     fn get(&self, word: SymWord) -> i32;
 
@@ -221,6 +264,13 @@ pub trait Memory {
     fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
         let _ = access;
         want.reached_by(seen)
+    }
+
+    /// Whether a word that carries `seen` carries data of the call `want`. Models override it with
+    /// mutants.
+    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
+        let _ = access;
+        seen == want.number()
     }
 
     /// A span of work begins; `what` is a tile, unit or rank.

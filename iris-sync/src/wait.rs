@@ -84,13 +84,27 @@ pub fn wait_for<M: Memory + ?Sized>(
     awaited: Awaited,
     look: impl Fn() -> i32,
 ) -> Result<i32, Stop> {
+    let mut found = 0;
+    poll(m, channel, awaited, || {
+        found = look();
+        (!m.reached(access, awaited.want, found)).then_some((awaited.rank, found))
+    })?;
+    Ok(found)
+}
+
+/// As [`wait_for`], of anything that `look` can tell: none if it is there, else the rank that it is
+/// awaited from and what is there instead.
+pub(crate) fn poll<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    mut awaited: Awaited,
+    mut look: impl FnMut() -> Option<(u32, i32)>,
+) -> Result<(), Stop> {
     let mut spins = 0;
     let mut late = false;
     loop {
-        let seen = look();
-        if m.reached(access, awaited.want, seen) {
-            return Ok(seen);
-        }
+        let Some((rank, seen)) = look() else { return Ok(()) };
+        awaited.rank = rank;
         if stopped(m, channel, &awaited) {
             return Err(Stop);
         }
@@ -151,7 +165,7 @@ mod tests {
     use core::cell::Cell;
 
     use super::*;
-    use crate::{DevWord, Shape};
+    use crate::{DevWord, LlWord, Shape, SymPair};
 
     /// A rank whose words all hold one value, and whose host says another.
     struct Broken {
@@ -172,6 +186,10 @@ mod tests {
             self.word
         }
         fn put(&self, _: SymWord, _: i32) {}
+        fn load_pair(&self, _: SymPair, _: Access) -> [LlWord; 2] {
+            [LlWord { data: 0, call: self.word }; 2]
+        }
+        fn store_pair(&self, _: SymPair, _: [LlWord; 2], _: Access) {}
         fn dev_load(&self, _: DevWord, _: Access) -> i32 {
             self.word
         }
@@ -194,7 +212,7 @@ mod tests {
     /// A word that holds no rank ends the wait as any other, and the record shows it.
     #[test]
     fn whatever_an_abort_word_holds_is_recorded() {
-        let shape = Shape { op: 0, size: 2, tiles: 1, flags: 0, locks: false, sequence: 0 };
+        let shape = Shape { op: 0, size: 2, tiles: 1, ..Shape::default() };
         let (channel, _) = Channel::lay_out(shape, 0, 1024, 0);
         let call = Call::new(1);
         let awaited = Awaited { call, want: call, rank: 1, tile: -1, limit: Limit::Entry };

@@ -1,7 +1,7 @@
 use crate::wait::{Awaited, has_given_up, stopped, wait_for};
 use crate::{
     Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
-    tile_flags,
+    ll, tile_flags,
 };
 
 /// How a launch ends.
@@ -110,6 +110,56 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })?;
         self.credited |= all;
         Ok(())
+    }
+
+    /// Before pushing words that carry data: [`Workgroup::credit`] of these peers, and, in the first
+    /// workgroup, of all, since it is to tell all of them that this rank has entered.
+    pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
+        let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
+        self.for_peers(peers, |wg, peer| wg.credit_of(peer))?;
+        self.credited |= peers;
+        Ok(())
+    }
+
+    /// In the first workgroup: say to these peers what this rank says about the call, in words that
+    /// carry their data, ahead of all others.
+    pub fn push_head(&self, peers: barrier::Members) {
+        if self.index == 0 {
+            for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {
+                ll::push_head(self.m, self.channel, self.call, &self.record, peer);
+            }
+        }
+    }
+
+    /// In the first workgroup, when all is pushed that others wait for: tell every peer that this
+    /// rank is in the call, as [`Workgroup::enter`] does.
+    pub fn end_push(&self) {
+        if self.index == 0 {
+            self.share_of_peers(self.others(), |wg, peer| {
+                entry::publish(wg.m, wg.channel, wg.call, &wg.record, peer);
+                true
+            });
+        }
+    }
+
+    /// In the first workgroup: wait for what these peers say about the call, and compare it. Those
+    /// lanes fail that find a difference: [`Workgroup::leave_together`] must follow.
+    pub fn wait_head(&self, sources: barrier::Members) -> Result<(), Stop> {
+        if self.index != 0 {
+            return Ok(());
+        }
+        ll::wait_head(self.m, self.channel, self.call, &self.record, sources)
+    }
+
+    /// After waits of single lanes: fails on all lanes if it failed on one.
+    pub fn leave_together(&self, result: Result<(), Stop>) -> Result<(), Stop> {
+        if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
+    }
+
+    /// The items of 0..`count` that fall to this lane of this workgroup, in a fixed order.
+    pub fn share_of_lanes(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
+        let lanes = self.m.lanes();
+        (self.index * lanes + self.m.lane()..count).step_by((self.count * lanes) as usize)
     }
 
     /// Before writing slots at these peers: as [`Workgroup::credit`] of each; where this rank allows
@@ -266,6 +316,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Count this workgroup out, whether it got through or not. The last one ends the call: it
     /// refreshes words where that is due, settles pulls, and advances the number.
     pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
+        self.finish_push(end, result, |_| 0)
+    }
+
+    /// As [`Workgroup::finish`], of a call that has used so many pairs of words that carry data, from
+    /// the first on, of those for each peer: the others are refreshed where that is due.
+    pub fn finish_push(
+        self,
+        end: End,
+        result: Result<(), Stop>,
+        used: impl Fn(u32) -> u32,
+    ) -> Result<(), Stop> {
         let Self { m, channel, call, record, .. } = self;
         let word = |index| crate::DevWord { index };
         m.vote(true);
@@ -285,8 +346,11 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
         let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
         // Signals of a call that was given up are not all raised: a refresh would raise them.
-        if call.restamps() && !has_given_up(m, channel) {
-            stamp(m, channel, call);
+        if call.restamps_slot() && !has_given_up(m, channel) {
+            ll::stamp(m, channel, call, used);
+            if call.restamps() {
+                stamp(m, channel, call);
+            }
         }
         // Nobody else has ended a call since this one read it.
         let sequence = record.fields[crate::Field::Sequence as usize];

@@ -9,6 +9,8 @@
 extern "C" {
 /// The boundary between two launches on a rank's stream.
 void iris_model_boundary(void);
+/// Whether waits of this lane end.
+int iris_model_gives_up(void);
 /// Fail unless what was seen at this address is what was wanted.
 void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
 }

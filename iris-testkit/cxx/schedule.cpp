@@ -39,6 +39,22 @@ u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
     return out.count;
 }
 
+/// The items of a collective: as schedule::Shape::Items puts them.
+u32 iris_schedule_items(const u32 (&shape)[6], u32* values, u32 room) {
+    Out out{values, room, 0};
+    const Items items(static_cast<Collective>(shape[0]), shape[1], shape[2], shape[3], shape[4],
+                      shape[5]);
+    for (u32 from = 0; from < items.size; ++from) {
+        for (u32 to = 0; to < items.size; ++to) {
+            out.put(items.rows_sent(from, to));
+            out.put(items.sent(from, to));
+            out.put(items.source_row(to));
+            out.put(items.target_row(from, to));
+        }
+    }
+    return out.count;
+}
+
 /// The tiles of a matrix, whole and split over `size` ranks, with their owners.
 u32 iris_schedule_grid(const Grid& grid, u32 size, u32* values, u32 room) {
     Out out{values, room, 0};

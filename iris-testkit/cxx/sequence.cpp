@@ -23,6 +23,13 @@ enum class Kind : u32 {
     Barrier,
     PublishVersion,
     WaitVersion,
+    BeginPush,
+    PushHead,
+    EndPush,
+    WaitHead,
+    PushPair,
+    WaitPair,
+    LeaveTogether,
 };
 
 struct Step {
@@ -69,6 +76,22 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
         return port::lane() != 0 ||
                epoch::wait(wg.m, wg.m.signal(wg.rank(), step.peer, step.tile), wg.call(),
                                   step.peer);
+    case Kind::BeginPush: return wg.begin_push(some);
+    case Kind::PushHead: wg.push_head(some); return true;
+    case Kind::EndPush: wg.end_push(); return true;
+    case Kind::WaitHead: return wg.wait_head(some);
+    case Kind::PushPair: {
+        const u32 data[2] = {step.tile, step.peer};
+        ll::push(wg.m, wg.call(), step.peer, ll::HEAD + step.tile, data);
+        return true;
+    }
+    case Kind::WaitPair:
+        return ll::each(wg.m, wg.call(), ll::HEAD + step.tile, some,
+                        [&](u32 source, const u32 (&data)[2]) {
+                            answer = answer || data[0] == source;
+                            return true;
+                        });
+    case Kind::LeaveTogether: return wg.leave_together(true);
     }
     return false;
 }
@@ -89,5 +112,5 @@ extern "C" u32 iris_model_sequence(const Sequence& in, u32* answers) {
         answers[done] = answer;
         if (passed) ++done;
     }
-    return done * 2 + wg.finish(in.end, passed);
+    return done * 2 + wg.finish_push(in.end, passed, [](u32 peer) { return peer * 2; });
 }

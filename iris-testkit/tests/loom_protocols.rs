@@ -4,6 +4,7 @@
 
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
+use iris_testkit::model::ll::{self, Pattern};
 use iris_testkit::model::ops::Accumulate;
 use iris_testkit::model::{Level, Rules, Scenario, loom_memory, ops, primitives};
 
@@ -96,6 +97,23 @@ fn ops_that_push() {
             (ops::two_shot(2, 1, 2, true), None, 130_000),
             (ops::deliver(2, 1, 3, false, false), Some(3), 100_000),
         ],
+    ));
+}
+
+#[test]
+fn words_that_carry_their_data() {
+    let exchange = |pattern, calls| ll::exchange(pattern, 2, calls).without_heads();
+    check(up_to_level(
+        [
+            (exchange(Pattern::Root, 1), None, 20),
+            (exchange(Pattern::All, 1), Some(2), 150),
+            (exchange(Pattern::Root, 3), Some(2), 2_500),
+        ],
+        [
+            (exchange(Pattern::All, 2), Some(2), 14_000),
+            (exchange(Pattern::Root, 3), Some(3), 12_000),
+        ],
+        [(exchange(Pattern::All, 1), None, 1_000), (exchange(Pattern::All, 3), Some(2), 20_000)],
     ));
 }
 

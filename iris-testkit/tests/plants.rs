@@ -48,7 +48,10 @@ fn plants() -> Vec<Plant> {
     let before = |text: &str| format!("{RAW}{text}");
     for (file, text, kernel) in [
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
+        ("iris/body/ll.h", "result(source).store(item, dtype, data);", "all_gather.cu"),
         ("iris/copy.h", "// Rows without gaps are one.", "all_gather.cu"),
+        ("iris/flow/ll.h", "Members to{0}, from{0};", "all_gather.cu"),
+        ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", "all_gather.cu"),
         ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
         ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),
         ("iris/flow/accumulate.h", "body.zero(tile, parity)", "all_reduce.cu"),
@@ -193,6 +196,17 @@ fn plants() -> Vec<Plant> {
         CUDA,
     );
     add(file, "fence.acq_rel.sys;", "fence.acq_rel.gpu;", CUDA);
+    // A vector whose elements are halves of words: data and number could come apart.
+    const PTX: &[&str] = &["ptx"];
+    add(
+        file,
+        "asm volatile(\"st.relaxed.sys.global.v2.b64 [%0], {%1, %2};\" ::\"l\"(address), \"l\"(words[0]),\n                     \"l\"(words[1])",
+        "asm volatile(\"st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};\" ::\"l\"(address), \
+         \"r\"(static_cast<u32>(words[0])), \"r\"(static_cast<u32>(words[0] >> 32)), \
+         \"r\"(static_cast<u32>(words[1])), \"r\"(static_cast<u32>(words[1] >> 32))",
+        PTX,
+    );
+    add(file, "ld.relaxed.sys.global.v2.b64", "ld.volatile.global.v2.b64", PTX);
     // Assembly that does not say that it touches memory: it may be moved, or left out.
     let source = Source::embedded();
     let (_, text) = source.headers.iter().find(|(name, _)| *name == file).expect("embedded");

@@ -36,9 +36,10 @@ proptest! {
         tiles in 0u32..70,
         flags in 0u32..70,
         locks: bool,
+        pairs in 0u32..40,
         first_line in 0u32..50,
     ) {
-        let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0 };
+        let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0, pairs };
         let signal = first_line * LINE_WORDS;
         let (channel, words) = Channel::lay_out(shape, 0, signal, 64);
         // (word, how many words it stands for, its writer)
@@ -54,6 +55,15 @@ proptest! {
             for tile in 0..tiles {
                 taken.push((channel.signal(0, source, tile).index, 1, source));
                 taken.push((channel.result(0, source, tile).index, 1, source));
+            }
+        }
+        if pairs > 0 {
+            for (source, parity) in (0..size).flat_map(|source| [(source, 0), (source, 1)]) {
+                for pair in 0..iris_sync::ll::HEAD + pairs {
+                    let index = channel.pair(0, source, parity, pair).index;
+                    prop_assert_eq!(index % 4, 0, "a pair is aligned to its size");
+                    taken.push((index, 4, source));
+                }
             }
         }
         if locks {

@@ -12,11 +12,12 @@ use std::collections::{HashMap, HashSet};
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, owner, part_of, split};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
-    self, AccumulateTiles, DeliverTiles, Delivery, GatherTiles, Launch, ReduceTiles, StagedTiles,
-    Staging,
+    self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlTiles,
+    ReduceTiles, StagedTiles, Staging,
 };
 use iris_sync::{
-    Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, Memory, Record, Shape, Stop, SymWord,
+    Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Shape, Stop,
+    SymPair, SymWord,
 };
 use iris_testkit::model::schedule::Shape as Tuned;
 use proptest::prelude::*;
@@ -189,6 +190,7 @@ proptest! {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Token {
     Sym(SymWord),
+    Pair(SymPair),
     Dev(u32, DevWord),
     /// Workgroup of a rank at the end of a launch.
     Out(u32, u32, u32),
@@ -244,6 +246,16 @@ impl Memory for Recorder<'_> {
 
     fn compare_exchange(&self, _: SymWord, _: i32, _: i32, _: Access) -> i32 {
         iris_sync::lock::FREE
+    }
+
+    fn load_pair(&self, pair: SymPair, _: Access) -> [LlWord; 2] {
+        self.step(Step::Await(Token::Pair(pair)));
+        // The head of what comes is this rank's own: op and sequence are zero here, as is the rest.
+        [LlWord { data: 0, call: CALL }; 2]
+    }
+
+    fn store_pair(&self, pair: SymPair, _: [LlWord; 2], _: Access) {
+        self.step(Step::Set(Token::Pair(pair)));
     }
 
     fn get(&self, word: SymWord) -> i32 {
@@ -396,8 +408,25 @@ impl Delivery for ToAll {
     }
 }
 
-const SKELETONS: [&str; 9] = [
-    "one_shot", "two_shot", "scatter", "deliver", "pull", "staged", "locked", "atomic", "baseline",
+/// As many items as there are tiles.
+impl Exchange for ToAll {
+    fn sent(&self, from: u32, _: u32) -> u32 {
+        self.0.part(from).tiles()
+    }
+}
+
+impl LlTiles for Body<'_> {
+    fn give(&mut self, _: u32, _: u32) -> [u32; 2] {
+        [0; 2]
+    }
+    fn begin(&mut self, _: u32) {}
+    fn take(&mut self, _: u32, _: u32, _: [u32; 2]) {}
+    fn end(&mut self, _: u32) {}
+}
+
+const SKELETONS: [&str; 10] = [
+    "exchange", "one_shot", "two_shot", "scatter", "deliver", "pull", "staged", "locked", "atomic",
+    "baseline",
 ];
 
 /// One launch of a skeleton: which one it is of its call.
@@ -421,6 +450,7 @@ fn launch_of(
         ("two_shot", 0) => flow::two_shot(at, tiles, owner, body),
         ("scatter", 0) => flow::reduce_scatter(at, split.tiles(), |t| split.owner(t), body),
         ("deliver", 0) => flow::deliver(at, &ToAll(split, me), body),
+        ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
         ("pull", 0) => flow::pull(at, units.row_blocks() * across, body),
         ("staged", 0) => flow::staged(at, fetchers, &Staged(units, me, across), body),
         ("locked" | "atomic", 0) => flow::zero(at, tiles, owner, body),
@@ -439,7 +469,7 @@ fn launch_of(
 fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     match name {
         "scatter" => split.part(rank).tiles(),
-        "deliver" => 0,
+        "deliver" | "exchange" => 0,
         "pull" | "staged" | "baseline" => units.row_blocks() * split.grid.across(),
         _ => split.grid.tiles(),
     }
@@ -478,7 +508,7 @@ fn nor_in_any_row_of_a_tuning_table() {
                     played += 1;
                 }
             }
-            Tuned::Split(..) => {}
+            Tuned::Split(..) | Tuned::Items(..) => {}
         }
     }
     assert!(played >= 10 * SKELETONS.len(), "only {played} schedules");
@@ -497,7 +527,15 @@ fn play(
     let grid = Grid { rows: units.m, cols: n, tile_m: units.tile_m, tile_n };
     let (size, split) = (units.size, SplitGrid { grid, size: units.size });
     let tiles = grid.tiles().max(split.tiles());
-    let shape = Shape { op: 0, size, tiles, flags: units.units(), locks: true, sequence: 1 << 30 };
+    let shape = Shape {
+        op: 0,
+        size,
+        tiles,
+        flags: units.units(),
+        locks: true,
+        sequence: 1 << 30,
+        pairs: tiles,
+    };
     let record = Record { direct: i32::from(direct), ..Record::default() };
     let mut lists = Vec::new();
     for rank in 0..size {

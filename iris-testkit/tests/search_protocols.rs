@@ -3,7 +3,8 @@
 
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
-use iris_testkit::model::mutants::{STATES, whole_range};
+use iris_testkit::model::ll::{self, Pattern};
+use iris_testkit::model::mutants::{STATES, slots_whole_range, whole_range};
 use iris_testkit::model::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
 use iris_testkit::model::ops::{Accumulate, Beside};
 use iris_testkit::model::{Level, Report, Rules, Scenario, ops, primitives, search};
@@ -139,6 +140,47 @@ fn random_schedules_of_up_to_four_ranks() {
     assert_eq!(total, runs * scenarios.len() as u64);
 }
 
+/// Words that carry their data: every pattern of who sends to whom, and calls that leave words alone
+/// or are of another kind, with and without a rank that gives up.
+#[test]
+fn words_that_carry_their_data() {
+    let level = Level::from_env();
+    let mut scenarios = Vec::new();
+    for (_, pattern) in Pattern::NAMED {
+        scenarios.push(ll::exchange(pattern, 2, 2));
+        for (ranks, calls) in [(2, 4), (3, 1)] {
+            scenarios.push(ll::exchange(pattern, ranks, calls).without_heads());
+        }
+        if level >= Level::Full {
+            scenarios.push(ll::exchange(pattern, 2, 3));
+            scenarios.push(ll::exchange(pattern, 3, 2).without_heads());
+        }
+        for first in [RESTAMP_PERIOD - 2, -2, i32::MAX - 1] {
+            let partial = ll::partial(pattern, 2, first, &[1, 2, 0, 1]);
+            scenarios.push(partial.without_heads());
+        }
+    }
+    for scenario in &scenarios {
+        report(&search::exhaust(scenario, &Rules::default(), STATES), 50);
+    }
+    for scenario in scenarios.into_iter().filter(|s| !s.name().contains("3 ranks, [1, 1]")) {
+        report(&search::exhaust(&ops::given_up(scenario), &Rules::default(), STATES), 50);
+    }
+    let runs = level.pick(50, 200, 10_000);
+    for (_, pattern) in Pattern::NAMED {
+        for ranks in [2, 3, 4] {
+            let wide = ll::exchange_two(pattern, ranks, 3).lanes(2);
+            let groups = |rank: u32| (0..ranks).map(move |r| 1 + u32::from(r <= rank)).collect();
+            let (first, all): (Vec<u32>, Vec<u32>) = (groups(0), groups(ranks));
+            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            let given_up = ops::given_up(wide.clone().groups(&first).without_heads());
+            for scenario in [wide.clone(), wide.groups(&all).without_heads(), given_up] {
+                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
 /// From just below the largest number and just below each multiple of the period, calls that use
 /// three of eight tiles, then all of them.
 #[test]
@@ -166,4 +208,5 @@ fn once_round_the_counter() {
     report(&whole_range(&Rules::default(), &[3, TWO_SHOT, TWO_SHOT]), 100_000);
     report(&whole_range(&Rules::default(), &[3, GATHER, GATHER]), 100_000);
     report(&whole_range(&Rules::default(), &[1, STAGED, STAGED]), 10_000);
+    report(&slots_whole_range(false, &Rules::default()), 10_000);
 }

@@ -24,6 +24,14 @@ class Call {
     }
     /// Which of two alternating slots this call uses.
     IRIS_DEVICE u32 parity() const { return static_cast<u32>(value) & 1; }
+    /// The call before this one that used the same slot.
+    IRIS_DEVICE Call of_same_slot_before() const {
+        return Call(static_cast<i32>(static_cast<u32>(value) - 2));
+    }
+    /// Whether writers refresh the unused words of this call's slot, of those that carry data.
+    IRIS_DEVICE bool restamps_slot() const {
+        return (static_cast<u32>(value) & (RESTAMP_PERIOD - 1)) <= 1;
+    }
     IRIS_DEVICE bool restamps() const { return (value & (RESTAMP_PERIOD - 1)) == 0; }
 
   private:

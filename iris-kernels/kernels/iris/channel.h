@@ -13,7 +13,9 @@ constexpr u32 LINE_WORDS = 32;
 struct Channel {
     u32 op, rank, size, tiles;
     u32 entries, signals, results, done, barriers, locks;
-    u32 call, finished, sequence, flags, flag_count, reserved;
+    u32 call, finished, sequence, flags, flag_count;
+    /// Pairs of words that carry data, from one rank to another; they lie behind the barrier words.
+    u32 pair_count;
 
     /// The peer `step` (1 to size - 1) behind this rank: not all write to the same rank at once.
     IRIS_DEVICE u32 peer(u32 step) const {
@@ -44,6 +46,10 @@ struct Words : Memory {
     }
     IRIS_DEVICE SymWord barrier(u32 at, u32 source, u32 phase) const {
         return heap.word(at, channel.barriers + u64(phase * channel.size + source) * LINE_WORDS);
+    }
+    IRIS_DEVICE SymPair pair(u32 at, u32 source, u32 parity, u32 pair) const {
+        const u64 number = u64(parity * channel.size + source) * channel.pair_count + pair;
+        return heap.pair(at, channel.barriers + 2 * channel.size * LINE_WORDS + number * 4);
     }
     IRIS_DEVICE SymWord lock(u32 owner, u32 tile) const {
         return heap.word(owner, u64(channel.locks) + tile);

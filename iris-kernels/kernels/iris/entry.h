@@ -48,6 +48,13 @@ IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 se
     m.store<Access::EntryStore>(number(place), call.number());
 }
 
+/// Give up because `peer` entered with another value of a field: theirs, then our own. False.
+IRIS_DEVICE bool mismatch(const Words& m, Call call, u32 peer, u32 field, i32 seen, i32 wanted) {
+    give_up(m, Fault{FaultKind::Mismatch, static_cast<i32>(m.channel.op), call.number(), -1,
+                     static_cast<i32>(peer), seen, wanted, static_cast<i32>(field)});
+    return false;
+}
+
 /// Wait until `peer` has entered this call and compare its record with our own.
 IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32 sequence,
                             u32 peer) {
@@ -68,9 +75,7 @@ IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32
         const i32 seen = all[i];
         const i32 wanted = own_field(m, record, sequence, i);
         if (seen != wanted) {
-            give_up(m, Fault{FaultKind::Mismatch, static_cast<i32>(m.channel.op), call.number(), -1,
-                             static_cast<i32>(peer), seen, wanted, static_cast<i32>(i)});
-            return false;
+            return mismatch(m, call, peer, i, seen, wanted);
         }
     }
     return true;

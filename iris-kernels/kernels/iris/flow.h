@@ -9,6 +9,7 @@
 // | deliver | all-gather, all-to-all, broadcast, product then all-gather |
 // | pull, staged | all-gather then product |
 // | zero, add, convert with barrier between | all-reduce by lock or atomic |
+// | exchange | the collectives without a product, of small messages |
 // | gather then barrier then local | all-gather, barrier, product |
 #ifndef IRIS_FLOW_H
 #define IRIS_FLOW_H
@@ -18,6 +19,7 @@
 #include "iris/flow/accumulate.h"
 #include "iris/flow/deliver.h"
 #include "iris/flow/gather.h"
+#include "iris/flow/ll.h"
 #include "iris/flow/reduce.h"
 
 #endif

@@ -49,7 +49,10 @@ namespace iris {
     X(FinishStore, Relaxed, Device)                                                                \
     X(FlagStore, Release, Device)                                                                  \
     X(FlagLoad, Acquire, Device)                                                                   \
-    X(FlagStamp, Relaxed, Device)
+    X(FlagStamp, Relaxed, Device)                                                                  \
+    X(LlStore, Relaxed, System)                                                                    \
+    X(LlLoad, Relaxed, System)                                                                     \
+    X(LlStamp, Relaxed, System)
 
 enum class Access : int {
 #define IRIS_ROW(name, order, scope) name,
@@ -105,6 +108,14 @@ struct Memory {
         check<A, Scope::System>();
         return word.compare_exchange<AccessRow<A>::order, static_cast<int>(A)>(expected, value);
     }
+    template <Access A> IRIS_DEVICE void load_pair(SymPair pair, LlWord (&words)[2]) const {
+        check<A, Scope::System>();
+        pair.load<AccessRow<A>::order, static_cast<int>(A)>(words);
+    }
+    template <Access A> IRIS_DEVICE void store_pair(SymPair pair, LlWord first, LlWord second) const {
+        check<A, Scope::System>();
+        pair.store<AccessRow<A>::order, static_cast<int>(A)>(first, second);
+    }
     template <Access A> IRIS_DEVICE i32 dev_load(DevWord word) const {
         check<A, Scope::Device>();
         return word.load<AccessRow<A>::order, static_cast<int>(A)>();
@@ -122,6 +133,11 @@ struct Memory {
     template <Access A> IRIS_DEVICE bool reached(Call want, i32 seen) const {
         if (static_cast<int>(A) == IRIS_TEST_NO_WAIT) return true;
         return port::reached(static_cast<int>(A), want.number(), seen, want.reached_by(seen));
+    }
+    /// Whether a word that carries `seen` carries data of the call `want`.
+    template <Access A> IRIS_DEVICE bool is_of(Call want, i32 seen) const {
+        if (static_cast<int>(A) == IRIS_TEST_NO_WAIT) return true;
+        return port::is_of(static_cast<int>(A), want.number(), seen, seen == want.number());
     }
     IRIS_DEVICE i32 host_abort() const { return port::host_abort(heap.control); }
     IRIS_DEVICE void record(const Fault& fault) const {

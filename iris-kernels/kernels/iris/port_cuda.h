@@ -136,6 +136,35 @@ IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "m
 IRIS_ATOMICS(i32, "s32", "32", "r")
 IRIS_ATOMICS(i64, "s64", "64", "l")
 
+/// Two 64-bit words side by side, each of them whole: a vector is split into its elements, so that an
+/// element must be a word. The address is a multiple of 16.
+template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int) {
+    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    if constexpr (S == Scope::System) {
+        asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(words[0]), "=l"(words[1])
+                     : "l"(address)
+                     : "memory");
+    } else {
+        asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(words[0]), "=l"(words[1])
+                     : "l"(address)
+                     : "memory");
+    }
+}
+template <Order O, Scope S> IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int) {
+    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    if constexpr (S == Scope::System) {
+        asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(words[0]),
+                     "l"(words[1])
+                     : "memory");
+    } else {
+        asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(words[0]),
+                     "l"(words[1])
+                     : "memory");
+    }
+}
+
 /// Add to an f32, relaxed; nobody asks for the old value.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     if constexpr (S == Scope::System) {

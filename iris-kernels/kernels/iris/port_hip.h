@@ -144,6 +144,19 @@ IRIS_DEVICE T compare_exchange(u64 address, T expected, T value, int) {
 #undef IRIS_CALL
 }
 
+/// Two 64-bit words side by side, each of them whole. The address is a multiple of 16.
+template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int access) {
+    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
+    words[1] = load<O, S>(address + 8, static_cast<i64*>(nullptr), access);
+}
+template <Order O, Scope S>
+IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int access) {
+    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    store<O, S>(address, words[0], access);
+    store<O, S>(address + 8, words[1], access);
+}
+
 /// Add to an f32, relaxed; nobody asks for the old value. By compare-and-swap: some devices drop a
 /// floating-point atomic to fine-grained memory.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {

@@ -26,6 +26,8 @@ void iris_hook_pause(iris::u32 spins);
 int iris_hook_expired(int limit, iris::u32 spins, iris::u64 ns);
 /// Whether a word that holds `seen` counts as set by call `want` or later; `answer` is the truth.
 int iris_hook_reached(int access, iris::i32 want, iris::i32 seen, int answer);
+/// Whether a word that carries `seen` counts as one of call `want`; `answer` is the truth.
+int iris_hook_is_of(int access, iris::i32 want, iris::i32 seen, int answer);
 
 /// What the host of this rank tells its kernels: 0 to go on.
 iris::i32 iris_hook_host_abort(iris::u64 control);
@@ -93,6 +95,19 @@ template <Order O, Scope S> inline void store(u64 address, i64 value, int access
     static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
     iris_hook_store64(address, value, static_cast<int>(O), static_cast<int>(S), access);
 }
+/// Two 64-bit words side by side, each of them whole. The address is a multiple of 16.
+template <Order O, Scope S> inline void load_pair(u64 address, i64 (&words)[2], int access) {
+    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
+    words[1] = load<O, S>(address + 8, static_cast<i64*>(nullptr), access);
+}
+template <Order O, Scope S>
+inline void store_pair(u64 address, const i64 (&words)[2], int access) {
+    static_assert(O == Order::Relaxed, "a pair of words orders nothing");
+    store<O, S>(address, words[0], access);
+    store<O, S>(address + 8, words[1], access);
+}
+
 template <Rmw R, Order O, Scope S> inline i32 rmw(u64 address, i32 value, int access) {
     return iris_hook_rmw32(address, static_cast<int>(R), value, static_cast<int>(O),
                            static_cast<int>(S), access);
@@ -184,6 +199,9 @@ inline void keep_fault(u64 control, const i32 (&words)[8]) { iris_hook_record(co
 /// Models override comparisons here.
 inline bool reached(int access, i32 want, i32 seen, bool answer) {
     return iris_hook_reached(access, want, seen, answer) != 0;
+}
+inline bool is_of(int access, i32 want, i32 seen, bool answer) {
+    return iris_hook_is_of(access, want, seen, answer) != 0;
 }
 
 } // namespace iris::port

@@ -193,6 +193,56 @@ struct Units {
     }
 };
 
+/// A collective of small messages, by what goes from whom to whom; as schedule::Collective.
+enum class Collective : u32 { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
+
+/// The items of a message in words that carry their data: eight bytes each, of rows that are taken one
+/// behind the other. The last one of a part may be short.
+struct Items {
+    Collective collective;
+    u32 size, rows, cols, root;
+    /// An item has 2 to the power of this elements.
+    u32 shift;
+    /// Rows of the smallest part, and how many parts have one more: split, divided once.
+    u32 each, more;
+
+    IRIS_DEVICE Items(Collective collective, u32 size, u32 rows, u32 cols, u32 per_item, u32 root)
+        : collective(collective), size(size), rows(rows), cols(cols), root(root),
+          shift(per_item == 4 ? 2 : 1), each(rows / size), more(rows % size) {}
+
+    /// Rows that `from` sends to `to`; with the two the same, those that it has for itself.
+    IRIS_DEVICE u32 rows_sent(u32 from, u32 to) const {
+        switch (collective) {
+        case Collective::AllReduce: return rows;
+        case Collective::ReduceScatter:
+        case Collective::AllToAll: return part(to);
+        case Collective::AllGather: return part(from);
+        case Collective::Broadcast: break;
+        }
+        return root == from ? rows : 0;
+    }
+    /// Items that `from` sends to `to`.
+    IRIS_DEVICE u32 sent(u32 from, u32 to) const {
+        const u64 elements = u64(rows_sent(from, to)) * cols;
+        return static_cast<u32>((elements + (1u << shift) - 1) >> shift);
+    }
+    /// The row of its matrix from which on a rank sends to `to`.
+    IRIS_DEVICE u32 source_row(u32 to) const {
+        return collective == Collective::ReduceScatter || collective == Collective::AllToAll
+                   ? before(to)
+                   : 0;
+    }
+    /// The row of the result of `to` at which what `from` sends begins.
+    IRIS_DEVICE u32 target_row(u32 from, u32 to) const {
+        if (collective == Collective::AllGather) return before(from);
+        return collective == Collective::AllToAll ? from * rows_sent(from, to) : 0;
+    }
+
+  private:
+    IRIS_DEVICE u32 part(u32 rank) const { return each + (rank < more); }
+    IRIS_DEVICE u32 before(u32 rank) const { return rank * each + min_of(rank, more); }
+};
+
 } // namespace iris
 
 #endif

@@ -76,6 +76,40 @@ template <Scope S, class T> class ScopedWord {
     template <class> friend class Remote;
 };
 
+/// A 64-bit word that carries its data: four bytes, and the number of the call they belong to. As
+/// iris_sync::LlWord.
+struct LlWord {
+    u32 data;
+    i32 call;
+};
+
+/// Two neighbouring words of symmetric memory that carry data, each of them accessed whole; system
+/// scope.
+class SymPair {
+  public:
+    template <Order O, int A> IRIS_DEVICE void load(LlWord (&words)[2]) const {
+        i64 bits[2];
+        port::load_pair<O, Scope::System>(address, bits, A);
+        IRIS_UNROLL
+        for (u32 i = 0; i < 2; ++i) {
+            const u64 word = static_cast<u64>(bits[i]);
+            words[i] = LlWord{static_cast<u32>(word), static_cast<i32>(word >> 32)};
+        }
+    }
+    template <Order O, int A> IRIS_DEVICE void store(LlWord first, LlWord second) const {
+        const i64 bits[2] = {bits_of(first), bits_of(second)};
+        port::store_pair<O, Scope::System>(address, bits, A);
+    }
+
+  private:
+    IRIS_DEVICE explicit SymPair(u64 address) : address(address) {}
+    IRIS_DEVICE static i64 bits_of(LlWord word) {
+        return static_cast<i64>(u64(static_cast<u32>(word.call)) << 32 | word.data);
+    }
+    u64 address;
+    friend struct HeapView;
+};
+
 /// A word of symmetric memory: any rank may look at it.
 using SymWord = ScopedWord<Scope::System, i32>;
 /// A word that only this rank's workgroups touch.
@@ -139,6 +173,8 @@ struct HeapView {
 
     /// Word `index` of the signal segment of `at`.
     IRIS_DEVICE SymWord word(u32 at, u64 index) const { return SymWord(signal[at] + index * 4); }
+    /// The pair of 64-bit words that begins at word `index` of the signal segment of `at`.
+    IRIS_DEVICE SymPair pair(u32 at, u64 index) const { return SymPair(signal[at] + index * 4); }
     /// Word `index` of this device.
     IRIS_DEVICE DevWord device_word(u64 index) const { return DevWord(device_words + index * 4); }
     /// A slice as it lies at rank `at`.

@@ -21,6 +21,7 @@
 #include "iris/barrier.h"
 #include "iris/entry.h"
 #include "iris/epoch.h"
+#include "iris/ll.h"
 #include "iris/lock.h"
 #include "iris/tile_flags.h"
 

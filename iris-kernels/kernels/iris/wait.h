@@ -73,19 +73,23 @@ IRIS_COLD Absent find_absent(Words m, Call call) {
     return Absent{false, 0, 0};
 }
 
-/// Look until the value was set by the wanted call or a later one. One lane calls this.
-///
-/// False when the deadline passes (the fault is kept and all ranks are told) or when somebody gave
-/// up. The deadline of progress runs only while all ranks are in the call: whoever waits for a rank
-/// that itself waits for a late third one blames the third, and gives it the time of an entry.
-template <Access A, class Look>
-IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
+/// What a look has not found: the rank that it is awaited from, and what is there instead.
+struct Missing {
+    bool any;
+    u32 rank;
+    i32 seen;
+};
+
+/// As wait_for, of anything that `look` can tell.
+template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Look look) {
     port::Deadline deadline = m.deadline();
     u32 spins = 0;
     bool late = false;
     for (;;) {
-        const i32 seen = look();
-        if (m.reached<A>(awaited.want, seen)) return true;
+        const Missing missing = look();
+        if (!missing.any) return true;
+        awaited.rank = missing.rank;
+        const i32 seen = missing.seen;
         if (port::Deadline::look_around(spins)) {
             if (stopped(m, awaited)) return false;
             if (deadline.expired(awaited.limit, spins)) {
@@ -114,6 +118,19 @@ IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
         port::pause(spins);
         if (spins != ~0u) ++spins;
     }
+}
+
+/// Look until the value was set by the wanted call or a later one. One lane calls this.
+///
+/// False when the deadline passes (the fault is kept and all ranks are told) or when somebody gave
+/// up. The deadline of progress runs only while all ranks are in the call: whoever waits for a rank
+/// that itself waits for a late third one blames the third, and gives it the time of an entry.
+template <Access A, class Look>
+IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
+    return poll(m, awaited, [&]() IRIS_INLINE {
+        const i32 seen = look();
+        return Missing{!m.reached<A>(awaited.want, seen), awaited.rank, seen};
+    });
 }
 
 /// Wait until `word` holds `value` by `compare(seen, value)`. All lanes of a user's kernel call it

@@ -4,6 +4,7 @@
 
 #include "iris/barrier.h"
 #include "iris/entry.h"
+#include "iris/ll.h"
 #include "iris/lock.h"
 #include "iris/tile_flags.h"
 #include "iris/trace.h"
@@ -65,6 +66,44 @@ class Workgroup {
         }
         hold<Hold::Entered>(rank());
         return true;
+    }
+
+    /// Before pushing words that carry data: credit of these peers, and, in the first workgroup, of
+    /// all, since it is to tell all of them that this rank has entered.
+    [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
+        const u64 peers = index == 0 ? others() : to.bits & others();
+        if (!for_peers(peers, [&](u32 peer) { return credit_of(peer); })) return false;
+        credited |= peers;
+        return true;
+    }
+
+    /// In the first workgroup: say to these peers what this rank says about the call, in words that
+    /// carry their data, ahead of all others.
+    IRIS_DEVICE void push_head(Members to) {
+        for (u32 step = 1; index == 0 && step < size(); ++step) {
+            if (to.contains(peer(step))) ll::push_head(m, number, own, sequence, peer(step));
+        }
+    }
+
+    /// In the first workgroup, when all is pushed that others wait for: tell every peer that this
+    /// rank is in the call, as enter does.
+    IRIS_DEVICE void end_push() {
+        if (index != 0) return;
+        share_of_peers(others(), [&](u32 peer) {
+            entry::publish(m, number, own, sequence, peer);
+            return true;
+        });
+    }
+
+    /// In the first workgroup: wait for what these peers say about the call, and compare it. Those
+    /// lanes fail that find a difference: leave_together must follow.
+    [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
+        return index != 0 || ll::wait_head(m, number, own, sequence, sources);
+    }
+
+    /// After waits of single lanes: fails on all lanes if it failed on one.
+    [[nodiscard]] IRIS_DEVICE bool leave_together(bool result) {
+        return port::vote(result, Site::Waited);
     }
 
     /// Before writing slots at these peers: as credit of each; where this rank allows results to go
@@ -214,6 +253,12 @@ class Workgroup {
     /// Count this workgroup out, whether it got through or not. The last one ends the call: it
     /// refreshes words where that is due, settles pulls, and advances the number.
     IRIS_DEVICE bool finish(End end, bool result) {
+        return finish_push(end, result, [](u32) { return 0u; });
+    }
+
+    /// As finish, of a call that has used so many pairs of words that carry data, from the first on, of
+    /// those for each peer: the others are refreshed where that is due.
+    template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         port::barrier(Site::Finish);
         if (port::lane() != 0) return result;
         // One that is alone need not count.
@@ -225,7 +270,10 @@ class Workgroup {
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
         // Signals of a call that was given up are not all raised: a refresh would raise them.
-        if (number.restamps() && !has_given_up(m)) stamp();
+        if (number.restamps_slot() && !has_given_up(m)) {
+            ll::stamp(m, number, used);
+            if (number.restamps()) stamp();
+        }
         // Nobody else has ended a call since this one read it.
         m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());

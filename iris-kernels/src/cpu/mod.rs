@@ -7,6 +7,7 @@ mod delay;
 pub(crate) use delay::longest as longest_delay;
 mod deliver;
 mod gather;
+mod ll;
 mod partial;
 mod reduce;
 mod view;
@@ -107,6 +108,11 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::AllGather => deliver(partial, deliver::Plan::AllGather(split)),
         Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),
         Kernel::Broadcast => deliver(partial, deliver::Plan::Broadcast { grid, root: args.root }),
+        Kernel::OneShotLl
+        | Kernel::ReduceScatterLl
+        | Kernel::AllGatherLl
+        | Kernel::AllToAllLl
+        | Kernel::BroadcastLl => ll::run(&launch, kernel, args),
         Kernel::Barrier { phase, members, last } => {
             let end = if last { End::Advance } else { End::Keep };
             flow::barrier(&launch, phase, members, end)

@@ -169,6 +169,48 @@ pub(crate) fn store(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     }
 }
 
+/// The bits of an element.
+pub(crate) fn bits(matrix: &Matrix, row: u32, col: u32) -> u32 {
+    check(matrix, Tile { row, col, rows: 1, cols: 1 });
+    let address = at(matrix, row, col);
+    match element_bytes(matrix.dtype) {
+        // SAFETY: one element of a checked matrix; the protocols order its writers before this.
+        4 => unsafe { address.cast::<u32>().read() },
+        // SAFETY: as above, of 16 bits.
+        _ => u32::from(unsafe { address.cast::<u16>().read() }),
+    }
+}
+
+/// Set the bits of an element.
+pub(crate) fn set_bits(matrix: &Matrix, row: u32, col: u32, bits: u32) {
+    check(matrix, Tile { row, col, rows: 1, cols: 1 });
+    let address = at(matrix, row, col);
+    match element_bytes(matrix.dtype) {
+        // SAFETY: one element of a checked matrix that this workgroup alone writes now.
+        4 => unsafe { address.cast::<u32>().write(bits) },
+        // SAFETY: as above, of 16 bits.
+        _ => unsafe { address.cast::<u16>().write(bits as u16) },
+    }
+}
+
+/// A value in the bits of an element type, rounded.
+pub(crate) fn to_bits(dtype: u32, value: f32) -> u32 {
+    match dtype {
+        0 => value.to_bits(),
+        1 => u32::from(f16::from_f32(value).to_bits()),
+        _ => u32::from(bf16::from_f32(value).to_bits()),
+    }
+}
+
+/// The value of such bits.
+pub(crate) fn from_bits(dtype: u32, bits: u32) -> f32 {
+    match dtype {
+        0 => f32::from_bits(bits),
+        1 => f16::from_bits(bits as u16).to_f32(),
+        _ => bf16::from_bits(bits as u16).to_f32(),
+    }
+}
+
 /// Round values to an element type.
 pub(crate) fn round(dtype: u32, values: &mut [f32]) {
     match dtype {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use iris_heap::abi::ControlBlock;
-use iris_sync::{Access, DevWord, Fault, Limit, Memory, Order, Span, SymWord};
+use iris_sync::{Access, DevWord, Fault, Limit, LlWord, Memory, Order, Span, SymPair, SymWord};
 
 use crate::args::{OpArgs, counter};
 use crate::trace::{MAX_GROUPS, TraceSpan};
@@ -45,6 +45,16 @@ impl<'a> Words<'a> {
         // SAFETY: `new` was promised a live signal segment at this address, and the layout of the
         // channel, which the heap allocated there, gave the index.
         unsafe { &*base.add(word.index as usize) }
+    }
+
+    /// The two words of a pair.
+    fn pair(&self, pair: SymPair) -> &[AtomicU64; 2] {
+        assert!(pair.rank < self.args.heap.size, "rank {} of {}", pair.rank, self.args.heap.size);
+        assert_eq!(pair.index % 4, 0, "a pair begins at a multiple of 16 bytes");
+        let base = self.args.heap.signal[pair.rank as usize] as *const AtomicI32;
+        // SAFETY: as for `sym`; segments are aligned to more than 16 bytes, and nothing in the
+        // channel's region of pairs is accessed as anything else while the op lives.
+        unsafe { &*base.add(pair.index as usize).cast::<[AtomicU64; 2]>() }
     }
 
     fn dev(&self, word: DevWord) -> &AtomicI32 {
@@ -146,6 +156,20 @@ impl Memory for Words<'_> {
         );
         match done {
             Ok(held) | Err(held) => held,
+        }
+    }
+
+    fn load_pair(&self, pair: SymPair, access: Access) -> [LlWord; 2] {
+        let load = |word: &AtomicU64| LlWord::from_bits(word.load(load_order(access)));
+        self.pair(pair).each_ref().map(load)
+    }
+
+    fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access) {
+        if access == Access::LlStore {
+            super::delay::maybe(&self.delays);
+        }
+        for (place, word) in self.pair(pair).iter().zip(words) {
+            place.store(word.to_bits(), store_order(access));
         }
     }
 

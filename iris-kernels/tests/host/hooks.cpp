@@ -132,6 +132,7 @@ int iris_hook_expired(int, u32 spins, u64 ns) {
     return std::chrono::steady_clock::now() - began >= std::chrono::nanoseconds(ns);
 }
 int iris_hook_reached(int, i32, i32, int answer) { return answer; }
+int iris_hook_is_of(int, i32, i32, int answer) { return answer; }
 
 i32 iris_hook_host_abort(u64 control) { return load<i32>(control, 0); }
 void iris_hook_record(u64 control, const i32* words) {

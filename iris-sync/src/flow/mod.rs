@@ -10,16 +10,19 @@
 //! | [`deliver`] | all-gather, all-to-all, broadcast, product then all-gather |
 //! | [`pull`], [`staged`] | all-gather then product |
 //! | [`zero`], [`add`], [`convert`] with [`barrier()`] between | all-reduce by lock or atomic |
+//! | [`exchange`] | the collectives without a product, of small messages: words that carry their data |
 //! | [`gather`] then [`barrier()`] then [`local`] | all-gather, barrier, product |
 
 mod accumulate;
 mod deliver;
 mod gather;
+mod ll;
 mod reduce;
 
 pub use accumulate::{AccumulateTiles, add, convert, zero};
 pub use deliver::{DeliverTiles, Delivery, deliver};
 pub use gather::{GatherTiles, StagedTiles, Staging, gather, local, pull, staged};
+pub use ll::{Exchange, LlTiles, exchange};
 pub use reduce::{ReduceTiles, one_shot, reduce_scatter, two_shot};
 
 use crate::barrier::Members;

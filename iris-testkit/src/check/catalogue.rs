@@ -5,6 +5,7 @@ use std::path::Path;
 use iris_kernels::schedule::{Grid, Shard, Units};
 use iris_sync::barrier::Members;
 
+use crate::model::ll::{self, Pattern};
 use crate::model::mutants::{Engine, run};
 use crate::model::ops::{self, Accumulate};
 use crate::model::schedule::Shape;
@@ -114,6 +115,20 @@ pub fn catalogue(full: bool) -> Vec<Model> {
                 add(name, ranks, scenario(ranks, calls), Engine::Search);
             }
         }
+    }
+    for (name, pattern) in Pattern::NAMED {
+        let name = match name {
+            "all" => "ll, all to all",
+            "parts" => "ll, parts",
+            _ => "ll, root",
+        };
+        let scenario = |ranks, calls| ll::exchange(pattern, ranks, calls).without_heads();
+        add(name, 2, scenario(2, calls), Engine::Loom(Some(2)));
+        add(name, 2, ll::exchange(pattern, 2, calls), Engine::Search);
+        add(name, 3, scenario(3, 1), Engine::Search);
+        let wide = ll::exchange_two(pattern, 3, 3).lanes(2).groups(&[2, 1, 2]);
+        add(name, 3, wide, Engine::Random(runs));
+        add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
     }
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));

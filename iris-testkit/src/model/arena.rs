@@ -21,6 +21,13 @@ pub enum Place {
         /// Index of the word.
         index: u32,
     },
+    /// A 64-bit word of symmetric memory that carries its data: `LlWord::to_bits`.
+    Wide {
+        /// In whose memory.
+        rank: u32,
+        /// Index of its first half, in 4-byte words.
+        index: u32,
+    },
     /// A word of one device.
     Dev {
         /// Which device.
@@ -57,7 +64,8 @@ impl From<SymWord> for Place {
     }
 }
 
-/// One operation of a lane on the memory of the model. All values are `i32`.
+/// One operation of a lane on the memory of the model. All values are `i32`, but for those of a
+/// [`Place::Wide`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// An atomic load; the result is the value.
@@ -74,7 +82,7 @@ pub enum Op {
         /// Where to.
         place: Place,
         /// What.
-        value: i32,
+        value: i64,
         /// Relaxed or release.
         order: Order,
         /// Who has to see it.
@@ -171,5 +179,5 @@ impl Op {
 /// The memory that lanes share, as an engine implements it.
 pub trait Arena {
     /// Perform `op` for `lane`; other lanes may run before it returns.
-    fn perform(&self, lane: LaneId, op: &Op) -> i32;
+    fn perform(&self, lane: LaneId, op: &Op) -> i64;
 }

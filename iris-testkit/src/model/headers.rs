@@ -253,6 +253,8 @@ pub mod programs {
         /// [`accumulate`](crate::model::ops::accumulate); option bits: atomic, no first barrier, no
         /// second barrier.
         ACCUMULATE = iris_model_accumulate;
+        /// [`exchange`](crate::model::ll::exchange) and others of its module; the option is the pattern.
+        EXCHANGE = iris_model_exchange;
         /// [`versioned`](crate::model::primitives::versioned).
         VERSIONED = iris_model_versioned;
         /// [`spinlock`](crate::model::primitives::spinlock).

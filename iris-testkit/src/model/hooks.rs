@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use iris_sync::{Access, Call, DevWord, Fault, Limit, Memory, Order, Scope, SymWord};
+use iris_sync::{Access, Call, DevWord, Fault, Limit, LlWord, Memory, Order, Scope, SymWord};
 
 use super::headers::{Segment, count, decode};
 use super::recorder::Recorder;
@@ -24,10 +24,14 @@ pub(super) trait Target {
     fn pause(&self, spins: u32);
     fn expired(&self, limit: Limit, spins: u32) -> bool;
     fn reached(&self, access: Access, want: Call, seen: i32) -> bool;
+    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool;
     fn host_abort(&self) -> i32;
     fn record(&self, fault: &Fault);
     /// An atomic operation, as the headers name its order and scope; no access if it is a user's.
     fn atomic(&self, access: Option<Access>, op: Op) -> i32;
+    /// A word that carries its data, as the headers name order and scope of the access.
+    fn load_wide(&self, op: Op, access: Access) -> LlWord;
+    fn store_wide(&self, op: Op, access: Access);
     /// Plain data.
     fn read(&self, place: Place) -> i32;
     fn write(&self, place: Place, value: i32);
@@ -70,6 +74,10 @@ impl Target for Lane<'_> {
         Memory::reached(self, access, want, seen)
     }
 
+    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
+        Memory::is_of(self, access, want, seen)
+    }
+
     fn host_abort(&self) -> i32 {
         Memory::host_abort(self)
     }
@@ -97,7 +105,7 @@ impl Target for Lane<'_> {
                 Memory::load(self, SymWord { rank, index }, access)
             }
             (Op::Store { value, .. }, Place::Sym { rank, index }) => {
-                Memory::store(self, SymWord { rank, index }, value, access);
+                Memory::store(self, SymWord { rank, index }, value as i32, access);
                 0
             }
             (Op::CompareExchange { expected, value, .. }, Place::Sym { rank, index }) => {
@@ -105,13 +113,24 @@ impl Target for Lane<'_> {
             }
             (Op::Load { .. }, Place::Dev { index, .. }) => self.dev_load(DevWord { index }, access),
             (Op::Store { value, .. }, Place::Dev { index, .. }) => {
-                self.dev_store(DevWord { index }, value, access);
+                self.dev_store(DevWord { index }, value as i32, access);
                 0
             }
             (Op::Add { value, .. }, Place::Dev { index, .. }) => {
                 self.dev_add(DevWord { index }, value, access)
             }
             _ => other(format!("{access:?} is no such operation: {op:?}")),
+        }
+    }
+
+    fn load_wide(&self, op: Op, access: Access) -> LlWord {
+        Lane::load_wide(self, wide_word(self.id(), &op, access), access)
+    }
+
+    fn store_wide(&self, op: Op, access: Access) {
+        let word = wide_word(self.id(), &op, access);
+        if let Op::Store { value, .. } = op {
+            Lane::store_wide(self, word, LlWord::from_bits(value as u64), access);
         }
     }
 
@@ -130,6 +149,23 @@ impl Target for Lane<'_> {
             }
         }
     }
+}
+
+/// The word that a 64-bit access is to, if its order and scope are those of the table.
+fn wide_word(lane: LaneId, op: &Op, access: Access) -> SymWord {
+    let (Some(place @ Place::Wide { rank, index }), Some(order), Some(scope)) =
+        (op.place(), op.order(), op.scope())
+    else {
+        other(format!("{op:?} is no access to a word that carries its data"));
+    };
+    count(Some(access), scope);
+    if scope != Scope::System {
+        Failure::Scope(lane, place).raise();
+    }
+    if order != access.order() {
+        other(format!("the headers have {order:?}, {scope:?} for {access:?}"));
+    }
+    SymWord { rank, index }
 }
 
 fn other(message: String) -> ! {
@@ -151,6 +187,14 @@ fn word(address: u64) -> Place {
         Some((Segment::Device, rank, index)) => Place::Dev { rank, index },
         Some((Segment::Data, rank, index)) => Place::Cell { rank, index },
         _ => other(format!("no word at {address:#x}")),
+    }
+}
+
+/// The 64-bit word at an address of the signal segment: a model has no other.
+fn wide(address: u64) -> Place {
+    match decode(address) {
+        Some((Segment::Signal, rank, index)) if index % 2 == 0 => Place::Wide { rank, index },
+        _ => other(format!("no 64-bit word at {address:#x}")),
     }
 }
 
@@ -251,6 +295,17 @@ extern "C-unwind" fn iris_hook_reached(number: i32, want: i32, seen: i32, answer
 }
 
 #[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_is_of(number: i32, want: i32, seen: i32, answer: i32) -> i32 {
+    if (answer != 0) != (seen == want) {
+        other(format!("the headers say {answer} to {seen} where {want} is awaited"));
+    }
+    match access(number) {
+        Some(access) => target(|t| t.is_of(access, Call::new(want), seen)).into(),
+        None => answer,
+    }
+}
+
+#[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_host_abort(_control: u64) -> i32 {
     target(|t| t.host_abort())
 }
@@ -276,6 +331,7 @@ extern "C-unwind" fn iris_hook_load32(address: u64, o: i32, s: i32, a: i32) -> i
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_store32(address: u64, value: i32, o: i32, s: i32, a: i32) {
+    let value = value.into();
     let op = Op::Store { place: word(address), value, order: order(o), scope: scope(s) };
     target(|t| t.atomic(access(a), op));
 }
@@ -310,6 +366,24 @@ extern "C-unwind" fn iris_hook_cas32(
     target(|t| t.atomic(access(a), op))
 }
 
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_load64(address: u64, o: i32, s: i32, a: i32) -> i64 {
+    let op = Op::Load { place: wide(address), order: order(o), scope: scope(s) };
+    match access(a) {
+        Some(access) => target(|t| t.load_wide(op, access)).to_bits() as i64,
+        None => other("a 64-bit load of a user's is not modelled".into()),
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_hook_store64(address: u64, value: i64, o: i32, s: i32, a: i32) {
+    let op = Op::Store { place: wide(address), value, order: order(o), scope: scope(s) };
+    match access(a) {
+        Some(access) => target(|t| t.store_wide(op, access)),
+        None => other("a 64-bit store of a user's is not modelled".into()),
+    }
+}
+
 macro_rules! not_modelled {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {$(
         #[unsafe(no_mangle)]
@@ -320,8 +394,6 @@ macro_rules! not_modelled {
 }
 
 not_modelled! {
-    iris_hook_load64(u64, i32, i32, i32) -> i64;
-    iris_hook_store64(u64, i64, i32, i32, i32) -> ();
     iris_hook_rmw64(u64, i32, i64, i32, i32, i32) -> i64;
     iris_hook_cas64(u64, i64, i64, i32, i32, i32) -> i64;
     iris_hook_add_f32(u64, f32, i32) -> ();
@@ -363,6 +435,11 @@ fn words(bytes: u32) -> usize {
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_model_boundary() {
     Lane::with_current(|lane| lane.boundary());
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn iris_model_gives_up() -> i32 {
+    Lane::with_current(|lane| lane.gives_up()).into()
 }
 
 #[unsafe(no_mangle)]

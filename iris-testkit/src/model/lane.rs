@@ -2,11 +2,14 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 
 use iris_sync::{
-    Access, Call, Channel, DevWord, Fault, LINE_WORDS, Limit, Memory, Record, Scope, SymWord,
+    Access, Call, Channel, DevWord, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Scope,
+    SymPair, SymWord, ll,
 };
 
 use super::rules::{Change, Compare, Kind, Rules, Site};
 use super::{Arena, Failure, LaneId, Op, Place, Scenario};
+
+mod pairs;
 
 thread_local! {
     static CURRENT: Cell<*const ()> = const { Cell::new(ptr::null()) };
@@ -28,6 +31,9 @@ pub struct Lane<'a> {
     depth: Cell<u32>,
     fault: Cell<Option<Fault>>,
     published: RefCell<[i32; LINE_WORDS as usize]>,
+    pushed_head: RefCell<[u32; 2 * ll::HEAD as usize]>,
+    /// Number and sequence of the call that was begun last.
+    begun: Cell<(i32, i32)>,
 }
 
 impl<'a> Lane<'a> {
@@ -45,6 +51,8 @@ impl<'a> Lane<'a> {
             depth: Cell::new(0),
             fault: Cell::new(None),
             published: RefCell::new([0; LINE_WORDS as usize]),
+            pushed_head: RefCell::default(),
+            begun: Cell::default(),
         };
         lane.enter();
         (scenario.program)(&lane);
@@ -69,7 +77,14 @@ impl<'a> Lane<'a> {
 
     /// Perform one operation. A word of symmetric memory at device scope is a failure.
     pub fn perform(&self, op: Op) -> i32 {
-        if let (Some(place @ Place::Sym { .. }), Some(Scope::Device)) = (op.place(), op.scope()) {
+        self.perform_wide(op) as i32
+    }
+
+    /// As [`Lane::perform`], of a word of 64 bits.
+    fn perform_wide(&self, op: Op) -> i64 {
+        if let (Some(place @ (Place::Sym { .. } | Place::Wide { .. })), Some(Scope::Device)) =
+            (op.place(), op.scope())
+        {
             Failure::Scope(self.id, place).raise();
         }
         let result = self.arena.perform(self.id, &op);
@@ -274,6 +289,23 @@ impl<'a> Lane<'a> {
     }
 }
 
+impl Lane<'_> {
+    fn compares(&self, access: Access, usual: Compare, want: Call, seen: i32) -> bool {
+        let compare = self.rules.find(|c| match c {
+            Change::Compare(a, compare) if *a == access => Some(*compare),
+            _ => None,
+        });
+        self.rules.has(Change::Skip(access))
+            || match compare.unwrap_or(usual) {
+                Compare::Wrapping => want.reached_by(seen),
+                Compare::Less => seen >= want.number(),
+                Compare::Equal => seen == want.number(),
+                Compare::One => seen == 1,
+                Compare::Any => true,
+            }
+    }
+}
+
 impl Memory for Lane<'_> {
     fn lane(&self) -> u32 {
         if self.in_lockstep() && self.depth.get() == 0 && !self.parted.replace(true) {
@@ -341,7 +373,20 @@ impl Memory for Lane<'_> {
         let SymWord { rank, index } = self.place_of(word);
         let place = Place::Sym { rank, index };
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::Store { place, value, order, scope });
+        self.perform(Op::Store { place, value: value.into(), order, scope });
+    }
+
+    fn load_pair(&self, pair: SymPair, access: Access) -> [LlWord; 2] {
+        [0, 2].map(|half| {
+            self.load_wide(SymWord { rank: pair.rank, index: pair.index + half }, access)
+        })
+    }
+
+    fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access) {
+        for (half, word) in [0, 2].into_iter().zip(words) {
+            let place = SymWord { rank: pair.rank, index: pair.index + half };
+            self.store_wide(place, word, access);
+        }
     }
 
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
@@ -368,7 +413,13 @@ impl Memory for Lane<'_> {
     fn dev_load(&self, word: DevWord, access: Access) -> i32 {
         let place = self.dev(word);
         if self.plain(access) {
-            return self.perform(Op::Read { place });
+            let seen = self.perform(Op::Read { place });
+            if access == Access::CallLoad {
+                let (call, sequence) = self.begun.get();
+                let is_call = word.index == self.channel.call;
+                self.begun.set(if is_call { (seen, sequence) } else { (call, seen) });
+            }
+            return seen;
         }
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
         self.perform(Op::Load { place, order, scope })
@@ -382,7 +433,7 @@ impl Memory for Lane<'_> {
             return;
         }
         let (order, scope) = (self.rules.order(access), self.rules.scope(access));
-        self.perform(Op::Store { place, value, order, scope });
+        self.perform(Op::Store { place, value: value.into(), order, scope });
     }
 
     fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32 {
@@ -414,16 +465,10 @@ impl Memory for Lane<'_> {
     }
 
     fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
-        let compare = self.rules.find(|c| match c {
-            Change::Compare(a, compare) if *a == access => Some(*compare),
-            _ => None,
-        });
-        self.rules.has(Change::Skip(access))
-            || match compare.unwrap_or(Compare::Wrapping) {
-                Compare::Wrapping => want.reached_by(seen),
-                Compare::Less => seen >= want.number(),
-                Compare::Equal => seen == want.number(),
-                Compare::One => seen == 1,
-            }
+        self.compares(access, Compare::Wrapping, want, seen)
+    }
+
+    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
+        self.compares(access, Compare::Equal, want, seen)
     }
 }

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use iris_sync::{LINE_WORDS, Order};
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicI32;
+use loom::sync::atomic::{AtomicI32, AtomicI64};
 
 use super::{Arena, Failure, Lane, LaneId, Op, Place, Report, Rules, Scenario};
 
@@ -183,6 +183,7 @@ fn execution(setup: &Arc<Setup>) {
 
 enum Object {
     Word(AtomicI32),
+    Wide(AtomicI64),
     Line(UnsafeCell<[i32; LINE_WORDS as usize]>),
     Cell(UnsafeCell<i32>),
 }
@@ -230,7 +231,7 @@ impl LoomArena {
         let scenario = &setup.scenario;
         let first_of_line = |rank, index| {
             std::array::from_fn(|i| {
-                scenario.initial_value(Place::Data { rank, index: index + i as u32 })
+                scenario.initial_value(Place::Data { rank, index: index + i as u32 }) as i32
             })
         };
         let objects = setup
@@ -240,8 +241,9 @@ impl LoomArena {
                 Place::Data { rank, index } => {
                     Object::Line(UnsafeCell::new(first_of_line(rank, index)))
                 }
-                _ if atomic => Object::Word(AtomicI32::new(scenario.initial_value(place))),
-                _ => Object::Cell(UnsafeCell::new(scenario.initial_value(place))),
+                Place::Wide { .. } => Object::Wide(AtomicI64::new(scenario.initial_value(place))),
+                _ if atomic => Object::Word(AtomicI32::new(scenario.initial_value(place) as i32)),
+                _ => Object::Cell(UnsafeCell::new(scenario.initial_value(place) as i32)),
             })
             .collect();
         let lanes = scenario.lane_ids();
@@ -283,12 +285,20 @@ impl LoomArena {
         }
     }
 
+    fn wide(&self, place: Place) -> &AtomicI64 {
+        match self.object(place, true) {
+            Object::Wide(word) => word,
+            _ => Failure::Other(format!("{place:?} has 32 bits")).raise(),
+        }
+    }
+
     /// Access a plain place; loom looks for races.
     fn plain(&self, place: Place, write: Option<i32>) -> i32 {
         if let Place::Unchecked { .. } = place {
             let mut unchecked = self.unchecked.borrow_mut();
-            let value =
-                unchecked.entry(place).or_insert_with(|| self.setup.scenario.initial_value(place));
+            let value = unchecked
+                .entry(place)
+                .or_insert_with(|| self.setup.scenario.initial_value(place) as i32);
             return write.map_or(*value, |new| std::mem::replace(value, new));
         }
         let object = self.object(place, false);
@@ -371,7 +381,7 @@ impl LoomArena {
 }
 
 impl Arena for LoomArena {
-    fn perform(&self, lane: LaneId, op: &Op) -> i32 {
+    fn perform(&self, lane: LaneId, op: &Op) -> i64 {
         if let Ok(mut trace) = self.setup.trace.lock() {
             trace.push((lane, *op));
         }
@@ -379,9 +389,16 @@ impl Arena for LoomArena {
             self.idle.set(0);
         }
         match *op {
-            Op::Load { place, order, .. } => self.word(place).load(load(order)),
+            Op::Load { place: place @ Place::Wide { .. }, order, .. } => {
+                self.wide(place).load(load(order))
+            }
+            Op::Load { place, order, .. } => self.word(place).load(load(order)).into(),
+            Op::Store { place: place @ Place::Wide { .. }, value, order, .. } => {
+                self.wide(place).store(value, store(order));
+                value
+            }
             Op::Store { place, value, order, .. } => {
-                self.word(place).store(value, store(order));
+                self.word(place).store(value as i32, store(order));
                 value
             }
             Op::CompareExchange { place, expected, value, order, .. } => {
@@ -391,11 +408,13 @@ impl Arena for LoomArena {
                 if held.is_ok() {
                     self.idle.set(0);
                 }
-                held.unwrap_or_else(|held| held)
+                held.unwrap_or_else(|held| held).into()
             }
-            Op::Add { place, value, order, .. } => self.word(place).fetch_add(value, both(order)),
-            Op::Read { place } => self.plain(place, None),
-            Op::Write { place, value } => self.plain(place, Some(value)),
+            Op::Add { place, value, order, .. } => {
+                self.word(place).fetch_add(value, both(order)).into()
+            }
+            Op::Read { place } => self.plain(place, None).into(),
+            Op::Write { place, value } => self.plain(place, Some(value)).into(),
             Op::Vote { ok } => {
                 let lanes = self.setup.scenario.lanes as usize;
                 self.meet(lane, &self.votes[&(lane.rank, lane.group)], lanes, ok).into()

@@ -53,6 +53,8 @@ pub mod headers;
 #[cfg(iris_cxx)]
 mod hooks;
 mod lane;
+pub mod ll;
+mod ll_mutants;
 pub mod loom_memory;
 pub mod mutants;
 pub mod ops;

@@ -2,6 +2,8 @@
 //!
 //! Each runs on the smallest scenario that shows it. It counts as caught only if the expected
 //! check caught it: a weakened order as a race, a comparison that misses a value as a lost signal.
+//!
+//! Long because the rules are read beside each other.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -25,6 +27,8 @@ pub enum Engine {
     Random(u64),
     /// [`whole_range`], ending with these calls.
     WholeRange(&'static [u32]),
+    /// [`slots_whole_range`].
+    SlotsWholeRange,
 }
 
 /// A protocol with one rule broken.
@@ -79,6 +83,7 @@ pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
         Engine::Search => search::exhaust(scenario, rules, STATES),
         Engine::Random(runs) => search::random(scenario, rules, 1, runs),
+        Engine::SlotsWholeRange => slots_whole_range(scenario.is_on_headers(), rules),
         Engine::WholeRange(last) => once_round(scenario.is_on_headers(), rules, last),
     }
 }
@@ -95,7 +100,7 @@ pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
 fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
     let (start, period) = (Instant::now(), RESTAMP_PERIOD);
     let mut number = period - 1;
-    let mut memory: HashMap<Place, i32> = HashMap::new();
+    let mut memory: HashMap<Place, i64> = HashMap::new();
     let mut report = None;
     let mut executions = 0;
     let staged = last.contains(&ops::instead::STAGED);
@@ -121,9 +126,9 @@ fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
                 (word, call)
             });
             for (word, call) in fresh.chain(entries) {
-                memory.insert(Place::Sym { rank, index: word.index }, call.number());
+                memory.insert(Place::Sym { rank, index: word.index }, call.number().into());
             }
-            memory.insert(Place::Dev { rank, index: words.call }, number);
+            memory.insert(Place::Dev { rank, index: words.call }, number.into());
         }
         if step == 0 {
             memory.clear();
@@ -182,6 +187,9 @@ impl Mutant {
     }
 }
 
+/// Of words that carry their data: 2^32 calls.
+pub use super::ll_mutants::whole_range as slots_whole_range;
+
 /// Those of the device headers alone, which say more about where an operation stands.
 pub use super::device_mutants::of_headers;
 
@@ -195,6 +203,7 @@ pub fn all() -> Vec<Mutant> {
     all.extend(barriers());
     all.extend(given_up());
     all.extend(kernels_beside());
+    all.extend(super::ll_mutants::all());
     all
 }
 

@@ -263,6 +263,15 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
+/// One call of [`one_shot`] with one tile, between calls of another kind over the same words.
+pub(super) fn one_tile<'b>(
+    launch: &Launch<'_, Lane<'b>>,
+    lane: &Lane<'b>,
+    call: i32,
+) -> Result<(), Stop> {
+    flow::one_shot(launch, 1, &mut Tiles { lane, call, tiles: 1, pull: false, atomic: false })
+}
+
 /// What a call of [`partial`] may be instead of a one_shot of so many tiles; as in `cxx/ops.cpp`.
 pub mod instead {
     /// A [`pull`](super::pull) of one tile.

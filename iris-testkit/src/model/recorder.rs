@@ -4,7 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
-use iris_sync::{Access, Call, DevWord, Fault, LINE_WORDS, Limit, Memory, Order, Scope, SymWord};
+use iris_sync::{
+    Access, Call, DevWord, Fault, LINE_WORDS, Limit, LlWord, Memory, Order, Scope, SymPair, SymWord,
+};
 
 use super::{LaneId, Op, Place};
 
@@ -24,6 +26,7 @@ pub enum Event {
     Pause(u32),
     Expired(Limit, u32),
     Reached(Access, Call, i32),
+    IsOf(Access, Call, i32),
     HostAbort,
     Record(Fault),
 }
@@ -126,6 +129,21 @@ impl Recorder {
         }
     }
 
+    /// A word that carries its data: the number is a word's of the script; the data are a record's
+    /// fields, where the head of what a source pushes lies, else 0.
+    fn found_wide(&self, access: Access, op: Op) -> LlWord {
+        let call = self.found(access, op);
+        let data = match op.place() {
+            Some(Place::Wide { index, .. }) => self
+                .script
+                .fields
+                .get((index % LINE_WORDS / 2) as usize)
+                .filter(|_| index % LINE_WORDS / 2 < 2 * iris_sync::ll::HEAD),
+            _ => None,
+        };
+        LlWord { data: data.copied().unwrap_or(0) as u32, call }
+    }
+
     fn order(access: Access) -> (Order, Scope) {
         (access.order(), access.scope())
     }
@@ -133,6 +151,11 @@ impl Recorder {
 
 fn sym(word: SymWord) -> Place {
     Place::Sym { rank: word.rank, index: word.index }
+}
+
+/// The two words of a pair.
+fn wide(pair: SymPair) -> [Place; 2] {
+    [0, 2].map(|half| Place::Wide { rank: pair.rank, index: pair.index + half })
 }
 
 impl Memory for Recorder {
@@ -164,7 +187,21 @@ impl Memory for Recorder {
 
     fn store(&self, word: SymWord, value: i32, access: Access) {
         let (order, scope) = Self::order(access);
+        let value = value.into();
         self.note(Event::Atomic(access, Op::Store { place: sym(word), value, order, scope }));
+    }
+
+    fn load_pair(&self, pair: SymPair, access: Access) -> [LlWord; 2] {
+        let (order, scope) = Self::order(access);
+        wide(pair).map(|place| self.found_wide(access, Op::Load { place, order, scope }))
+    }
+
+    fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access) {
+        let (order, scope) = Self::order(access);
+        for (place, word) in wide(pair).into_iter().zip(words) {
+            let value = word.to_bits() as i64;
+            self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
+        }
     }
 
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32 {
@@ -192,6 +229,7 @@ impl Memory for Recorder {
     fn dev_store(&self, word: DevWord, value: i32, access: Access) {
         let (order, scope) = Self::order(access);
         let place = Place::Dev { rank: self.id.rank, index: word.index };
+        let value = value.into();
         self.note(Event::Atomic(access, Op::Store { place, value, order, scope }));
     }
 
@@ -222,6 +260,11 @@ impl Memory for Recorder {
     fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
         self.note(Event::Reached(access, want, seen));
         want.reached_by(seen)
+    }
+
+    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
+        self.note(Event::IsOf(access, want, seen));
+        seen == want.number()
     }
 }
 
@@ -281,6 +324,18 @@ impl super::hooks::Target for Recorder {
             }
             (Some(access), _) => self.found(access, op),
         }
+    }
+
+    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
+        Memory::is_of(self, access, want, seen)
+    }
+
+    fn load_wide(&self, op: Op, access: Access) -> LlWord {
+        self.found_wide(access, op)
+    }
+
+    fn store_wide(&self, op: Op, access: Access) {
+        self.note(Event::Atomic(access, op));
     }
 
     fn read(&self, place: Place) -> i32 {

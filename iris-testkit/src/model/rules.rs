@@ -13,6 +13,8 @@ pub enum Compare {
     Equal,
     /// With the literal 1.
     One,
+    /// Not at all: whatever is there is right.
+    Any,
 }
 
 /// A change to the protocol on its way to the memory: what a mutant is made of.
@@ -45,6 +47,14 @@ pub enum Change {
     UncheckedRecords,
     /// Entry records are not compared.
     BlindRecords,
+    /// A word that carries its data is not accessed whole, but one half after the other.
+    Torn,
+    /// Words that carry their data have one slot, instead of two by parity.
+    OnePairSlot,
+    /// The refresh of words that carry their data does not leave out those in use.
+    StampUsedPairs,
+    /// Calls of this parity refresh no words that carry their data.
+    SkipPairStamps(u32),
     /// The owner of a word refreshes it, instead of its writer.
     OwnerStamps,
     /// Words of this kind are not refreshed.

@@ -1,7 +1,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use iris_sync::{ABORT_WORD, Call, Channel, LINE_WORDS, Limit, RESERVED_WORDS, Record, Shape};
+use iris_sync::{
+    ABORT_WORD, Call, Channel, LINE_WORDS, Limit, LlWord, RESERVED_WORDS, Record, Shape, SymPair,
+};
 
 use super::{Headers, Lane, LaneId, Place};
 
@@ -23,10 +25,11 @@ pub struct Scenario {
     pub(super) shape: Shape,
     pub(super) records: Vec<Record>,
     pub(super) words: Option<i32>,
-    pub(super) initial: Vec<(Place, i32)>,
+    pub(super) initial: Vec<(Place, i64)>,
     pub(super) expires: Option<fn(LaneId, Limit, u32) -> bool>,
     pub(super) program: Arc<Program>,
     pub(super) headers: Option<Headers>,
+    pub(super) without_heads: bool,
     on_headers: bool,
 }
 
@@ -36,7 +39,8 @@ pub const POISON: i32 = -0x0bad_cafe;
 impl Scenario {
     /// A scenario that does nothing yet.
     pub fn new(name: impl Into<String>, ranks: u32) -> Self {
-        let shape = Shape { op: 1, size: ranks, tiles: 4, flags: 4, locks: true, sequence: 0 };
+        let shape =
+            Shape { op: 1, size: ranks, tiles: 4, flags: 4, locks: true, ..Shape::default() };
         Self {
             name: name.into(),
             ranks,
@@ -52,6 +56,7 @@ impl Scenario {
             expires: None,
             program: Arc::new(|_| ()),
             headers: None,
+            without_heads: false,
             on_headers: false,
         }
     }
@@ -133,6 +138,40 @@ impl Scenario {
         self
     }
 
+    /// Pairs of words that carry their data, from one rank to another.
+    #[must_use]
+    pub fn pairs(mut self, pairs: u32) -> Self {
+        self.shape.pairs = pairs;
+        self
+    }
+
+    /// The heads of what goes from rank to rank in words that carry their data are not modelled: they
+    /// are as they should be. They are eight words a rank, too many for the larger searches.
+    #[must_use]
+    pub fn without_heads(self) -> Self {
+        Self { name: format!("{}, no heads", self.name), without_heads: true, ..self }
+    }
+
+    /// Words that carry their data, of the slot that the call at this position uses, hold at first
+    /// what an op left there whose calls had the same numbers.
+    #[must_use]
+    pub fn recycled(mut self, position: u32) -> Self {
+        let call = self.first.number().wrapping_add(position as i32);
+        let (channel, ranks) = (self.channel(0), 0..self.ranks);
+        for (rank, source) in ranks.clone().flat_map(|rank| ranks.clone().map(move |s| (rank, s))) {
+            // Not the head: that of such an op would be another, which is a fault of its own.
+            for pair in iris_sync::ll::HEAD..channel.pair_count {
+                let SymPair { rank, index } =
+                    channel.pair(rank, source, Call::new(call).parity(), pair);
+                let value = LlWord { data: POISON as u32, call }.to_bits() as i64;
+                for index in [index, index + 2] {
+                    self.initial.push((Place::Wide { rank, index }, value));
+                }
+            }
+        }
+        self
+    }
+
     /// What all words hold at first, instead of the number before the first call.
     #[must_use]
     pub fn words(self, value: i32) -> Self {
@@ -142,7 +181,7 @@ impl Scenario {
     /// What one place holds at first.
     #[must_use]
     pub fn initial(mut self, place: Place, value: i32) -> Self {
-        self.initial.push((place, value));
+        self.initial.push((place, value.into()));
         self
     }
 
@@ -176,21 +215,27 @@ impl Scenario {
     }
 
     /// What `place` holds at first.
-    pub fn initial_value(&self, place: Place) -> i32 {
+    pub fn initial_value(&self, place: Place) -> i64 {
         if let Some(&(_, value)) = self.initial.iter().rev().find(|(at, _)| *at == place) {
             return value;
         }
         let channel = self.channel(0);
         let unset = self.words.unwrap_or(self.first.previous().number());
-        match place {
+        if let Place::Wide { .. } = place {
+            return LlWord { data: unset as u32, call: unset }.to_bits() as i64;
+        }
+        i64::from(match place {
             Place::Sym { index: ABORT_WORD, .. } => 0,
             Place::Sym { index, .. } if index >= channel.locks => 0,
             Place::Sym { .. } => unset,
             Place::Dev { index, .. } if index == channel.call => self.first.number(),
             Place::Dev { index, .. } if index >= channel.flags => unset,
-            Place::Dev { .. } | Place::Data { .. } | Place::Unchecked { .. } => 0,
+            Place::Dev { .. }
+            | Place::Data { .. }
+            | Place::Unchecked { .. }
+            | Place::Wide { .. } => 0,
             Place::Cell { .. } => POISON,
-        }
+        })
     }
 }
 

@@ -1,6 +1,8 @@
 //! The schedules of `schedule.h` against those of [`iris_kernels::schedule`]: all answers must be equal.
 
-use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, owner, part_of, split};
+use iris_kernels::schedule::{
+    Collective, Grid, Items, Shard, SplitGrid, Tile, Units, owner, part_of, split,
+};
 use proptest::prelude::*;
 
 /// A shape whose schedule is compared.
@@ -12,6 +14,8 @@ pub enum Shape {
     Tiles(Grid, u32),
     /// A staged gather.
     Units(Units),
+    /// Items of a small message.
+    Items(Items),
 }
 
 fn put(out: &mut Vec<u32>, tile: Tile) {
@@ -40,6 +44,14 @@ impl Shape {
                 for tile in 0..all.tiles() {
                     out.push(all.owner(tile));
                     put(&mut out, all.tile(tile));
+                }
+            }
+            Shape::Items(items) => {
+                for (from, to) in
+                    (0..items.size).flat_map(|from| (0..items.size).map(move |to| (from, to)))
+                {
+                    out.extend([items.rows_sent(from, to), items.sent(from, to)]);
+                    out.extend([items.source_row(to), items.target_row(from, to)]);
                 }
             }
             Shape::Units(units) => {
@@ -82,6 +94,18 @@ impl Shape {
                 // SAFETY: as above.
                 unsafe { iris_schedule_grid(&grid, size, values, room) }
             }
+            Shape::Items(Items { collective, size, rows, cols, per_item }) => {
+                let (number, root) = match collective {
+                    Collective::AllReduce => (0, 0),
+                    Collective::ReduceScatter => (1, 0),
+                    Collective::AllGather => (2, 0),
+                    Collective::AllToAll => (3, 0),
+                    Collective::Broadcast { root } => (4, root),
+                };
+                let shape = [number, size, rows, cols, per_item, root];
+                // SAFETY: as above.
+                unsafe { iris_schedule_items(&shape, values, room) }
+            }
             Shape::Units(units) => {
                 let units = CxxUnits {
                     shard: u32::from(units.shard == Shard::Columns),
@@ -118,6 +142,7 @@ struct CxxUnits {
 unsafe extern "C-unwind" {
     fn iris_schedule_split(total: u32, parts: u32, values: *mut u32, room: u32) -> u32;
     fn iris_schedule_grid(grid: &[u32; 4], size: u32, values: *mut u32, room: u32) -> u32;
+    fn iris_schedule_items(shape: &[u32; 6], values: *mut u32, room: u32) -> u32;
     fn iris_schedule_units(units: &CxxUnits, values: *mut u32, room: u32) -> u32;
 }
 
@@ -137,7 +162,19 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
             m_first,
         },
     );
+    let collective = prop_oneof![
+        Just(Collective::AllReduce),
+        Just(Collective::ReduceScatter),
+        Just(Collective::AllGather),
+        Just(Collective::AllToAll),
+        (0..8u32).prop_map(|root| Collective::Broadcast { root }),
+    ];
+    let per_item = prop_oneof![Just(2u32), Just(4u32)];
+    let items = (collective, 1..9u32, 0..2000u32, 0..2000u32, per_item).prop_map(
+        |(collective, size, rows, cols, per_item)| Items { collective, size, rows, cols, per_item },
+    );
     prop_oneof![
+        items.prop_map(Shape::Items),
         (0..2000u32, 1..70u32).prop_map(|(total, parts)| Shape::Split(total, parts)),
         (grid, 1..9u32).prop_map(|(grid, size)| Shape::Tiles(grid, size)),
         units.prop_map(Shape::Units),

@@ -36,11 +36,11 @@ pub fn exhaust_to_ends(
     scenario: &Scenario,
     rules: &Rules,
     limit: u64,
-) -> (Report, Vec<HashMap<Place, i32>>) {
+) -> (Report, Vec<HashMap<Place, i64>>) {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
     let mut states = HashSet::new();
-    let mut ends: HashMap<u128, HashMap<Place, i32>> = HashMap::new();
+    let mut ends: HashMap<u128, HashMap<Place, i64>> = HashMap::new();
     let first = machine.first();
     states.insert(machine.fingerprint(&first));
     let mut failure = None;
@@ -120,7 +120,7 @@ struct Frame {
 /// Memory, and where each lane is.
 #[derive(Clone)]
 struct State {
-    memory: Vec<i32>,
+    memory: Vec<i64>,
     at: Vec<u32>,
 }
 
@@ -128,7 +128,7 @@ struct Machine<'a> {
     scenario: &'a Scenario,
     programs: Programs<'a>,
     slots: HashMap<Place, usize>,
-    places: Vec<(Place, i32)>,
+    places: Vec<(Place, i64)>,
 }
 
 impl<'a> Machine<'a> {
@@ -156,12 +156,12 @@ impl<'a> Machine<'a> {
         slot
     }
 
-    fn look(&self, state: &State, place: Place) -> i32 {
+    fn look(&self, state: &State, place: Place) -> i64 {
         let known = self.slots.get(&place).and_then(|&slot| state.memory.get(slot));
         known.copied().unwrap_or_else(|| self.scenario.initial_value(place))
     }
 
-    fn memory(&self, state: &State) -> HashMap<Place, i32> {
+    fn memory(&self, state: &State) -> HashMap<Place, i64> {
         self.places.iter().zip(&state.memory).map(|(&(place, _), &value)| (place, value)).collect()
     }
 
@@ -178,7 +178,8 @@ impl<'a> Machine<'a> {
         state.at.iter().for_each(|&node| add(u64::from(node)));
         for (slot, (&value, &(_, initial))) in state.memory.iter().zip(&self.places).enumerate() {
             if value != initial {
-                add((slot as u64 + 1) << 32 | u64::from(value as u32));
+                add(slot as u64 + 1);
+                add(value as u64);
             }
         }
         u128::from(sum[0]) << 64 | u128::from(sum[1])
@@ -315,9 +316,12 @@ impl<'a> Machine<'a> {
             let held = &mut state.memory[slot];
             result = *held;
             match op {
-                Op::Store { value, .. } | Op::Write { value, .. } => *held = value,
-                Op::Add { value, .. } => *held = held.wrapping_add(value),
-                Op::CompareExchange { expected, value, .. } if *held == expected => *held = value,
+                Op::Store { value, .. } => *held = value,
+                Op::Write { value, .. } => *held = value.into(),
+                Op::Add { value, .. } => *held = (*held as i32).wrapping_add(value).into(),
+                Op::CompareExchange { expected, value, .. } if *held == i64::from(expected) => {
+                    *held = value.into();
+                }
                 _ => {}
             }
         }

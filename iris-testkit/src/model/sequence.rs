@@ -3,7 +3,7 @@
 
 use iris_sync::{
     Access, Call, Channel, End, LINE_WORDS, Memory, RESERVED_WORDS, RESTAMP_PERIOD, Record, Shape,
-    Stop, Workgroup, barrier::Members, epoch,
+    Stop, Workgroup, barrier::Members, epoch, ll,
 };
 use proptest::prelude::*;
 
@@ -32,10 +32,17 @@ pub enum Kind {
     Barrier,
     PublishVersion,
     WaitVersion,
+    BeginPush,
+    PushHead,
+    EndPush,
+    WaitHead,
+    PushPair,
+    WaitPair,
+    LeaveTogether,
 }
 
 impl Kind {
-    const ALL: [Kind; 17] = [
+    const ALL: [Kind; 24] = [
         Kind::Enter,
         Kind::Credit,
         Kind::WaitEntry,
@@ -53,6 +60,13 @@ impl Kind {
         Kind::Barrier,
         Kind::PublishVersion,
         Kind::WaitVersion,
+        Kind::BeginPush,
+        Kind::PushHead,
+        Kind::EndPush,
+        Kind::WaitHead,
+        Kind::PushPair,
+        Kind::WaitPair,
+        Kind::LeaveTogether,
     ];
 }
 
@@ -122,7 +136,8 @@ impl Case {
             }
             done += 1;
         }
-        let through = wg.finish(self.end, result).is_ok();
+        // Some pairs are in use, others are refreshed where that is due.
+        let through = wg.finish_push(self.end, result, |peer| peer * 2).is_ok();
         Outcome { events: recorder.into_events(), done, answers, through }
     }
 
@@ -158,18 +173,19 @@ fn perform<M: Memory>(
 ) -> Result<(), Stop> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     let me = channel.rank;
+    // With two peers one, both or one of them.
+    let some = Members::from_bits(1 << peer | 1 << tile);
     match kind {
         Kind::Enter => wg.enter()?,
         Kind::Credit => wg.credit(peer)?,
         Kind::WaitEntry => wg.wait_entry(peer)?,
         Kind::Direct => *answer = wg.direct(peer)?,
-        // With two peers one, both or one of them.
-        Kind::Meet => wg.meet(Members::from_bits(1 << peer | 1 << tile))?,
+        Kind::Meet => wg.meet(some)?,
         Kind::PushSignal => wg.push_signal(peer, tile),
         Kind::PushSignals => wg.push_signals(Members::all(channel.size), tile),
-        Kind::PushResults => wg.push_results(Members::from_bits(1 << peer | 1 << tile), tile),
+        Kind::PushResults => wg.push_results(some, tile),
         Kind::WaitTile => wg.wait_tile(peer, tile)?,
-        Kind::WaitTiles => wg.wait_tiles(Members::from_bits(1 << peer | 1 << tile), tile)?,
+        Kind::WaitTiles => wg.wait_tiles(some, tile)?,
         Kind::WaitResult => wg.wait_result(peer, tile)?,
         Kind::RaiseFlag => wg.raise_flag(tile),
         Kind::WaitFlag => wg.wait_flag(tile, peer)?,
@@ -182,6 +198,16 @@ fn perform<M: Memory>(
             epoch::wait(m, channel, channel.signal(me, peer, tile), call, peer)?;
         }
         Kind::PublishVersion | Kind::WaitVersion => {}
+        Kind::BeginPush => wg.begin_push(some)?,
+        Kind::PushHead => wg.push_head(some),
+        Kind::EndPush => wg.end_push(),
+        Kind::WaitHead => wg.wait_head(some)?,
+        Kind::PushPair => ll::push(m, channel, call, peer, ll::HEAD + tile, [tile, peer]),
+        Kind::WaitPair => ll::each(m, channel, call, ll::HEAD + tile, some, |source, data| {
+            *answer = *answer || data[0] == source;
+            Ok(())
+        })?,
+        Kind::LeaveTogether => wg.leave_together(Ok(()))?,
     }
     Ok(())
 }
@@ -218,7 +244,15 @@ pub fn cases() -> impl Strategy<Value = Case> {
         |(shape, (fields, direct, differs), script, steps)| {
             let (size, rank, lane, groups, group, end) = shape;
             let (rank, group) = (rank % size, group % groups);
-            let shape = Shape { op: 5, size, tiles: TILES, flags: TILES, locks: true, sequence: 0 };
+            let shape = Shape {
+                op: 5,
+                size,
+                tiles: TILES,
+                flags: TILES,
+                locks: true,
+                pairs: TILES,
+                sequence: 0,
+            };
             let (channel, _) = Channel::lay_out(shape, rank, RESERVED_WORDS, LINE_WORDS);
             let record = Record { fields, direct, c_offset: [4096, 1] };
             let (number, near, expired, votes, host, abort, locks) = script;

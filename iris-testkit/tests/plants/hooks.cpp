@@ -31,6 +31,7 @@ u64 iris_hook_now() { return 0; }
 void iris_hook_pause(u32) {}
 int iris_hook_expired(int, u32, u64) { return 1; }
 int iris_hook_reached(int, i32, i32, int) { return 1; }
+int iris_hook_is_of(int, i32, i32, int) { return 1; }
 i32 iris_hook_host_abort(u64) { return 0; }
 void iris_hook_record(u64, const i32*) {}
 i32 iris_hook_load32(u64 a, int o, int s, int n) { see(a, o, s, n); return 0; }

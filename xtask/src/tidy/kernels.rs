@@ -85,14 +85,14 @@ const RULES: &[Confined] = &[
         // A kernel calls the protocols (enter, credit, push_signal, wait_tile, finish), which a
         // model has checked; a word that it touches itself would be checked by nobody.
         what: "a word",
-        words: &["SymWord", "DevWord", "device_word", "word("],
+        words: &["SymWord", "DevWord", "SymPair", "device_word", "word("],
         may: |path| WORDS.contains(&header(path)),
         place: "iris/sym.h and the headers of the protocols",
     },
 ];
 
 /// The headers that operate on words.
-const WORDS: [&str; 9] = [
+const WORDS: [&str; 10] = [
     "sym.h",
     "memory.h",
     "channel.h",
@@ -100,6 +100,7 @@ const WORDS: [&str; 9] = [
     "barrier.h",
     "entry.h",
     "epoch.h",
+    "ll.h",
     "lock.h",
     "workgroup.h",
 ];

@@ -155,7 +155,9 @@ pub(super) fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
             found.push(line.to_string());
         } else if waits(line) && found.last().is_some_and(|last| last.starts_with(WRITE_BACK)) {
             found.push(WAIT.into());
-        } else if let Some((_, flags)) = line.split_once("offset:24") {
+        } else if let Some((_, flags)) =
+            line.split_once("offset:24").or_else(|| line.split_once("offset:16"))
+        {
             found.push(format!("{} {}", first_word(line), flags.trim()).trim_end().to_string());
         }
     }
@@ -181,6 +183,10 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     // Of a read-modify-write, sc0 and glc say that the old value is returned.
     let rmw = if system { "sc0 sc1" } else { "sc0" };
     let (name, flags) = match (probe.kind, old) {
+        (Kind::LoadPair, true) => ("load_dword", "glc"),
+        (Kind::LoadPair, false) => ("load_dword", scope),
+        (Kind::StorePair, true) => ("store_dword", ""),
+        (Kind::StorePair, false) => ("store_dword", scope),
         (Kind::Load, true) => ("load_dword", "glc"),
         (Kind::Load, false) => ("load_dword", scope),
         (Kind::Store, true) => ("store_dword", ""),
@@ -195,13 +201,16 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
         // Other operations may be loops of exchanges, on memory whose kind is not known.
         (Kind::Rmw(_) | Kind::AddF32 | Kind::KeepFault, _) => return None,
     };
-    let wide = match (probe.wide, name.ends_with("dword")) {
+    let pair = matches!(probe.kind, Kind::LoadPair | Kind::StorePair);
+    let wide = match (probe.wide || pair, name.ends_with("dword")) {
         (true, true) => "x2",
         (true, false) => "_x2",
         (false, _) => "",
     };
     if !name.is_empty() {
-        code.push(format!("global_{name}{wide} {flags}").trim_end().into());
+        let one = format!("global_{name}{wide} {flags}").trim_end().to_string();
+        // The words of a pair one after the other: 16 bytes at once are promised by nobody.
+        code.extend(vec![one; if pair { 2 } else { 1 }]);
     }
     match (acquires, old) {
         (true, false) => code.push(format!("buffer_inv {scope}")),
@@ -263,6 +272,8 @@ fn ir(probe: &Probe) -> Vec<String> {
     }
     let one = |what: &str| [release.clone(), vec![format!("{what} {scope} {order}")]].concat();
     match probe.kind {
+        Kind::LoadPair => [one("load"), one("load")].concat(),
+        Kind::StorePair => [one("store"), one("store")].concat(),
         Kind::Load => one("load"),
         Kind::Store => one("store"),
         Kind::Rmw(Rmw::Add) => one("add"),

@@ -196,6 +196,8 @@ fn wanted(probe: &Probe) -> Vec<String> {
     vec![match probe.kind {
         Kind::Load => format!("ld.{order}.{scope}.global.s{bits}"),
         Kind::Store => format!("st.{order}.{scope}.global.s{bits}"),
+        Kind::LoadPair => format!("ld.{order}.{scope}.global.v2.b64"),
+        Kind::StorePair => format!("st.{order}.{scope}.global.v2.b64"),
         Kind::Rmw(Rmw::Add) => atom("add.u"),
         Kind::Rmw(Rmw::Exchange) => atom("exch.b"),
         Kind::Rmw(Rmw::And) => atom("and.b"),
@@ -235,8 +237,13 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
                 _ if instruction.contains(".shared") => true,
                 _ => {
                     let parts = || instruction.split(['.', ';']);
-                    !parts().any(|part| matches!(part, "gpu" | "cta" | "nc" | "volatile" | "ldu"))
-                        && !instruction.starts_with("membar")
+                    // A vector is no more than its elements, so an element must be a word.
+                    let scoped = parts().any(|part| matches!(part, "sys" | "relaxed" | "mmio"));
+                    let vector = parts().any(|part| matches!(part, "v2" | "v4" | "v8"));
+                    let is_pair = instruction.ends_with(".relaxed.sys.global.v2.b64");
+                    let torn = scoped && vector && !is_pair;
+                    let other = |part| matches!(part, "gpu" | "cta" | "nc" | "volatile" | "ldu");
+                    !torn && !parts().any(other) && !instruction.starts_with("membar")
                 }
             };
             if !allowed {
@@ -283,7 +290,9 @@ fn function(probe: &Probe) -> Option<String> {
         Kind::Fence if probe.order == Order::AcqRel => {
             format!("__nv_atomic_thread_fence({order}, {scope})")
         }
-        Kind::Fence | Kind::AddF32 | Kind::KeepFault => return None,
+        Kind::Fence | Kind::AddF32 | Kind::KeepFault | Kind::LoadPair | Kind::StorePair => {
+            return None;
+        }
     })
 }
 

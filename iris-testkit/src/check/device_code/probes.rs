@@ -7,6 +7,9 @@ use iris_sync::{Access, Order, Scope};
 pub(super) enum Kind {
     Load,
     Store,
+    /// The pair of 64-bit words at byte 16.
+    LoadPair,
+    StorePair,
     Rmw(Rmw),
     CompareExchange,
     Fence,
@@ -118,6 +121,15 @@ fn of_access(access: Access) -> Probe {
         "FinishAdd" => {
             (Kind::Rmw(Rmw::Add), format!("*out = m.{dev}add<Access::{name}>({word}, 3)"))
         }
+        "LlLoad" => {
+            let load = format!("LlWord words[2]; m.load_pair<Access::{name}>(pair, words)");
+            let statement = format!("{load}; out[0] = words[0].call; out[1] = words[1].call");
+            (Kind::LoadPair, statement)
+        }
+        "LlStore" | "LlStamp" => {
+            let words = "LlWord{1, 2}, LlWord{3, 4}";
+            (Kind::StorePair, format!("m.store_pair<Access::{name}>(pair, {words})"))
+        }
         _ if name.ends_with("Load") => {
             (Kind::Load, format!("*out = m.{dev}load<Access::{name}>({word})"))
         }
@@ -143,7 +155,9 @@ fn of_port(kind: Kind, order: Order, scope: Scope, wide: bool) -> Probe {
             "{to} = port::compare_exchange<Order::{order:?}, Scope::{scope:?}>(at, {word}(3), {word}(4), -1)"
         ),
         Kind::Fence => format!("port::fence<Order::{order:?}, Scope::{scope:?}>()"),
-        Kind::AddF32 | Kind::KeepFault => format!("port::add_f32<Scope::{scope:?}>(at, 3.0f)"),
+        Kind::AddF32 | Kind::KeepFault | Kind::LoadPair | Kind::StorePair => {
+            format!("port::add_f32<Scope::{scope:?}>(at, 3.0f)")
+        }
     };
     let what = match kind {
         Kind::Rmw(rmw) => format!("{rmw:?}"),
@@ -178,7 +192,8 @@ pub(super) fn source(probes: &[Probe]) -> String {
         text += &format!(
             "PROBE(probe_{name}, const Words m{{heap, channel}}; \
              const SymWord sym = heap.word(1, 6); const DevWord dev = heap.device_word(6); \
-             (void)m, (void)sym, (void)dev; {statement})\n"
+             const SymPair pair = heap.pair(1, 4); \
+             (void)m, (void)sym, (void)dev, (void)pair; {statement})\n"
         );
     }
     text

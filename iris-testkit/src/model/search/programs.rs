@@ -10,7 +10,7 @@ pub(super) enum Next {
     /// It looked in vain at these words; it can look again, from `head`, when one has changed.
     Blocked {
         head: u32,
-        watch: Box<[(Place, i32)]>,
+        watch: Box<[(Place, i64)]>,
     },
     Ended,
     Failed(Failure),
@@ -22,9 +22,9 @@ struct Node {
     /// Whether the lane has parted from its wave.
     parted: bool,
     /// The result of the parent's operation.
-    result: i32,
+    result: i64,
     next: Next,
-    children: Vec<(i32, u32)>,
+    children: Vec<(i64, u32)>,
 }
 
 /// The programs of all lanes as trees of results.
@@ -40,13 +40,13 @@ pub(super) struct Programs<'a> {
 struct Suspended;
 
 struct Replay {
-    results: Vec<i32>,
+    results: Vec<i64>,
     position: Cell<usize>,
     pending: RefCell<Option<Op>>,
 }
 
 impl Arena for Replay {
-    fn perform(&self, _lane: LaneId, op: &Op) -> i32 {
+    fn perform(&self, _lane: LaneId, op: &Op) -> i64 {
         let position = self.position.replace(self.position.get() + 1);
         self.results.get(position).copied().unwrap_or_else(|| {
             *self.pending.borrow_mut() = Some(*op);
@@ -87,7 +87,7 @@ impl<'a> Programs<'a> {
     }
 
     /// Where the lane is when its next operation has had this result.
-    pub(super) fn advance(&mut self, node: u32, result: i32) -> u32 {
+    pub(super) fn advance(&mut self, node: u32, result: i64) -> u32 {
         let known = self.nodes[node as usize].children.iter().find(|(value, _)| *value == result);
         if let Some(&(_, child)) = known {
             return child;
@@ -134,7 +134,7 @@ impl<'a> Programs<'a> {
         ops
     }
 
-    fn results(&self, mut node: u32) -> Vec<i32> {
+    fn results(&self, mut node: u32) -> Vec<i64> {
         let mut results = Vec::new();
         while let Some(parent) = self.nodes[node as usize].parent {
             results.push(self.nodes[node as usize].result);
@@ -144,7 +144,7 @@ impl<'a> Programs<'a> {
         results
     }
 
-    fn replay(&self, lane: usize, results: Vec<i32>) -> (Next, Vec<i32>) {
+    fn replay(&self, lane: usize, results: Vec<i64>) -> (Next, Vec<i64>) {
         let replay = Replay { results, position: Cell::new(0), pending: RefCell::new(None) };
         let run = || Lane::run(self.lanes[lane], self.scenario, self.rules, &replay);
         let next = match panic::catch_unwind(AssertUnwindSafe(run)) {
@@ -162,10 +162,10 @@ impl<'a> Programs<'a> {
     }
 
     /// A look in vain: find where its wait looks first, by letting it look once more at the same.
-    fn block(&mut self, node: u32, mut results: Vec<i32>) {
+    fn block(&mut self, node: u32, mut results: Vec<i64>) {
         let lane = self.nodes[node as usize].lane;
         let mut seen = Looks::new(self, node);
-        let mut looks: Vec<(Op, i32)> = Vec::new();
+        let mut looks: Vec<(Op, i64)> = Vec::new();
         results.push(0);
         loop {
             let (next, back) = self.replay(lane, results);
@@ -198,7 +198,7 @@ impl<'a> Programs<'a> {
 }
 
 /// The value that each look on the way to a node has seen last.
-struct Looks(Vec<(Op, i32)>);
+struct Looks(Vec<(Op, i64)>);
 
 impl Looks {
     fn new(programs: &Programs<'_>, mut node: u32) -> Self {
@@ -214,7 +214,7 @@ impl Looks {
         Self(seen)
     }
 
-    fn last(&mut self, op: &Op) -> Option<i32> {
+    fn last(&mut self, op: &Op) -> Option<i64> {
         self.0.iter().find(|(seen, _)| seen == op).map(|(_, value)| *value)
     }
 }

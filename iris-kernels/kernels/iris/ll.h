@@ -1,0 +1,117 @@
+// Words that carry their data: iris_sync::ll, operation by operation. 64 bits, of which four bytes are
+// data and four the number of the call: whoever sees the number has the data, without an order.
+#ifndef IRIS_LL_H
+#define IRIS_LL_H
+
+#include "iris/barrier.h"
+#include "iris/entry.h"
+
+namespace iris::ll {
+
+/// Pairs ahead of the data: the fields of an entry record that ranks must agree on.
+constexpr u32 HEAD = FIELDS / 2;
+
+/// Sources that one wait is for, at most: they are looked at together, and stay in registers.
+constexpr u32 SOURCES = 8;
+
+/// Push two words of data to `peer` as pair number `pair`. Needs the credit.
+IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (&data)[2]) {
+    m.store_pair<Access::LlStore>(m.pair(peer, m.channel.rank, call.parity(), pair),
+                                  LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
+}
+
+/// Wait for pair number `pair` of those sources from `first` on that have a bit in `mask`, and put its
+/// data into `data`. Any lane.
+IRIS_DEVICE bool wait(const Words& m, Call call, u32 pair, u32 first, u32 mask,
+                      u32 (&data)[SOURCES][2]) {
+    if (mask == 0) return true;
+    u32 lowest = first;
+    while ((mask >> (lowest - first) & 1) == 0) ++lowest;
+    const Awaited awaited{call, call, lowest, static_cast<i32>(pair), Limit::Progress};
+    return poll(m, awaited, [&]() IRIS_INLINE {
+        LlWord words[SOURCES][2];
+        IRIS_UNROLL
+        for (u32 i = 0; i < SOURCES; ++i) {
+            if ((mask >> i & 1) == 0) continue;
+            m.load_pair<Access::LlLoad>(m.pair(m.channel.rank, first + i, call.parity(), pair),
+                                        words[i]);
+        }
+        Missing missing{false, 0, 0};
+        IRIS_UNROLL
+        for (u32 i = 0; i < SOURCES; ++i) {
+            if ((mask >> i & 1) == 0) continue;
+            IRIS_UNROLL
+            for (u32 half = 0; half < 2; ++half) {
+                const LlWord word = words[i][half];
+                data[i][half] = word.data;
+                if (!m.is_of<Access::LlLoad>(call, word.call) && !missing.any) {
+                    missing = Missing{true, first + i, word.call};
+                }
+            }
+        }
+        return missing;
+    });
+}
+
+/// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order,
+/// until it is false. Any lane.
+template <class Take>
+IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
+    const u64 all = Members::all(m.channel.size).bits;
+    const u64 others = sources.bits & all & ~(1ull << m.channel.rank);
+    for (u32 first = 0; first < m.channel.size; first += SOURCES) {
+        const u32 mask = static_cast<u32>(others >> first) & ((1u << SOURCES) - 1);
+        u32 data[SOURCES][2];
+        if (!wait(m, call, pair, first, mask, data)) return false;
+        IRIS_UNROLL
+        for (u32 i = 0; i < SOURCES; ++i) {
+            if ((mask >> i & 1) == 1 && !take(first + i, data[i])) return false;
+        }
+    }
+    return true;
+}
+
+/// Push the head of what goes to `peer`. All lanes, each with its share of the pairs.
+IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 sequence, u32 peer) {
+    for (u32 pair = port::lane(); pair < HEAD; pair += port::lanes()) {
+        const u32 data[2] = {
+            static_cast<u32>(entry::own_field(m, record, sequence, 2 * pair)),
+            static_cast<u32>(entry::own_field(m, record, sequence, 2 * pair + 1))};
+        push(m, call, peer, pair, data);
+    }
+}
+
+/// Wait for the heads of what these sources push, and compare them with this rank's own record. All
+/// lanes, each with its share of the pairs.
+IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 sequence,
+                           Members sources) {
+    for (u32 pair = port::lane(); pair < HEAD; pair += port::lanes()) {
+        const bool agreed = each(m, call, pair, sources, [&](u32 source, const u32 (&data)[2]) {
+            for (u32 half = 0; half < 2; ++half) {
+                const u32 field = 2 * pair + half;
+                const i32 wanted = entry::own_field(m, record, sequence, field);
+                const i32 seen = static_cast<i32>(data[half]);
+                if (seen != wanted) return entry::mismatch(m, call, source, field, seen, wanted);
+            }
+            return true;
+        });
+        if (!agreed) return false;
+    }
+    return true;
+}
+
+/// Refresh the pairs of this call's slot that it did not use: the first `used(peer)` of those for a
+/// peer stay. One lane of the last workgroup, in one call of each parity in a period.
+template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
+    const LlWord old{0, call.of_same_slot_before().number()};
+    for (u32 step = 1; step < m.channel.size; ++step) {
+        const u32 peer = m.channel.peer(step);
+        for (u32 pair = used(peer); pair < m.channel.pair_count; ++pair) {
+            m.store_pair<Access::LlStamp>(m.pair(peer, m.channel.rank, call.parity(), pair), old, old);
+        }
+    }
+}
+
+} // namespace iris::ll
+
+#endif

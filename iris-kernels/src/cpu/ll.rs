@@ -1,0 +1,175 @@
+//! Small messages in words that carry their data. An item is eight bytes of a message whose rows are
+//! taken one behind the other, without gaps.
+
+use iris_sync::Stop;
+use iris_sync::flow::{self, LlTiles};
+
+use crate::args::{Matrix, OpArgs, counter};
+use crate::cpu::view;
+use crate::cpu::words::Words;
+use crate::kernel::Kernel;
+use crate::schedule::{Collective, Items};
+
+/// Bytes that a pair of words takes.
+const PAIR_BYTES: u64 = 16;
+
+/// The most elements of an item.
+const MOST: usize = 4;
+
+pub(crate) fn run(
+    launch: &flow::Launch<'_, Words<'_>>,
+    kernel: Kernel,
+    args: &OpArgs,
+) -> Result<(), Stop> {
+    let collective = match kernel {
+        Kernel::OneShotLl => Collective::AllReduce,
+        Kernel::ReduceScatterLl => Collective::ReduceScatter,
+        Kernel::AllGatherLl => Collective::AllGather,
+        Kernel::AllToAllLl => Collective::AllToAll,
+        _ => Collective::Broadcast { root: args.root },
+    };
+    let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
+    let dtype = if reduces { args.wire } else { args.c.dtype };
+    let per_item = 8 / view::element_bytes(dtype) as u32;
+    let size = launch.channel.size;
+    let items = Items { collective, size, rows: args.m, cols: args.n, per_item };
+    let mut body =
+        Body { args, words: launch.m, items, dtype, reduces, sum: [0.0; MOST], own: false };
+    flow::exchange(launch, &items, &mut body)
+}
+
+impl flow::Exchange for Items {
+    fn sent(&self, from: u32, to: u32) -> u32 {
+        Items::sent(self, from, to)
+    }
+}
+
+struct Body<'a> {
+    args: &'a OpArgs,
+    words: &'a Words<'a>,
+    items: Items,
+    /// Type of what travels.
+    dtype: u32,
+    /// Whether what comes is added up; else it is copied to where it belongs.
+    reduces: bool,
+    sum: [f32; MOST],
+    /// Whether this rank's own part is in the sum.
+    own: bool,
+}
+
+impl Body<'_> {
+    fn me(&self) -> u32 {
+        self.args.channel.rank
+    }
+
+    /// Call `each` for the elements of an item: its number there, and its row and column from the
+    /// first row of the part.
+    fn elements(&self, rows: u32, item: u32) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
+        let Items { cols, per_item, .. } = self.items;
+        let first = u64::from(item) * u64::from(per_item);
+        let left = (u64::from(rows) * u64::from(cols)).saturating_sub(first);
+        (0..left.min(u64::from(per_item))).map(move |i| {
+            let element = first + i;
+            let cols = u64::from(cols);
+            (i as usize, (element / cols) as u32, (element % cols) as u32)
+        })
+    }
+
+    /// The elements of what this rank gives `to`, as they travel; those behind the last are 0.
+    fn given(&self, to: u32, item: u32) -> [u32; MOST] {
+        let Matrix { dtype, .. } = self.args.a;
+        let first = self.items.source_row(to);
+        let mut bits = [0; MOST];
+        for (i, row, col) in self.elements(self.items.rows_sent(self.me(), to), item) {
+            let element = view::bits(&self.args.a, first + row, col);
+            bits[i] = if dtype == self.dtype {
+                element
+            } else {
+                view::to_bits(self.dtype, view::from_bits(dtype, element))
+            };
+        }
+        bits
+    }
+
+    fn pack(&self, bits: [u32; MOST]) -> [u32; 2] {
+        match self.items.per_item {
+            2 => [bits[0], bits[1]],
+            _ => [bits[0] | bits[1] << 16, bits[2] | bits[3] << 16],
+        }
+    }
+
+    fn unpack(&self, data: [u32; 2]) -> [u32; MOST] {
+        match self.items.per_item {
+            2 => [data[0], data[1], 0, 0],
+            _ => [data[0] & 0xffff, data[0] >> 16, data[1] & 0xffff, data[1] >> 16],
+        }
+    }
+
+    fn add(&mut self, bits: [u32; MOST]) {
+        for (sum, bits) in self.sum.iter_mut().zip(bits) {
+            *sum += view::from_bits(self.dtype, bits);
+        }
+    }
+
+    fn add_own(&mut self, item: u32) {
+        self.add(self.given(self.me(), item));
+        self.own = true;
+    }
+
+    /// Put what `source` sent where it belongs.
+    fn put(&self, source: u32, item: u32, bits: [u32; MOST]) {
+        let first = self.items.target_row(source, self.me());
+        for (i, row, col) in self.elements(self.items.rows_sent(source, self.me()), item) {
+            view::set_bits(&self.args.c, first + row, col, bits[i]);
+        }
+    }
+}
+
+impl LlTiles for Body<'_> {
+    fn give(&mut self, peer: u32, item: u32) -> [u32; 2] {
+        self.words.count(counter::PUSHED, PAIR_BYTES);
+        self.pack(self.given(peer, item))
+    }
+
+    fn begin(&mut self, item: u32) {
+        let me = self.me();
+        if !self.reduces {
+            let in_place = self.args.a == self.args.c;
+            if item < self.items.sent(me, me) && !in_place {
+                self.put(me, item, self.given(me, item));
+            }
+            return;
+        }
+        // Zero is not the sum of nothing: it would turn a negative zero around.
+        (self.sum, self.own) = ([-0.0; MOST], false);
+        if self.items.own_first() {
+            self.add_own(item);
+        }
+    }
+
+    fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
+        let bits = self.unpack(data);
+        if !self.reduces {
+            self.put(source, item, bits);
+            return;
+        }
+        if !self.own && source > self.me() {
+            self.add_own(item);
+        }
+        self.add(bits);
+    }
+
+    fn end(&mut self, item: u32) {
+        if !self.reduces {
+            return;
+        }
+        if !self.own {
+            self.add_own(item);
+        }
+        let me = self.me();
+        for (i, row, col) in self.elements(self.items.rows_sent(me, me), item) {
+            let bits = view::to_bits(self.args.c.dtype, self.sum[i]);
+            view::set_bits(&self.args.c, row, col, bits);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The collectives of small messages, as Rust and as device source that runs on the host.
+
+use std::ffi::c_int;
+
+use iris_heap::abi::ControlBlock;
+use iris_kernels::Kernel;
+use iris_kernels::args::{Matrix, OpArgs};
+use iris_kernels::schedule::{Collective, Items, part_of};
+use iris_sync::{Channel, RESERVED_WORDS, RESTAMP_PERIOD, Shape};
+
+use super::{Numbers, library, symbol};
+
+/// What a rank has for the words of an op.
+struct Rank {
+    signal: Vec<u128>,
+    device: Vec<i32>,
+    control: Box<ControlBlock>,
+}
+
+/// A message: its type, its shape and how far apart its rows lie.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    dtype: u32,
+    rows: u32,
+    cols: u32,
+    gap: u32,
+}
+
+impl Message {
+    fn element_bytes(self) -> usize {
+        if self.dtype == 0 { 4 } else { 2 }
+    }
+
+    fn matrix(self, data: &[u32], rows: u32) -> Matrix {
+        Matrix {
+            address: data.as_ptr() as u64,
+            ld: u64::from(self.cols + self.gap),
+            rows,
+            cols: self.cols,
+            dtype: self.dtype,
+            transposed: 0,
+        }
+    }
+
+    /// Whether an element is a gap, or behind `rows` rows: such are never written.
+    fn is_outside(self, rows: u32, row: u32, col: u32) -> bool {
+        row >= rows || col >= self.cols
+    }
+
+    /// Room for so many rows and one more, all bits set: not a number.
+    fn room(self, rows: u32) -> Vec<u32> {
+        let elements = ((rows + 1) * (self.cols + self.gap)) as usize;
+        vec![u32::MAX; (elements * self.element_bytes()).div_ceil(4)]
+    }
+
+    fn bits(self, data: &[u32], row: u32, col: u32) -> u32 {
+        let at = (row * (self.cols + self.gap) + col) as usize;
+        match self.element_bytes() {
+            4 => data[at],
+            _ => data[at / 2] >> (at % 2 * 16) & 0xffff,
+        }
+    }
+
+    fn set(self, data: &mut [u32], row: u32, col: u32, value: f32) {
+        let at = (row * (self.cols + self.gap) + col) as usize;
+        if self.dtype == 0 {
+            data[at] = value.to_bits();
+            return;
+        }
+        let shift = at % 2 * 16;
+        data[at / 2] = data[at / 2] & !(0xffff << shift) | self.rounded(value) << shift;
+    }
+
+    fn rounded(self, value: f32) -> u32 {
+        match self.dtype {
+            0 => value.to_bits(),
+            1 => u32::from(half::f16::from_f32(value).to_bits()),
+            _ => u32::from(half::bf16::from_f32(value).to_bits()),
+        }
+    }
+
+    fn value(self, bits: u32) -> f32 {
+        match self.dtype {
+            0 => f32::from_bits(bits),
+            1 => half::f16::from_bits(bits as u16).to_f32(),
+            _ => half::bf16::from_bits(bits as u16).to_f32(),
+        }
+    }
+}
+
+/// Every collective of small messages, bit for bit: kernels in Rust, and those of devices with four
+/// lanes; several calls, from one before words are refreshed on.
+pub(super) fn small_messages_are_right_in_rust_and_as_device_source() {
+    const LANES: &str = "-DIRIS_LANES=4";
+    let (library, _folder) =
+        library(&["tests/host/ll.cpp"], &["-std=c++20", LANES, "-DIRIS_DTYPE=0"]);
+    type Run = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
+    let run: Run = symbol(&library, "iris_host_run");
+    let kernels = [
+        (Kernel::OneShotLl, Collective::AllReduce),
+        (Kernel::ReduceScatterLl, Collective::ReduceScatter),
+        (Kernel::AllGatherLl, Collective::AllGather),
+        (Kernel::AllToAllLl, Collective::AllToAll),
+        (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
+    ];
+    let messages = [
+        Message { dtype: 2, rows: 6, cols: 8, gap: 0 },
+        Message { dtype: 1, rows: 5, cols: 7, gap: 0 },
+        Message { dtype: 0, rows: 4, cols: 5, gap: 3 },
+        Message { dtype: 2, rows: 1, cols: 1, gap: 0 },
+    ];
+    for (kernel, collective) in kernels {
+        let entry: usize = symbol(&library, &format!("iris_{}", kernel.name()));
+        // Nine ranks are more than one wait is for.
+        let worlds = [(2, &messages[..]), (3, &messages[1..3]), (9, &messages[2..3])];
+        let each = |(size, messages): (u32, &[Message])| {
+            messages.iter().map(move |&message| (size, message)).collect::<Vec<_>>()
+        };
+        for (size, message) in worlds.into_iter().flat_map(each) {
+            let rust = |args: &OpArgs, index, count| {
+                // SAFETY: every address is that of memory that lives as long as the calls.
+                unsafe { iris_kernels::cpu::run(kernel, args, index, count) }.expect("a call");
+            };
+            // SAFETY: as above; a kernel of this library.
+            let device =
+                |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
+            exchange(collective, size, message, &rust);
+            exchange(collective, size, message, &device);
+        }
+    }
+}
+
+fn exchange(
+    collective: Collective,
+    size: u32,
+    message: Message,
+    run: &(impl Fn(&OpArgs, u32, u32) + Sync),
+) {
+    let Message { dtype, rows, cols, .. } = message;
+    let per_item = if dtype == 0 { 2 } else { 4 };
+    let items = Items { collective, size, rows, cols, per_item };
+    let first_call = RESTAMP_PERIOD - 1;
+    let shape =
+        Shape { op: 3, size, tiles: 1, pairs: items.most(), sequence: 2, ..Shape::default() };
+    let (_, words) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
+    let unset = first_call as u32 - 1;
+    let word = (0..4).fold(0u128, |all, _| all << 32 | u128::from(unset));
+    let mut ranks: Vec<Rank> = (0..size)
+        .map(|_| {
+            let mut signal = vec![word; (RESERVED_WORDS + words.signal) as usize / 4];
+            signal[0] = 0;
+            let mut device = vec![0; words.device as usize];
+            device[0] = first_call;
+            Rank { signal, device, control: Box::default() }
+        })
+        .collect();
+    // Rows of what a rank gives and of what it gets: of an all-gather M is that of all together.
+    let given = |rank: u32| match collective {
+        Collective::AllGather => items.rows_sent(rank, 0),
+        _ => rows,
+    };
+    let taken = |rank: u32| match collective {
+        Collective::ReduceScatter => items.rows_sent(rank, rank),
+        Collective::AllToAll => size * items.rows_sent(rank, rank),
+        _ => rows,
+    };
+    let signals: Vec<u64> = ranks.iter().map(|rank| rank.signal.as_ptr() as u64).collect();
+    let mut numbers = Numbers(u64::from(size) + 7);
+    for call in 0..4 {
+        let inputs: Vec<Vec<u32>> = (0..size)
+            .map(|rank| {
+                let mut data = message.room(given(rank));
+                for (row, col) in (0..given(rank)).flat_map(|r| (0..cols).map(move |c| (r, c))) {
+                    // Of such numbers the last bits of a sum depend on its order.
+                    let value = (numbers.below(1 << 20) as f32 - 524_288.0) * 1.37e-5;
+                    let value = value * [1.0, 37.0, 1e3][numbers.below(3) as usize];
+                    message.set(&mut data, row, col, value);
+                }
+                data
+            })
+            .collect();
+        let outputs: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
+        let args: Vec<OpArgs> = (0..size)
+            .map(|rank| {
+                let own = &mut ranks[rank as usize];
+                let mut args: OpArgs = bytemuck::Zeroable::zeroed();
+                (args.heap.rank, args.heap.size) = (rank, size);
+                args.heap.signal[..size as usize].copy_from_slice(&signals);
+                args.heap.control = std::ptr::from_mut(&mut *own.control) as u64;
+                args.heap.device_words = own.device.as_mut_ptr() as u64;
+                args.heap.entry_deadline_ns = 60_000_000_000;
+                args.heap.progress_deadline_ns = 60_000_000_000;
+                args.channel = Channel::lay_out(shape, rank, RESERVED_WORDS, 0).0;
+                args.record.fields[2] = rows as i32;
+                args.a = message.matrix(&inputs[rank as usize], given(rank));
+                args.c = message.matrix(&outputs[rank as usize], taken(rank));
+                (args.m, args.n, args.wire) = (rows, cols, dtype);
+                (args.tile_m, args.tile_n) = (1, 1);
+                args.root = 1;
+                args
+            })
+            .collect();
+        // Not all ranks have as many workgroups.
+        std::thread::scope(|scope| {
+            for (args, groups) in args.iter().zip([2, 1, 3].into_iter().cycle()) {
+                for group in 0..groups {
+                    scope.spawn(move || run(args, group, groups));
+                }
+            }
+        });
+        for rank in 0..size {
+            let at = |from: u32, row, col| message.bits(&inputs[from as usize], row, col);
+            let sum = |row, col, own_first: bool| {
+                let order = (0..size).filter(|&from| !own_first || from != rank);
+                let order = own_first.then_some(rank).into_iter().chain(order);
+                let sum = order.map(|from| message.value(at(from, row, col))).reduce(|a, b| a + b);
+                message.rounded(sum.expect("a rank"))
+            };
+            let wide = cols + message.gap;
+            for (row, col) in (0..=taken(rank)).flat_map(|r| (0..wide).map(move |c| (r, c))) {
+                let expected = match collective {
+                    _ if message.is_outside(taken(rank), row, col) => {
+                        if dtype == 0 {
+                            u32::MAX
+                        } else {
+                            0xffff
+                        }
+                    }
+                    Collective::AllReduce => sum(row, col, false),
+                    Collective::ReduceScatter => sum(items.source_row(rank) + row, col, true),
+                    Collective::AllGather => {
+                        let from = part_of(rows, size, row);
+                        at(from, row - items.target_row(from, rank), col)
+                    }
+                    Collective::AllToAll => {
+                        let part = items.rows_sent(0, rank);
+                        at(row / part, items.source_row(rank) + row % part, col)
+                    }
+                    Collective::Broadcast { root } => at(root, row, col),
+                };
+                let seen = message.bits(&outputs[rank as usize], row, col);
+                assert_eq!(
+                    seen, expected,
+                    "{collective:?} of {message:?}, {size} ranks, call {call}: ({row}, {col}) at {rank}"
+                );
+            }
+        }
+    }
+    for rank in &ranks {
+        assert_eq!((rank.control.fault_claim, rank.device[0]), (0, first_call + 4));
+    }
+}

@@ -1,0 +1,158 @@
+//! Words that carry their data: 64 bits, of which four bytes are data and four the number of the
+//! call (known elsewhere as the LL protocol, for low latency).
+//!
+//! Whoever sees the number has the data, so that neither a signal nor an order is needed, and a
+//! message is one way long. A region `[parity][source][pair]` at the receiver holds nothing else from
+//! `new` to the end of the op. A word is awaited by `==`: by the slot rule it holds data of this call,
+//! or of an older one of the same parity, and it is refreshed long before an old number comes back.
+//!
+//! The first [`HEAD`] pairs of a source say what it says about the call: an entry record takes a way
+//! there and back, these arrive with the data. Words come in pairs since a device moves 16 bytes at a
+//! time; of a pair each word is looked at by itself.
+
+use crate::barrier::Members;
+use crate::entry::mismatch;
+use crate::wait::{Awaited, poll};
+use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
+
+/// Pairs ahead of the data: the fields of an entry record that ranks must agree on.
+pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
+
+/// Sources that one wait is for, at most: a device has registers for so many.
+pub const SOURCES: usize = 8;
+
+/// Push `data` to `peer` as pair number `pair`. Needs the credit.
+pub fn push<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    peer: u32,
+    pair: u32,
+    data: [u32; 2],
+) {
+    let place = channel.pair(peer, channel.rank, call.parity(), pair);
+    let words = data.map(|data| LlWord { data, call: call.number() });
+    m.store_pair(place, words, Access::LlStore);
+}
+
+/// Wait for pair number `pair` of each of these sources, at most [`SOURCES`], and put its data into
+/// `data`. Any lane.
+///
+/// All are looked at before one is looked at again: they are under way together.
+pub fn wait<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    pair: u32,
+    sources: &[u32],
+    data: &mut [[u32; 2]; SOURCES],
+) -> Result<(), Stop> {
+    let Some(&rank) = sources.first() else { return Ok(()) };
+    let awaited = Awaited { call, want: call, rank, tile: pair as i32, limit: Limit::Progress };
+    poll(m, channel, awaited, || {
+        let mut words = [[LlWord { data: 0, call: 0 }; 2]; SOURCES];
+        for (&source, words) in sources.iter().zip(&mut words) {
+            let place = channel.pair(channel.rank, source, call.parity(), pair);
+            *words = m.load_pair(place, Access::LlLoad);
+        }
+        let mut missing = None;
+        for (&source, (words, data)) in sources.iter().zip(words.iter().zip(data.iter_mut())) {
+            for (word, data) in words.iter().zip(data) {
+                *data = word.data;
+                if !m.is_of(Access::LlLoad, call, word.call) && missing.is_none() {
+                    missing = Some((source, word.call));
+                }
+            }
+        }
+        missing
+    })
+}
+
+/// Push the head of what goes to `peer`. All lanes, each with its share of the pairs.
+pub fn push_head<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    record: &Record,
+    peer: u32,
+) {
+    for pair in (m.lane()..HEAD).step_by(m.lanes() as usize) {
+        let first = pair as usize * 2;
+        let data = [record.fields[first] as u32, record.fields[first + 1] as u32];
+        push(m, channel, call, peer, pair, data);
+    }
+}
+
+/// Wait for the heads of what these sources push, and compare them with this rank's own record. All
+/// lanes, each with its share of the pairs.
+///
+/// A difference is a fault that names the field and both values.
+pub fn wait_head<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    record: &Record,
+    sources: Members,
+) -> Result<(), Stop> {
+    for pair in (m.lane()..HEAD).step_by(m.lanes() as usize) {
+        each(m, channel, call, pair, sources, |source, data| {
+            let first = pair as usize * 2;
+            let fields = Field::ALL[first..].iter().zip(&record.fields[first..]).zip(data);
+            for ((&field, &wanted), seen) in fields {
+                let seen = seen as i32;
+                if seen != wanted {
+                    return Err(mismatch(m, channel, call, source, (field, seen, wanted)));
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order.
+/// Any lane.
+pub fn each<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    pair: u32,
+    sources: Members,
+    mut take: impl FnMut(u32, [u32; 2]) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    let others = |rank: &u32| *rank != channel.rank && sources.contains(*rank);
+    for first in (0..channel.size).step_by(SOURCES) {
+        let mut group = [0; SOURCES];
+        let mut count = 0;
+        let end = (first + SOURCES as u32).min(channel.size);
+        for source in (first..end).filter(others) {
+            group[count] = source;
+            count += 1;
+        }
+        let mut data = [[0; 2]; SOURCES];
+        wait(m, channel, call, pair, &group[..count], &mut data)?;
+        for (&source, data) in group[..count].iter().zip(data) {
+            take(source, data)?;
+        }
+    }
+    Ok(())
+}
+
+/// Refresh the pairs of this call's slot that it did not use: the first `used(peer)` of those for a
+/// peer stay, as their data may not have been taken yet. They get the number of the call before that
+/// used the slot, which nobody waits for any more. One lane of the last workgroup, in one call of each
+/// parity in a period, whatever its variant.
+pub(crate) fn stamp<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    used: impl Fn(u32) -> u32,
+) {
+    let old = LlWord { data: 0, call: call.of_same_slot_before().number() };
+    for peer in channel.peers() {
+        for pair in used(peer)..channel.pair_count {
+            let place = channel.pair(peer, channel.rank, call.parity(), pair);
+            m.store_pair(place, [old; 2], Access::LlStamp);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+// The scenarios of iris_testkit::model::ll over the device headers.
+#include "model.h"
+
+namespace iris::model {
+
+/// The arrays of what was taken.
+constexpr u32 TAKEN = 16;
+
+/// Who sends what; as ll::Pattern.
+enum Pattern : u32 { ALL, PARTS, ROOT };
+
+struct Plan {
+    u32 pattern, ranks, items;
+    u32 sent(u32 from, u32 to) const {
+        if (pattern == PARTS && to == ranks - 1 && ranks > 1) return 0;
+        return pattern == ROOT && from != 0 ? 0 : items;
+    }
+};
+
+struct Items {
+    const Model& model;
+    const Plan& plan;
+
+    i32 wanted(u32 from, u32 to, u32 item, u32 half) const {
+        const u32 part = plan.pattern == PARTS ? to * 100 : 0;
+        return value(from, model.call, part + item, half);
+    }
+    u64 out(u32 source, u32 item, u32 half) const {
+        return model.cell(model.me(), TAKEN + source, 2 * item + half);
+    }
+
+    void load(u32) {}
+    void give(u32 peer, u32 item, u32 (&data)[2]) {
+        for (u32 half = 0; half < 2; ++half) {
+            data[half] = static_cast<u32>(wanted(model.me(), peer, item, half));
+        }
+    }
+    void begin(u32) {}
+    void take(u32 source, u32 item, const u32 (&data)[2]) {
+        for (u32 half = 0; half < 2; ++half) {
+            const i32 right = wanted(source, model.me(), item, half);
+            iris_model_check(out(source, item, half), static_cast<i32>(data[half]), right);
+            Model::put(out(source, item, half), right);
+        }
+    }
+    void end(u32) {}
+
+    /// The next kernel on the stream: each lane reads what another has taken.
+    void consume() const {
+        for (u32 source = 0; source < plan.ranks; ++source) {
+            if (source == model.me()) continue;
+            const u32 items = plan.sent(source, model.me());
+            for (u32 item = model.crossed(); item < items; item += port::lanes()) {
+                for (u32 half = 0; half < 2; ++half) {
+                    Model::expect(out(source, item, half),
+                                  wanted(source, model.me(), item, half));
+                }
+            }
+        }
+    }
+};
+
+/// The tile of a one_shot between calls of another kind.
+struct OneTile : Model {
+    void produce(u32) {}
+    void push(u32 peer, u32 tile, u32 parity) {
+        put(inbox(peer, me(), tile, parity, mine()), produced(tile, mine()));
+    }
+    void keep(u32 tile, u32 parity) { push(me(), tile, parity); }
+    void reduce(u32 tile, u32 parity) {
+        const u32 element = crossed();
+        for (u32 source = 0; source < ranks(); ++source) {
+            expect(inbox(me(), source, tile, parity, element), value(source, call, tile, element));
+        }
+        put(at(me(), OUT, 0, tile, element), sum(tile, element));
+    }
+};
+
+} // namespace iris::model
+
+using namespace iris;
+using namespace iris::model;
+
+/// The option is the pattern; a call that uses nothing is a one_shot.
+extern "C" int iris_model_exchange(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        if (model.used == 0) {
+            OneTile body{model};
+            const bool done = flow::one_shot(model.launch(), 1, body);
+            iris_model_boundary();
+            return done;
+        }
+        const Plan plan{in.option, in.channel->size, model.used};
+        Items body{model, plan};
+        const bool done = flow::exchange(model.launch(), plan, body);
+        iris_model_boundary();
+        if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();
+        return done;
+    });
+}

@@ -1,0 +1,214 @@
+//! The scenarios of words that carry their data: [`flow::exchange`] over items of two words.
+//!
+//! Rank `from` gives `to` the value of `from` in this call for each half of an item, so a reader knows
+//! what it must find; the values of a sum are checked one by one. A lane takes the items that it has
+//! waited for itself, and the kernel that comes next on the stream reads those of all.
+
+use iris_sync::barrier::Members;
+use iris_sync::flow::{self, Exchange, Launch, LlTiles};
+use iris_sync::ll::HEAD;
+use iris_sync::{Field, Record, Stop, Workgroup};
+
+use super::ops::value;
+use super::{Headers, Lane, Place, Scenario};
+use crate::model::headers::programs;
+
+/// The arrays of what was taken, behind those of [`ops`](super::ops).
+const TAKEN: u32 = 16;
+
+/// Who sends what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pattern {
+    /// Every rank all of its items to all: all_reduce, all_gather.
+    All,
+    /// Every rank other items to each, and the last rank gets none: reduce_scatter, all_to_all.
+    Parts,
+    /// Rank 0 to all.
+    Root,
+}
+
+impl Pattern {
+    /// All of them, by the names of the ops.
+    pub const NAMED: [(&'static str, Pattern); 3] =
+        [("all", Pattern::All), ("parts", Pattern::Parts), ("root", Pattern::Root)];
+
+    fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|(_, pattern)| *pattern == self).map_or("", |(name, _)| name)
+    }
+}
+
+/// What goes where in a call of so many items.
+#[derive(Clone, Copy)]
+struct Plan {
+    pattern: Pattern,
+    ranks: u32,
+    items: u32,
+}
+
+impl Exchange for Plan {
+    fn sent(&self, from: u32, to: u32) -> u32 {
+        match self.pattern {
+            Pattern::All => self.items,
+            Pattern::Parts if to == self.ranks - 1 && self.ranks > 1 => 0,
+            Pattern::Parts => self.items,
+            Pattern::Root if from == 0 => self.items,
+            Pattern::Root => 0,
+        }
+    }
+}
+
+/// The items of one call, as one lane moves them.
+struct Items<'a, 'b> {
+    lane: &'a Lane<'b>,
+    call: i32,
+    plan: Plan,
+}
+
+impl Items<'_, '_> {
+    /// What `from` gives `to`.
+    fn data(&self, from: u32, to: u32, item: u32) -> [i32; 2] {
+        let part = if self.plan.pattern == Pattern::Parts { to * 100 } else { 0 };
+        [0, 1].map(|half| value(from, self.call, part + item, half))
+    }
+
+    /// Where half `half` of `item` of `source` is put.
+    fn out(&self, source: u32, item: u32, half: u32) -> Place {
+        self.lane.cell(self.lane.rank(), TAKEN + source, 2 * item + half)
+    }
+}
+
+impl LlTiles for Items<'_, '_> {
+    fn give(&mut self, peer: u32, item: u32) -> [u32; 2] {
+        self.data(self.lane.rank(), peer, item).map(|value| value as u32)
+    }
+
+    fn begin(&mut self, _item: u32) {}
+
+    fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
+        let me = self.lane.rank();
+        let wanted = self.data(source, me, item);
+        for ((half, seen), wanted) in (0..).zip(data).zip(wanted) {
+            let place = self.out(source, item, half);
+            self.lane.check(place, seen as i32, wanted);
+            self.lane.write(place, wanted);
+        }
+    }
+
+    fn end(&mut self, _item: u32) {}
+}
+
+impl Items<'_, '_> {
+    /// The next kernel on the stream: each lane reads what another has taken.
+    fn consume(&self) {
+        let (me, lanes) = (self.lane.rank(), self.lane.lanes());
+        let crossed = (self.lane.id().lane + 1) % lanes;
+        for source in (0..self.plan.ranks).filter(|&source| source != me) {
+            for item in (crossed..self.plan.sent(source, me)).step_by(lanes as usize) {
+                let wanted = self.data(source, me, item);
+                for (half, wanted) in (0..).zip(wanted) {
+                    self.lane.expect(self.out(source, item, half), wanted);
+                }
+            }
+        }
+    }
+}
+
+/// What a mutant does otherwise than [`flow::exchange`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// Nothing.
+    Right,
+    /// It waits for the head before it pushes its own.
+    WaitsFirst,
+}
+
+/// Calls of `used` items each, or, where that is 0, of a [`one_shot`](super::ops::one_shot) of one
+/// tile, over words for `items`.
+fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how: How) -> Scenario {
+    let name = format!("ll {}, {ranks} ranks, {used:?} of {items} items", pattern.name());
+    Scenario::new(name, ranks)
+        .calls(used.len() as u32, 7)
+        .tiles(1, 0)
+        .pairs(items)
+        .headers(Headers::new(programs::EXCHANGE, items).option(pattern as u32).used(used))
+        .program(move |lane| {
+            for (position, &items) in (0..).zip(used) {
+                // Another M is another layout: what such a rank gives, others cannot use.
+                let m = lane.record().fields[Field::M as usize];
+                let call = lane.call(position).number().wrapping_add(m);
+                let plan = Plan { pattern, ranks, items };
+                let mut body = Items { lane, call, plan };
+                let launch = Launch {
+                    m: lane,
+                    channel: lane.channel(),
+                    record: lane.record(),
+                    index: lane.id().group,
+                    count: lane.groups(),
+                };
+                let done = match (items, how) {
+                    (0, _) => super::ops::one_tile(&launch, lane, call),
+                    (_, How::Right) => flow::exchange(&launch, &plan, &mut body),
+                    (_, How::WaitsFirst) => waits_first(&launch),
+                };
+                lane.boundary();
+                // Of several workgroups one may have got through where another did not.
+                if done.is_ok() && how == How::Right && !(lane.gives_up() && lane.groups() > 1) {
+                    body.consume();
+                }
+                lane.boundary();
+            }
+        })
+}
+
+fn waits_first(launch: &Launch<'_, Lane<'_>>) -> Result<(), Stop> {
+    let (index, count) = (launch.index, launch.count);
+    let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
+    let all = Members::all(launch.channel.size);
+    let result = wg.begin_push(all).and_then(|()| {
+        let taken = wg.wait_head(all);
+        wg.push_head(all);
+        wg.end_push();
+        wg.leave_together(taken)
+    });
+    wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
+}
+
+/// Calls of one item each.
+pub fn exchange(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
+    const USED: &[u32] = &[1; 8];
+    scenario(pattern, ranks, 1, &USED[..calls as usize], How::Right)
+}
+
+/// Calls of two items each.
+pub fn exchange_two(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
+    const USED: &[u32] = &[2; 8];
+    scenario(pattern, ranks, 2, &USED[..calls as usize], How::Right)
+}
+
+/// Words for two items, and calls from number `first` on that use as many as `used` says; 0 is a call
+/// that carries no data in words.
+pub fn partial(pattern: Pattern, ranks: u32, first: i32, used: &'static [u32]) -> Scenario {
+    let mut scenario = scenario(pattern, ranks, 2, used, How::Right);
+    scenario.name.push_str(&format!(" from {first}"));
+    scenario.calls(used.len() as u32, first)
+}
+
+/// The mutant that waits before it pushes.
+pub fn waiting_first() -> Scenario {
+    let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::WaitsFirst);
+    scenario.name.push_str(", waits first");
+    scenario.headers = None;
+    scenario
+}
+
+/// Rank 1 comes with another M.
+pub fn different_m() -> Scenario {
+    let record = |m| {
+        let mut record = Record::default();
+        record.fields[Field::M as usize] = m;
+        record
+    };
+    let mut scenario = exchange(Pattern::All, 2, 1).record(0, record(128)).record(1, record(107));
+    scenario.name = "ll all, ranks with different M".into();
+    scenario
+}

@@ -1,0 +1,174 @@
+//! The mutants of words that carry their data: each rule of them broken, and the counter all the way
+//! round, since a word is awaited by `==`.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use iris_sync::ll::HEAD;
+use iris_sync::{
+    Access, Call, FaultKind, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record, Scope,
+};
+
+use super::ll::{self, Pattern};
+use super::mutants::{Engine, Mutant, STATES, mutant};
+use super::{Change, Check, Compare, Failure, Place, Report, Rules, ops, search};
+
+/// Of device headers and iris-sync alike.
+pub(super) fn all() -> Vec<Mutant> {
+    use Access::{AbortCheck, CreditLoad, EntryStore, LlLoad, LlStamp, LlStore};
+    let one = |calls| ll::exchange(Pattern::All, 2, calls).without_heads();
+    let root = |calls| ll::exchange(Pattern::Root, 2, calls).without_heads();
+    let device = |name, access, scenario| {
+        let change = Change::Scope(access, Scope::Device);
+        Mutant { access: Some(access), ..mutant(name, scenario, change, Check::Scope) }
+    };
+    let in_scenario = |mutant: Mutant| Mutant { in_scenario: true, ..mutant };
+    let searched = |mutant: Mutant| mutant.by(Engine::Search);
+    let round = |name, change: Change, expected| {
+        let scenario = ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, LAST).without_heads();
+        mutant(name, scenario, change, expected).by(Engine::SlotsWholeRange)
+    };
+    let refreshing = |used| ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, used).without_heads();
+    vec![
+        device("ll-store-device", LlStore, one(1)),
+        device("ll-load-device", LlLoad, one(1)),
+        device("ll-stamp-device", LlStamp, refreshing(&[1, 1])),
+        mutant("ll-torn", one(1), Change::Torn, Check::Wrong),
+        mutant("ll-any", one(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong),
+        searched(mutant(
+            "ll-less",
+            one(2).calls(2, i32::MAX),
+            Change::Compare(LlLoad, Compare::Less),
+            Check::Wrong,
+        )),
+        searched(mutant("ll-no-credit", root(3), Change::Skip(CreditLoad), Check::Lost)),
+        searched(mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost)),
+        searched(mutant("ll-no-entry", one(3), Change::Skip(EntryStore), Check::Lost)),
+        in_scenario(searched(mutant("ll-waits-first", ll::waiting_first(), [], Check::Lost))),
+        in_scenario(searched(mutant(
+            "ll-different-m",
+            ll::different_m(),
+            [],
+            Check::Fault(FaultKind::Mismatch),
+        ))),
+        in_scenario(searched(mutant(
+            "ll-no-head-comparison",
+            ll::different_m(),
+            Change::BlindRecords,
+            Check::Wrong,
+        ))),
+        in_scenario(searched(mutant("ll-recycled", one(1).recycled(0), [], Check::Wrong))),
+        in_scenario(searched(mutant(
+            "ll-recycled-other-slot",
+            one(2).recycled(1),
+            [],
+            Check::Wrong,
+        ))),
+        searched(mutant(
+            "ll-stamps-used",
+            ll::partial(Pattern::All, 2, RESTAMP_PERIOD, &[1]).without_heads(),
+            Change::StampUsedPairs,
+            Check::Lost,
+        )),
+        round("ll-no-stamps", Change::Skip(LlStamp), Check::Wrong),
+        round("ll-no-stamp-even", Change::SkipPairStamps(0), Check::Wrong),
+        round("ll-no-stamp-odd", Change::SkipPairStamps(1), Check::Wrong),
+        // The root is two calls ahead and gives up: rank 1 still looks for words of the first.
+        searched(mutant(
+            "ll-no-check-refresh",
+            ops::given_up(
+                ll::partial(Pattern::Root, 2, RESTAMP_PERIOD - 1, &[2, 1, 1]).without_heads(),
+            ),
+            Change::Skip(AbortCheck),
+            Check::Wrong,
+        )),
+        // One lane has all it waits for, the other gives up: what it did not take is read.
+        mutant(
+            "ll-no-vote-to-leave",
+            ops::given_up(ll::exchange_two(Pattern::All, 2, 1).lanes(2).without_heads()),
+            Change::DropVote { rank: 0, group: 0, position: 1 },
+            Check::Wrong,
+        )
+        .by(Engine::Random(20_000)),
+        mutant(
+            "ll-no-vote-after-credit",
+            ll::exchange_two(Pattern::Root, 2, 3).lanes(2).without_heads(),
+            Change::DropVote { rank: 0, group: 0, position: 6 },
+            Check::Lost,
+        )
+        .by(Engine::Random(20_000)),
+    ]
+}
+
+/// How many items the last three calls of [`whole_range`] use: in one call of each parity those come
+/// back that were left alone all the way.
+const LAST: &[u32] = &[1, 2, 2];
+
+/// Two ranks, words for two items of which calls use one, all the way round: 2^32 calls, until the
+/// numbers of the first come again. At every multiple of the restamp period three calls are made, those
+/// between are jumped over; the first and the last three use both items.
+pub fn whole_range(on_headers: bool, rules: &Rules) -> Report {
+    let (start, period) = (Instant::now(), RESTAMP_PERIOD);
+    let mut number = period - 1;
+    let mut memory: HashMap<Place, i64> = HashMap::new();
+    let mut executions = 0;
+    let mut report = None;
+    for step in 0..=8 {
+        let used: &'static [u32] = match step {
+            0 => &[2, 2, 2],
+            8 => LAST,
+            _ => &[1, 1, 1],
+        };
+        let mut scenario =
+            ll::partial(Pattern::All, 2, number, used).without_heads().words(period - 2);
+        if step == 8 {
+            // The same numbers as at first, but what is pushed is not what was pushed then.
+            let mut record = Record::default();
+            record.fields[Field::M as usize] = 1;
+            scenario = scenario.record(0, record).record(1, record);
+        }
+        if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
+            scenario = headers;
+        }
+        let words = scenario.channel(0);
+        // Between, calls of one item went by: their words and the entries are of the last of them.
+        let before = Call::new(number).previous();
+        for rank in 0..2 {
+            for call in [before, before.previous()] {
+                let entry = words.entry(rank, 1 - rank, call.parity()).index + LINE_WORDS - 1;
+                memory.insert(Place::Sym { rank, index: entry }, call.number().into());
+                for pair in 0..HEAD + 1 {
+                    let first = words.pair(rank, 1 - rank, call.parity(), pair).index;
+                    let old = LlWord { data: 0, call: call.number() }.to_bits() as i64;
+                    for index in [first, first + 2] {
+                        memory.insert(Place::Wide { rank, index }, old);
+                    }
+                }
+            }
+            memory.insert(Place::Dev { rank, index: words.call }, number.into());
+        }
+        if step == 0 {
+            memory.clear();
+        }
+        scenario.initial.extend(memory.iter().map(|(&place, &value)| (place, value)));
+        let (mut part, mut ends) = search::exhaust_to_ends(&scenario, rules, STATES);
+        executions += part.executions;
+        if part.failure.is_none() && ends.len() != 1 {
+            part.failure = Some(Failure::Other(format!("{} different ends", ends.len())));
+        }
+        let failed = part.failure.is_some();
+        report = Some(part);
+        if failed {
+            break;
+        }
+        memory.extend(ends.swap_remove(0));
+        number = number.wrapping_add(period);
+    }
+    let report = report.unwrap_or_else(|| unreachable!("there are nine steps"));
+    Report {
+        scenario: format!("ll, 1 of 2 items, once round the counter, then {LAST:?}"),
+        executions,
+        seconds: start.elapsed().as_secs_f64(),
+        ..report
+    }
+}
