@@ -13,7 +13,7 @@ use crate::kernel::Kernel;
 use crate::rtc::{self, KernelSource, Options, Vendor};
 use crate::schedule::split;
 use crate::trace::MAX_GROUPS;
-use crate::whole::{PARTIAL_LINE, Whole, WholeProduct};
+use crate::whole::{Whole, WholeProduct};
 
 /// A kernel that was loaded.
 #[derive(Clone, Debug)]
@@ -33,10 +33,12 @@ pub struct Launcher {
     ahead: Option<Arc<Ahead>>,
 }
 
-/// A product of whole matrices that is multiplied ahead of a kernel, or instead of one.
+/// A product of whole matrices that is multiplied ahead of a kernel, behind it, or instead of it.
 #[derive(Debug)]
 struct Ahead {
     whole: Whole,
+    /// Whether the kernel goes first and gathers A.
+    gathers: bool,
     /// Whoever has it for calls that fit.
     product: Option<WholeProduct>,
     /// The kernel of `matmul`, for those that do not; none where the launcher's own kernel is that.
@@ -93,33 +95,35 @@ impl Launcher {
     /// As [`Launcher::new`], and [`WholeProduct::new`].
     pub fn with_whole(self, heap: &SymmetricHeap, whole: &Whole) -> Result<Self> {
         let product = WholeProduct::new(heap, whole)?;
-        let ahead = Ahead { whole: *whole, product, local: None };
+        let ahead = Ahead { whole: *whole, gathers: false, product, local: None };
         Ok(Self { ahead: Some(Arc::new(ahead)), ..self })
     }
 
-    /// Prepare to do `kernel` of an op with a product unfused: the product of whole matrices first, as
-    /// for `matmul`, then the kernel of the message, with the same words and results. A call needs
+    /// Prepare to do `kernel` of an op with a product unfused: the product of whole matrices as for
+    /// `matmul`, and the kernel of the message, with the same words and results. The product comes first
+    /// where it is what the message sends, and last where the message gathers its A. A call needs
     /// [`Whole::memory`] bytes where its arguments say that the workspace is; the tile in its arguments
     /// is that of the message, which `op` has, too.
     ///
     /// # Errors
-    /// As [`Launcher::new`], and [`WholeProduct::new`]; [`Error::Unsupported`] for an op whose product
-    /// does not come first.
+    /// As [`Launcher::new`], and [`WholeProduct::new`]; [`Error::Unsupported`] for an op that is not a
+    /// product and a message.
     pub fn unfused(
         heap: &SymmetricHeap,
         op: &OpBuild,
         kernel: Kernel,
         whole: &Whole,
     ) -> Result<Self> {
-        let name = op.op.strip_prefix("matmul_").ok_or_else(|| {
-            unsupported(format!("unfused {}", op.op), "its product does not come first")
+        let behind = op.op.strip_suffix("_matmul");
+        let name = behind.or_else(|| op.op.strip_prefix("matmul_")).ok_or_else(|| {
+            unsupported(format!("unfused {}", op.op), "it is not a product and a message")
         })?;
         let (tile_m, tile_n) = whole.tile;
         let matmul = OpBuild { op: "matmul", product: true, tile_m, tile_n, ..*op };
         let local = Some(Self::new(heap, &matmul, &[Kernel::Local])?);
         let product = WholeProduct::new(heap, whole)?;
         let message = OpBuild { op: name, product: false, ..*op };
-        let ahead = Ahead { whole: *whole, product, local };
+        let ahead = Ahead { whole: *whole, gathers: behind.is_some(), product, local };
         Ok(Self { ahead: Some(Arc::new(ahead)), ..Self::new(heap, &message, &[kernel])? })
     }
 
@@ -133,8 +137,8 @@ impl Launcher {
     #[must_use]
     pub fn without_library(self) -> Self {
         let ahead = self.ahead.map(|ahead| {
-            let Ahead { whole, ref local, .. } = *ahead;
-            Arc::new(Ahead { whole, product: None, local: local.clone() })
+            let Ahead { whole, gathers, ref local, .. } = *ahead;
+            Arc::new(Ahead { whole, gathers, product: None, local: local.clone() })
         });
         Self { ahead, ..self }
     }
@@ -164,6 +168,17 @@ impl Launcher {
         groups: u32,
     ) -> Result<()> {
         heap.check_stream(op, stream)?;
+        if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.gathers) {
+            let message = ahead.gather(&args);
+            // SAFETY: the caller vouches for the matrices and the workspace, where A has room.
+            unsafe { self.enqueue(heap, stream, (op, kernel), message, groups) }?;
+            args.a = ahead.gathered(&args);
+            // The message has ended the call: the next one of this op writes there when this rank has
+            // entered it, behind the product on the stream.
+            // SAFETY: as above.
+            return unsafe { ahead.product(heap, stream, OpArgs { m: args.a.rows, ..args }) }
+                .map(drop);
+        }
         if let Some(ahead) = &self.ahead {
             // SAFETY: as the caller says.
             match unsafe { ahead.multiply(heap, stream, kernel, &args) }? {
@@ -177,6 +192,22 @@ impl Launcher {
                 Multiplied::Nothing => {}
             }
         }
+        // SAFETY: as the caller says.
+        unsafe { self.enqueue(heap, stream, (op, kernel), args, groups) }
+    }
+
+    /// Enqueue the kernel itself.
+    ///
+    /// # Safety
+    /// As for [`Self::launch`].
+    unsafe fn enqueue(
+        &self,
+        heap: &Arc<SymmetricHeap>,
+        stream: &Stream,
+        (op, kernel): (&'static str, Kernel),
+        args: OpArgs,
+        groups: u32,
+    ) -> Result<()> {
         let functions = match &self.device {
             Device::Cuda(functions) => functions,
             Device::Cpu => {
@@ -225,7 +256,59 @@ enum Multiplied {
 }
 
 impl Ahead {
-    /// Enqueue the product of a call.
+    /// What the workspace keeps.
+    fn kept(&self, args: &OpArgs, (rows, cols): (u32, u32), dtype: u32) -> Matrix {
+        Matrix {
+            address: args.heap.data[args.heap.rank as usize]
+                + args.workspace
+                + self.whole.kept_at(),
+            ld: Whole::line(cols as usize) as u64,
+            rows,
+            cols,
+            dtype,
+            transposed: 0,
+        }
+    }
+
+    /// All of A, in the workspace.
+    fn gathered(&self, args: &OpArgs) -> Matrix {
+        self.kept(args, (args.m, args.k), args.a.dtype)
+    }
+
+    /// The arguments of the message that gathers A; where its columns are split, A's transpose, whose
+    /// rows are.
+    fn gather(&self, args: &OpArgs) -> OpArgs {
+        let message = OpArgs {
+            c: self.gathered(args),
+            b: Matrix::default(),
+            bias: Matrix::default(),
+            n: args.k,
+            k: 0,
+            epilogue: 0,
+            producer: producer::LOAD,
+            ..*args
+        };
+        if args.shard == 0 {
+            return message;
+        }
+        let turned = |it: Matrix| Matrix {
+            rows: it.cols,
+            cols: it.rows,
+            transposed: 1 - it.transposed,
+            ..it
+        };
+        OpArgs {
+            a: turned(message.a),
+            c: turned(message.c),
+            m: args.k,
+            n: args.m,
+            tile_m: args.tile_n,
+            tile_n: args.tile_m,
+            ..message
+        }
+    }
+
+    /// Enqueue the product of a call, which comes ahead of the kernel.
     ///
     /// # Safety
     /// As for [`Launcher::launch`].
@@ -236,7 +319,6 @@ impl Ahead {
         kernel: Kernel,
         args: &OpArgs,
     ) -> Result<Multiplied> {
-        let workspace = args.heap.data[args.heap.rank as usize] + args.workspace;
         // The rows of this rank's product.
         let mut product = OpArgs { m: args.a.rows, ..*args };
         match kernel {
@@ -251,17 +333,25 @@ impl Ahead {
             }
             // What is done to results is done once they are added up.
             _ => {
-                product.c = Matrix {
-                    address: workspace + self.whole.library_bytes(),
-                    ld: u64::from(args.n.next_multiple_of(PARTIAL_LINE)),
-                    rows: args.a.rows,
-                    cols: args.n,
-                    dtype: args.wire,
-                    transposed: 0,
-                };
+                product.c = self.kept(args, (args.a.rows, args.n), args.wire);
                 (product.bias, product.epilogue) = (Matrix::default(), 0);
             }
         }
+        // SAFETY: as the caller says.
+        unsafe { self.product(heap, stream, product) }
+    }
+
+    /// Enqueue the product of these arguments.
+    ///
+    /// # Safety
+    /// As for [`Launcher::launch`].
+    unsafe fn product(
+        &self,
+        heap: &Arc<SymmetricHeap>,
+        stream: &Stream,
+        mut product: OpArgs,
+    ) -> Result<Multiplied> {
+        let workspace = product.heap.data[product.heap.rank as usize] + product.workspace;
         if let Some(whole) = &self.product
             // SAFETY: the caller vouches for the matrices and the workspace, where there is room.
             && unsafe { whole.enqueue(heap, stream, &product, workspace) }?

@@ -34,4 +34,4 @@ mod whole;
 
 pub use kernel::Kernel;
 pub use launch::{Launcher, UserKernel};
-pub use whole::{Library, Whole, WholeProduct};
+pub use whole::{Kept, Library, Whole, WholeProduct};

@@ -66,8 +66,19 @@ pub struct Whole {
     pub tile: (u32, u32),
 }
 
-/// Lines of a partial begin at multiples of so many elements.
-pub(crate) const PARTIAL_LINE: u32 = 8;
+/// Lines of what is kept begin at multiples of so many elements.
+const KEPT_LINE: usize = 8;
+
+/// What a call keeps in its workspace behind the library's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kept {
+    /// Nothing.
+    Nothing,
+    /// This rank's partial, which a message sends.
+    Partial,
+    /// A, which a message gathers from all ranks.
+    Gathered,
+}
 
 impl Whole {
     /// Bytes of workspace of the library.
@@ -78,13 +89,25 @@ impl Whole {
         }
     }
 
-    /// Bytes that a call needs: the workspace of the library, and behind it this rank's partial, if
-    /// there is one.
-    pub fn memory(&self, partial: bool) -> u64 {
-        let [m, n, _] = self.shape.map(|it| it as u64);
-        let line = n.next_multiple_of(u64::from(PARTIAL_LINE)) * self.output.size() as u64;
-        let partial = if partial { m.saturating_mul(line) } else { 0 };
-        self.library_bytes().saturating_add(partial)
+    /// Bytes that a call needs: the workspace of the library, and what is kept behind it.
+    pub fn memory(&self, kept: Kept) -> u64 {
+        let [m, n, k] = self.shape;
+        let kept = match kept {
+            Kept::Nothing => 0,
+            Kept::Partial => (Self::line(n) * self.output.size()) as u64,
+            Kept::Gathered => (Self::line(k) * self.dtype.size()) as u64,
+        };
+        self.library_bytes().saturating_add(kept.saturating_mul(m as u64))
+    }
+
+    /// Elements from one line of what is kept to the next: whole vectors.
+    pub fn line(len: usize) -> usize {
+        len.next_multiple_of(KEPT_LINE)
+    }
+
+    /// Bytes of the workspace in front of what is kept.
+    pub fn kept_at(&self) -> u64 {
+        self.library_bytes()
     }
 }
 

@@ -3,6 +3,8 @@
 //! `check/device_code`.
 
 use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::time::Instant;
 
 use iris_kernels::build::{Hold, Injected};
 use iris_kernels::rtc::{self, Compiler, Error, KernelSource, Options, TileBuild, Vendor};
@@ -60,23 +62,32 @@ fn every_kernel_compiles_for_every_build() {
 /// Compile all kernels for these tiles, architectures and types, and say which took longest.
 fn compile_all(tiles: &[TileBuild], targets: &[(&str, u32)]) {
     let compiler = nvrtc();
-    let mut times = Vec::new();
+    let mut jobs = Vec::new();
     for &(arch, dtype) in targets {
         for text in KERNELS {
-            for &tile in tiles {
-                let begun = std::time::Instant::now();
-                let code = compiler
-                    .compile((*text).into(), &Options::op(dtype, tile), arch)
-                    .unwrap_or_else(|error| panic!("{error}"));
-                assert!(code.starts_with(b"\x7fELF"), "{} for {arch} is a cubin", text.name);
-                times.push((begun.elapsed(), text.name, dtype, tile.m, arch));
-                // Messages have no products: one build serves all.
-                if !text.name.contains("matmul") {
-                    break;
-                }
-            }
+            // Messages have no products: one build serves all.
+            let tiles = if text.name.contains("matmul") { tiles } else { &tiles[..1] };
+            jobs.extend(tiles.iter().map(|&tile| (arch, dtype, text, tile)));
         }
     }
+    let (jobs, times) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let Some((arch, dtype, text, tile)) = jobs.lock().unwrap().next() else { break };
+            let begun = Instant::now();
+            let code = compiler
+                .compile((*text).into(), &Options::op(dtype, tile), arch)
+                .unwrap_or_else(|error| panic!("{error}"));
+            assert!(code.starts_with(b"\x7fELF"), "{} for {arch} is a cubin", text.name);
+            times.lock().unwrap().push((begun.elapsed(), text.name, dtype, tile.m, arch));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let mut times = times.into_inner().unwrap();
     times.sort();
     for (time, name, dtype, tile, arch) in times.iter().rev().take(5) {
         println!("{:.1} s: {name}, type {dtype}, tile {tile}, {arch}", time.as_secs_f64());

@@ -130,7 +130,8 @@ named! {
         Pull = "pull",
         /// Some workgroups fetch, the others multiply.
         Staged = "staged",
-        /// The product of whole matrices, then the sum by `two_shot`, or what else the message takes.
+        /// The product of whole matrices, then the sum by `two_shot`, or what else the message takes;
+        /// or the message first, where it is A.
         Unfused = "unfused",
         /// The product of whole matrices, then the sum by `one_shot`.
         UnfusedOneShot = "unfused_one_shot",

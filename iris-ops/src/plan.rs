@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use iris_heap::{ALIGNMENT, BackendKind, DType, HeapOptions, Request as Block, Segment};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of, split};
-use iris_kernels::{Kernel, Library, Whole};
+use iris_kernels::{Kept, Kernel, Library, Whole};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
@@ -101,19 +101,25 @@ impl Plan {
         })?;
         let tile = sized.tile.unwrap_or_else(|| tune::tile(self.ranks, &sized, form));
         let sized = Self { request: sized, ..self.clone() };
-        sized.check_words(tile)?;
+        sized.check_words(form, tile)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
         let workspace = sized.whole(form).map_or(0, |whole| {
-            let partial = form.whole == spec::Whole::Partial && !self.alone();
-            whole.memory(partial)
+            whole.memory(match form.whole {
+                _ if self.alone() => Kept::Nothing,
+                spec::Whole::Partial => Kept::Partial,
+                spec::Whole::Gathered => Kept::Gathered,
+                _ => Kept::Nothing,
+            })
         });
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
         Ok(Choice { upto, variant, tile, form, needs })
     }
 
     /// Words are numbered with 32 bits: so many tiles and units there may be.
-    fn check_words(&self, tile: TileShape) -> Result<()> {
+    fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
         let Request { m, n, k, .. } = self.request;
+        // Of a gathered A the tiles are A's.
+        let n = if form.whole == spec::Whole::Gathered { k } else { n };
         // A split may add a short tile for each rank.
         let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
         let rows = blocks(m, tile.m);
@@ -135,7 +141,8 @@ impl Plan {
     /// What a form of this plan's largest call needs.
     fn needs(&self, form: &Form, tile: TileShape) -> Needs {
         let (request, size) = (&self.request, self.size());
-        let (grid, split) = (self.grid(tile), self.split_grid(tile));
+        let grid = self.grid(form, tile);
+        let split = self.split_grid(grid);
         let slot = |dtype: DType| {
             ((tile.m * tile.n * dtype.size()) as u64).next_multiple_of(SLOT_ALIGNMENT)
         };
@@ -166,6 +173,7 @@ impl Plan {
                 let workspace = (2 * u64::from(owned)).saturating_mul(bytes);
                 Needs { tiles: all, places: owned, locks, workspace, ..Needs::default() }
             }
+            Memory::Signals => Needs { tiles: part, ..Needs::default() },
             Memory::Gathered => places(0, 1, 1, a_bytes.next_multiple_of(SLOT_ALIGNMENT)),
             Memory::Staged => {
                 let flags = self.units(tile).units();
@@ -380,10 +388,11 @@ impl Plan {
     /// Workgroups that have something to do in a call of this shape; of those that fetch there may be
     /// `fetchers` more.
     pub(crate) fn work(&self, choice: &Choice, (m, n): (usize, usize), fetchers: u32) -> u32 {
-        let grid = Grid { rows: m as u32, cols: n as u32, ..self.grid(choice.tile) };
-        let split = SplitGrid { grid, ..self.split_grid(choice.tile) };
+        let grid = self.grid_of(choice.form, choice.tile, (m, n));
+        let split = self.split_grid(grid);
         let tiles = match self.request.row.tiles {
             _ if self.alone() => grid.tiles(),
+            _ if choice.form.whole == spec::Whole::Gathered => split.part(0).tiles(),
             Tiles::Whole => grid.tiles(),
             Tiles::Own => split.part(0).tiles(),
             Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
@@ -394,19 +403,28 @@ impl Plan {
         tiles.clamp(1, most)
     }
 
-    /// The largest product as a grid of tiles.
-    pub(crate) fn grid(&self, tile: TileShape) -> Grid {
-        Grid {
-            rows: self.request.m as u32,
-            cols: self.request.n as u32,
-            tile_m: tile.m as u32,
-            tile_n: tile.n as u32,
-        }
+    /// The largest product or message of a form as a grid of tiles.
+    pub(crate) fn grid(&self, form: &Form, tile: TileShape) -> Grid {
+        self.grid_of(form, tile, (self.request.m, self.request.n))
+    }
+
+    /// The same of a call. Of an A that is gathered ahead of a product it is A; its transpose, where its
+    /// columns are split, so that what is split are always rows.
+    fn grid_of(&self, form: &Form, tile: TileShape, (m, n): (usize, usize)) -> Grid {
+        let Request { k, shard, .. } = self.request;
+        let gathered = form.whole == spec::Whole::Gathered && !self.alone();
+        let (rows, cols, tile) = match shard {
+            _ if !gathered => (m, n, tile),
+            Shard::Rows => (m, k, tile),
+            Shard::Columns => (k, m, TileShape { m: tile.n, n: tile.m }),
+        };
+        let [rows, cols, tile_m, tile_n] = [rows, cols, tile.m, tile.n].map(|it| it as u32);
+        Grid { rows, cols, tile_m, tile_n }
     }
 
     /// The same with rows split over the ranks.
-    pub(crate) fn split_grid(&self, tile: TileShape) -> SplitGrid {
-        SplitGrid { grid: self.grid(tile), size: self.size() }
+    pub(crate) fn split_grid(&self, grid: Grid) -> SplitGrid {
+        SplitGrid { grid, size: self.size() }
     }
 
     pub(crate) fn size(&self) -> u32 {

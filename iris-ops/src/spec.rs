@@ -106,6 +106,8 @@ pub(crate) enum Whole {
     Partial,
     /// Ahead of the kernel, which sends this rank's rows of C.
     Rows,
+    /// Behind the kernel, which gathers A.
+    Gathered,
 }
 
 /// One launch of a call.
@@ -154,6 +156,8 @@ pub(crate) enum Memory {
     Gathered,
     /// All of A, outside of the inbox, and a flag for each unit of it.
     Staged,
+    /// A signal for each tile of the largest part, which goes where it is wanted.
+    Signals,
 }
 
 impl Form {
@@ -192,9 +196,9 @@ impl Form {
         Form { whole, ..self }
     }
 
-    /// Whether the product is multiplied ahead of a message.
+    /// Whether the product is multiplied ahead of a message, or behind one.
     pub(crate) fn is_unfused(&self) -> bool {
-        matches!(self.whole, Whole::Partial | Whole::Rows)
+        matches!(self.whole, Whole::Partial | Whole::Rows | Whole::Gathered)
     }
 
     /// The same, whose peers read A.

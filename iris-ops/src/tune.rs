@@ -5,8 +5,8 @@ use iris_heap::BackendKind;
 use iris_kernels::rtc::{MESSAGE_LANES, TileBuild};
 
 use crate::kind::Variant;
-use crate::options::{Ranks, Request, TileShape};
-use crate::spec::{Form, Rule, Tiles};
+use crate::options::{Ranks, Request, Shard, TileShape};
+use crate::spec::{Form, Rule, Tiles, Whole};
 
 /// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it
 /// the second hop costs more than the extra bytes.
@@ -40,8 +40,9 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     }
     let cpu = ranks.backend == BackendKind::Cpu;
     // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
-    // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21). What is traced,
-    // counted or held up, or told its workgroups, are the fused kernels.
+    // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21). An all-gather and then
+    // the product should take 0.4 to 0.6 of what all_gather_matmul took, by the times of each; that is
+    // not measured yet. What is traced, counted or held up, or told its workgroups, are the fused kernels.
     if !cpu && ranks.size > 1 && request.is_plain() && row.form(Variant::Unfused).is_some() {
         let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
         let one_shot =
@@ -91,6 +92,10 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     }
     if !product {
         // Elements lie one behind the other, however many there are.
+        let (m, n) = match (form.whole, Message::of(ranks, request, form)) {
+            (Whole::Gathered, Message { m, n, .. }) => (m, n),
+            _ => (m, n),
+        };
         let n = n.clamp(1, if request.elements { 16384 } else { 4096 });
         return TileShape { m: (16384 / n).clamp(1, m.max(1)), n };
     }
@@ -109,15 +114,37 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     const TILES: usize = 32;
     /// Columns that a tile may have.
     const WIDEST: usize = 65536;
-    let Request { row, m, n, .. } = *request;
-    let parts = if form.sends_all { 1 } else { ranks.size };
-    // Where rows are split, a tile lies in one rank's part.
-    let rows = if row.tiles == Tiles::Whole { m } else { m.div_ceil(parts) };
-    let all = m.saturating_mul(n);
+    let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let elements = (all / parts / TILES).clamp(LEAST, MOST);
     let across = n.div_ceil(elements.min(WIDEST)).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
-    TileShape { m: (elements / n).clamp(1, rows.max(1)), n }
+    TileShape { m: (elements / n).clamp(1, m.max(1)), n }
+}
+
+/// What a tile of a message is a tile of.
+struct Message {
+    /// Rows and columns that a tile may have: where they are split, those of one rank's part.
+    m: usize,
+    n: usize,
+    /// Elements of the whole, and in how many parts ranks send them.
+    all: usize,
+    parts: usize,
+}
+
+impl Message {
+    /// C, or the A that is gathered ahead of a product.
+    fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
+        let Request { row, m, n, k, shard, .. } = *request;
+        let parts = if form.sends_all { 1 } else { ranks.size };
+        let part = |all: usize| all.div_ceil(parts);
+        let (cols, m, n) = match (form.whole, shard) {
+            (Whole::Gathered, Shard::Rows) => (k, part(m), k),
+            (Whole::Gathered, Shard::Columns) => (k, m, part(k)),
+            _ if row.tiles == Tiles::Whole => (n, m, n),
+            _ => (n, part(m), n),
+        };
+        Self { m, n, all: request.m.saturating_mul(cols), parts }
+    }
 }
 
 /// The shape of a tile of a product on a GPU: the largest that the kernels are built for and that

@@ -1,11 +1,14 @@
 //! What a rank says about a call, for its peers to compare with what they say.
 
+use iris_kernels::Whole;
 use iris_kernels::args::dtype_code;
 use iris_sync::{Field, Record};
 
 use super::Operator;
 use crate::check::Call;
+use crate::needs::Area;
 use crate::plan::Choice;
+use crate::spec;
 
 impl Operator {
     /// All but the shape and where the matrices lie.
@@ -25,6 +28,14 @@ impl Operator {
         set(Field::Dtypes, codes.iter().fold(0, |all, code| all << 8 | code));
         set(Field::Variant, hash(choice.variant.name().bytes()));
         set(Field::Config, hash(config));
+        if choice.form.whole == spec::Whole::Gathered
+            && let Some(whole) = self.plan.whole(choice.form)
+        {
+            // What peers write is A, in the workspace of every rank.
+            let offset = self.workspace.place(Area::Workspace) + whole.kept_at();
+            record.direct = i32::try_from(Whole::line(request.k).max(1)).unwrap_or(i32::MAX);
+            record.c_offset = [offset as i32, (offset >> 32) as i32];
+        }
         record
     }
 

@@ -8,7 +8,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 pub use crate::options::Staged;
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered) B (`k` x `n`, each rank its own),
@@ -26,18 +26,21 @@ options! { ROW,
     {
         /// For at most `m` rows over all ranks, this rank's `n` columns and the whole depth `k`.
         product(m, n, k);
-        variant, shard, dtype, output, epilogue, tile, workgroups,
+        variant, shard, dtype, output, epilogue, tile, workgroups, library,
     }
 }
 
 variants! { ROW;
-    /// Push the shards to all, barrier, multiply. The only one that takes A in any memory.
+    /// Push the shards to all, barrier, multiply. Takes A in any memory.
     Baseline,
     /// Multiply straight from the peers' shards; A must be symmetric.
     Pull,
     /// Some workgroups fetch remote parts of A into a buffer and raise a flag for each, the others
     /// multiply and wait for the part they need; A must be symmetric.
     Staged(Staged => staged),
+    /// Gather A as [`AllGather`](crate::AllGather) does, then the product of whole matrices, by the
+    /// library that the options say. Takes A in any memory; the tile is of A.
+    Unfused,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -55,6 +58,8 @@ pub(crate) const ROW: Row = Row {
             ..Form::push(kind::Variant::Staged, &[Step::Tiles(Kernel::Staged)], Memory::Staged)
                 .pulls()
         },
+        Form::push(kind::Variant::Unfused, &[Step::Tiles(Kernel::AllGather)], Memory::Signals)
+            .whole(Whole::Gathered),
     ],
     rule: Rule::Gather,
 };

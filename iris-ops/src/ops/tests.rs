@@ -14,7 +14,8 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     let tiles = |variant, m, n| {
         let options = all_reduce::Options::rows(m, n).dtype(DType::BF16).variant(variant);
         let plan = options.plan(ranks).unwrap();
-        (plan.grid(plan.tile()).tiles(), plan.work(plan.at(m), (m, n), 0))
+        let choice = plan.at(m);
+        (plan.grid(choice.form, choice.tile).tiles(), plan.work(choice, (m, n), 0))
     };
     assert_eq!(tiles(OneShot, 1, 4096), (1, 1));
     assert_eq!(tiles(OneShot, 8, 4096), (8, 8));
@@ -28,7 +29,9 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     let options = all_gather::Options::rows(2048, 4096).dtype(DType::BF16);
     let plan = options.plan(ranks).unwrap();
     let work = |m| plan.work(plan.at(m), (m, 4096), 0);
-    assert_eq!((plan.split_grid(plan.tile()).tiles(), work(2048)), (128, 32));
+    let choice = plan.at(2048);
+    let split = plan.split_grid(plan.grid(choice.form, choice.tile));
+    assert_eq!((split.tiles(), work(2048)), (128, 32));
     // A call of fewer rows has less.
     assert_eq!((work(64), work(0)), (1, 1));
 }

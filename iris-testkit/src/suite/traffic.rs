@@ -97,6 +97,11 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             let remote = m * k - area(shard(rank));
             match variant {
                 Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
+                // Tiles of A, signalled to each peer.
+                Variant::Unfused => {
+                    let flags = tiles(shard(rank), tile) * peers;
+                    traffic(area(shard(rank)) * bytes * peers, 0, flags)
+                }
                 Variant::Pull => traffic(0, remote * bytes * n.div_ceil(tile.n), 0),
                 _ => {
                     let group = options.columns_per_flag(plan.ranks().backend).min(k.max(1));

@@ -8,7 +8,7 @@ use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
 use super::resources::{self, Resources};
-use super::{Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
+use super::{Compilations, Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
 
 /// Whether there is a clang to compile for AMD's architectures.
 pub fn has_clang() -> bool {
@@ -89,6 +89,18 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    /// What a file of probes is compiled to; it is compiled once a process, if what it includes stays
+    /// the same.
+    fn probe(&self, file: &str, text: &str, options: &[String]) -> Result<String, String> {
+        static BEFORE: Compilations = Compilations::new();
+        let path = self.folder.join(file);
+        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let words = format!("{} {} {options:?}", self.clang, self.arch);
+        let compile = || self.compile(file, options).map(String::into_bytes);
+        let code = BEFORE.once(words, (self.source, text), compile)?;
+        Ok(String::from_utf8_lossy(&code).into_owned())
+    }
+
     /// What `file` is compiled to, as text; an error is the compiler's log.
     fn compile(&self, file: &str, options: &[String]) -> Result<String, String> {
         let mut command = Command::new(self.clang);
@@ -108,8 +120,7 @@ impl Checker<'_> {
         self.source.write_to(self.folder).map_err(unwritten)?;
         let probes = [probes::all(), probes::at_loaded_addresses()].concat();
         let text = probes::source(&probes);
-        std::fs::write(self.folder.join("probes.cu"), text).map_err(unwritten)?;
-        let code = self.compile("probes.cu", &[])?;
+        let code = self.probe("probes.cu", &text, &[])?;
         let twice = compare(
             "isa",
             findings,
@@ -117,11 +128,10 @@ impl Checker<'_> {
             |entry| instructions(&code, entry),
             |probe| isa(probe, self.arch),
         );
-        std::fs::write(self.folder.join("barriers.cu"), barriers_source()).map_err(unwritten)?;
-        let barriers = self.compile("barriers.cu", &[])?;
+        let barriers = self.probe("barriers.cu", &barriers_source(), &[])?;
         findings
             .extend(wrong_barriers(&barriers).into_iter().map(|what| Finding::new("isa", what)));
-        let language = self.compile("probes.cu", &["-emit-llvm".into()])?;
+        let language = self.probe("probes.cu", &text, &["-emit-llvm".into()])?;
         let read = compare(
             "ir",
             findings,

@@ -20,7 +20,9 @@ mod nvidia;
 mod probes;
 mod resources;
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use iris_kernels::rtc::{KernelSource, Options, TileBuild};
@@ -127,6 +129,28 @@ impl Source {
         })
     }
 
+    /// `text` and, behind it, every header that it includes or that those include: all that decides
+    /// what a compiler makes of it.
+    fn with_included(&self, text: &str) -> String {
+        let mut seen = BTreeSet::new();
+        let mut whole = text.to_string();
+        let mut begin = 0;
+        while begin < whole.len() {
+            let quoted = |line: &str| {
+                let name = line.trim().strip_prefix("#include \"")?.split('"').next()?;
+                self.headers.iter().find(|(header, _)| *header == name)
+            };
+            let found: Vec<_> = whole[begin..].lines().filter_map(quoted).collect();
+            begin = whole.len();
+            for (name, text) in found {
+                if seen.insert(*name) {
+                    whole += &format!("\n// {name}\n{text}");
+                }
+            }
+        }
+        whole
+    }
+
     fn headers(&self) -> Vec<KernelSource<'_>> {
         self.headers.iter().map(|(name, text)| KernelSource { name, text }).collect()
     }
@@ -155,6 +179,34 @@ const STAGED: &str = "iris_staged";
 fn options() -> Options {
     let smallest = TileBuild::ALL[TileBuild::ALL.len() - 1];
     Options::op(1, smallest).define("IRIS_OBSERVED", 1)
+}
+
+/// What was compiled before in this process, by the compiler's words and all of the text. Sources that
+/// differ in few files, as those with planted faults do, have most of their probes in common.
+struct Compilations(Mutex<Option<HashMap<(String, String), Arc<Vec<u8>>>>>);
+
+impl Compilations {
+    const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// What `compile` makes of `text` of `source`, unless it was asked before. What does not compile is
+    /// asked again.
+    fn once<E>(
+        &self,
+        words: String,
+        (source, text): (&Source, &str),
+        compile: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Arc<Vec<u8>>, E> {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (words, source.with_included(text));
+        if let Some(code) = known().get_or_insert_default().get(&key) {
+            return Ok(code.clone());
+        }
+        let code = Arc::new(compile()?);
+        known().get_or_insert_default().insert(key, code.clone());
+        Ok(code)
+    }
 }
 
 /// The first word of a line.

@@ -1,13 +1,14 @@
 //! What NVRTC makes of the device source.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use iris_kernels::build;
 use iris_kernels::rtc::{Compiler, Error, KernelSource, Options, TileBuild};
 use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
-use super::{Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
+use super::{Compilations, Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
 
 /// The first NVRTC that has atomic functions of its own.
 const HAS_ATOMICS: (i32, i32) = (12, 8);
@@ -52,6 +53,20 @@ impl Checker<'_> {
         self.compiler.compile_with(source, &self.source.headers(), options, self.arch)
     }
 
+    /// What a file of probes is compiled to, PTX or machine code; it is compiled once a process, if what
+    /// it includes stays the same.
+    fn probe(&self, name: &str, text: &str, as_ptx: bool) -> Result<Arc<Vec<u8>>, Error> {
+        static BEFORE: Compilations = Compilations::new();
+        let words = format!("{} {name} {as_ptx}", self.arch);
+        BEFORE.once(words, (self.source, text), || {
+            let options = Options::new();
+            match as_ptx {
+                true => self.ptx(name, text, &options).map(String::into_bytes),
+                false => self.compile(name, text, &options),
+            }
+        })
+    }
+
     fn ptx(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
         let arch = self.arch.replace("sm_", "compute_");
         let source = KernelSource { name, text };
@@ -63,7 +78,8 @@ impl Checker<'_> {
     fn run(&self, findings: &mut Vec<Finding>) -> Result<(usize, usize), Error> {
         let probes = probes::all();
         let text = probes::source(&probes);
-        let ptx = self.ptx("probes.cu", &text, &Options::new())?;
+        let ptx = self.probe("probes.cu", &text, true)?;
+        let ptx = String::from_utf8_lossy(&ptx);
         let read = compare(
             "ptx",
             findings,
@@ -121,7 +137,8 @@ impl Checker<'_> {
         for (name, what, _) in &between {
             text += &format!("PROBE(kept_{name}, *out = 1; {what}; *out = 2)\n");
         }
-        let ptx = self.ptx("kept.cu", &text, &Options::new())?;
+        let ptx = self.probe("kept.cu", &text, true)?;
+        let ptx = String::from_utf8_lossy(&ptx);
         for (name, _, stores) in between {
             let plain = |line: &&str| line.starts_with("st.global");
             let entry = entry(&ptx, &format!("kept_{name}")).unwrap_or_default();
@@ -145,8 +162,8 @@ impl Checker<'_> {
         if self.compiler.version() < HAS_ATOMICS {
             return Ok(0);
         }
-        let own = self.compile("probes.cu", text, &Options::new())?;
-        let theirs = self.compile("atomics.cu", &reference(probes), &Options::new())?;
+        let own = self.probe("probes.cu", text, false)?;
+        let theirs = self.probe("atomics.cu", &reference(probes), false)?;
         let (own, theirs) = (sections(&own), sections(&theirs));
         let differ = |a: Option<&Vec<u8>>, b: Option<&Vec<u8>>| difference(a?, b?);
         let mut compared = 0;
