@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use iris_heap::backend::{Backend, Memory};
-use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
-use iris_heap::{BackendKind, Error, Group, Result, Stream, SymmetricHeap};
+use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs, TileView, producer};
 use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
-use crate::rtc::{self, KernelSource, Options, Vendor};
+use crate::rtc::{self, KernelSource, Options};
 use crate::schedule::split;
+use crate::target::Target;
 use crate::trace::MAX_GROUPS;
 use crate::whole::{Whole, WholeProduct};
 
@@ -25,11 +24,12 @@ struct Prepared {
     shared_bytes: u32,
 }
 
-/// What an op keeps to launch its kernels: on a GPU the loaded functions, on the CPU nothing.
+/// What an op keeps to launch its kernels: those that a device has loaded, or nothing where they are
+/// the host's own code.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     resident: u32,
-    device: Device,
+    kernels: Kernels,
     ahead: Option<Arc<Ahead>>,
 }
 
@@ -46,10 +46,11 @@ struct Ahead {
 }
 
 #[derive(Clone, Debug)]
-enum Device {
-    Cpu,
+enum Kernels {
+    /// Functions of the host, for its threads.
+    Host,
     /// The kernels of the op by name.
-    Cuda(Vec<Prepared>),
+    Loaded(Vec<Prepared>),
 }
 
 impl Launcher {
@@ -62,29 +63,24 @@ impl Launcher {
     /// [`Error::Other`] with an [`rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so
     /// many ranks share the device that not one workgroup of each is resident.
     pub fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
-        match heap.backend().device().kind {
-            BackendKind::Cpu => {
-                Ok(Self { resident: heap.workgroups(), device: Device::Cpu, ahead: None })
-            }
-            BackendKind::Cuda => Self::cuda(CudaBackend::of(heap)?, op, kernels),
-            other => Err(unsupported(format!("kernels on {other}"), "there are none yet")),
+        if heap.device().kind.traits().host_threads {
+            let (resident, kernels) = (heap.workgroups(), Kernels::Host);
+            return Ok(Self { resident, kernels, ahead: None });
         }
-    }
-
-    fn cuda(backend: &CudaBackend, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
+        let target = Target::of(&heap.device())?;
         let mut functions: Vec<Prepared> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
         for &kernel in kernels {
             if functions.iter().any(|known| known.name == kernel.name()) {
                 continue;
             }
-            let (prepared, fits) = prepare(backend, op, kernel)?;
+            let (prepared, fits) = prepare(heap, &target, op, kernel)?;
             if !matches!(kernel, Kernel::Barrier { .. }) {
                 resident = resident.min(fits()?);
             }
             functions.push(prepared);
         }
-        Ok(Self { resident, device: Device::Cuda(functions), ahead: None })
+        Ok(Self { resident, kernels: Kernels::Loaded(functions), ahead: None })
     }
 
     /// The same, of `matmul`, with the product of whose library `whole` says, where there is one on the
@@ -208,9 +204,9 @@ impl Launcher {
         args: OpArgs,
         groups: u32,
     ) -> Result<()> {
-        let functions = match &self.device {
-            Device::Cuda(functions) => functions,
-            Device::Cpu => {
+        let functions = match &self.kernels {
+            Kernels::Loaded(functions) => functions,
+            Kernels::Host => {
                 let memory = heap.memory();
                 let name = if op == kernel.name() { op } else { kernel.name() };
                 let run = move |group: Group| {
@@ -374,23 +370,23 @@ impl Ahead {
 
 /// Compile and load a kernel; with how many of its workgroups run at the same time.
 fn prepare<'a>(
-    backend: &'a CudaBackend,
+    heap: &'a SymmetricHeap,
+    target: &Target,
     op: &OpBuild,
     kernel: Kernel,
 ) -> Result<(Prepared, impl FnOnce() -> Result<u32> + use<'a>)> {
-    let arch = build::cuda_arch(backend.arch());
     let build = op.of(kernel).map_err(|what| {
-        unsupported(format!("{} on CUDA: {what}", op.op), "no device source has it")
+        unsupported(format!("{} on a GPU: {what}", op.op), "no device source has it")
     })?;
-    let image = build::compile(&build, &arch).map_err(Error::other)?;
-    let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &arch));
+    let image = build::compile(&build, target).map_err(Error::other)?;
+    let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &target.arch));
     let name = kernel.name();
-    let function = backend.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
+    let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
     let prepared = Prepared { name, function: function.clone(), threads, shared_bytes };
-    Ok((prepared, move || share(backend, &function, threads, shared_bytes)))
+    Ok((prepared, move || share(heap, &function, threads, shared_bytes)))
 }
 
-/// A kernel of the user's on the CUDA device of a heap, from source that may include the headers of
+/// A kernel of the user's on the GPU of a heap, from source that may include the headers of
 /// [`crate::source::HEADERS`]: `#include "iris/sync.h"`.
 #[derive(Clone, Debug)]
 pub struct UserKernel {
@@ -419,11 +415,10 @@ impl UserKernel {
         name: &str,
         (threads, shared_bytes): (u32, u32),
     ) -> Result<Self> {
-        let backend = CudaBackend::of(heap)?;
-        let arch = build::cuda_arch(backend.arch());
-        let image = rtc::compile(Vendor::Nvidia, source, options, &arch).map_err(Error::other)?;
-        let function = backend.load(&image)?.function(name, shared_bytes)?;
-        let resident = share(backend, &function, threads, shared_bytes)?;
+        let Target { vendor, arch } = Target::of(&heap.device())?;
+        let image = rtc::compile(vendor, source, options, &arch).map_err(Error::other)?;
+        let function = heap.load(&image)?.function(name, shared_bytes)?;
+        let resident = share(heap, &function, threads, shared_bytes)?;
         let (multiprocessors, control) = (heap.workgroups(), heap.view().control);
         Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
     }
@@ -509,14 +504,14 @@ impl UserKernel {
 }
 
 /// This rank's part of the workgroups that the device takes at a time.
-fn share(backend: &CudaBackend, function: &Function, threads: u32, shared: u32) -> Result<u32> {
-    let all = function.resident(threads, shared)?;
+fn share(heap: &SymmetricHeap, function: &Function, threads: u32, shared: u32) -> Result<u32> {
+    let (all, ranks) = (function.resident(threads, shared)?, heap.sharing());
     // Beside kernels of other ranks, which may take whole multiprocessors: one on each of its own.
-    let most = if backend.sharing() > 1 { backend.device().workgroups } else { u32::MAX };
-    match (all / backend.sharing()).min(most) {
+    let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };
+    match (all / ranks).min(most) {
         0 => Err(Error::TooManyGroups {
-            name: format!("{} for each of {} ranks", function.name(), backend.sharing()),
-            groups: backend.sharing(),
+            name: format!("{} for each of {ranks} ranks", function.name()),
+            groups: ranks,
             threads: all,
         }),
         groups => Ok(groups),

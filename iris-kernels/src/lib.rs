@@ -28,10 +28,12 @@ mod parallel;
 pub mod rtc;
 pub mod schedule;
 pub mod source;
+mod target;
 pub mod trace;
 pub mod vendor;
 mod whole;
 
 pub use kernel::Kernel;
 pub use launch::{Launcher, UserKernel};
+pub use target::Target;
 pub use whole::{Kept, Library, Whole, WholeProduct};
