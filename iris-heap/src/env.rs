@@ -69,7 +69,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "IRIS_TEST_LEVEL",
-        doc: "how much the tests do: quick, normal or full; default normal",
+        doc: "how much the tests do: smoke, quick, normal or full; default normal",
         agreed: false,
     },
     Variable {

@@ -10,12 +10,15 @@
 pub mod check;
 pub mod harness;
 pub mod launch;
+pub mod level;
 pub mod model;
 pub mod numeric;
 pub mod oracle;
 pub mod output;
 pub mod stress;
 pub mod suite;
+
+pub use level::Level;
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use iris_testkit::Level;
+
 fn attack(arguments: &[&str]) -> Output {
     // Bounded by itself: every job has a deadline.
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
@@ -16,7 +18,7 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn attacked_ranks_end_and_blame_the_right_one() {
     // The long form takes some minutes.
-    let full = std::env::var("IRIS_TEST_LEVEL").is_ok_and(|level| level == "full");
+    let full = Level::from_env() == Level::Full;
     let (kills, frames) = if full { ("55", "2200") } else { ("2", "40") };
     let done = attack(&["--kills", kills, "--frames", frames]);
     let (out, err) = (text(&done.stdout), text(&done.stderr));

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use iris_testkit::suite::OpName;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
@@ -436,4 +437,37 @@ fn a_rank_that_waits_alone_names_the_others() {
         let warned = error.lines().find(|line| line.contains(&said));
         assert!(warned.is_some_and(|line| line.contains("WARN")), "rank {rank}: {error}");
     }
+}
+
+/// Every operator and variant once, the ranks of three worlds, and how long each case took.
+#[test]
+fn a_smoke_test_has_all_ops_and_variants_in_few_cases() {
+    let out = good(&["test", "--level", "smoke"]);
+    let cases: Vec<_> = out.lines().filter(|line| line.starts_with("case ")).collect();
+    for op in OpName::ALL {
+        for variant in op.variants() {
+            let is = |line: &&&str| line.contains(&format!(", {op} {}", variant.name()));
+            let seen: Vec<_> = cases.iter().filter(is).collect();
+            assert!(!seen.is_empty(), "{op} {variant}:\n{out}");
+            assert!(seen.iter().all(|line| line.ends_with(" s")), "{seen:?}");
+        }
+    }
+    for world in ["2 ranks as threads", "3 ranks as threads", "4 ranks as processes"] {
+        assert!(out.contains(world), "{world}:\n{out}");
+    }
+    let counted = format!("{} passed, 0 failed, 0 skipped", cases.len());
+    assert_eq!(out.lines().last(), Some(counted.as_str()), "{out}");
+    assert!((50..=80).contains(&cases.len()), "{out}");
+    assert!(out.lines().any(|line| line.starts_with("in ")), "{out}");
+}
+
+#[test]
+fn a_smoke_test_can_be_of_one_op_and_of_threads_alone() {
+    let out = good(&["test", "--level", "smoke", "--op", "all-to-all", "--threads-as-ranks"]);
+    assert!(out.ends_with("2 passed, 0 failed, 0 skipped\n"), "{out}");
+    assert!(!out.contains("processes"), "{out}");
+    let error = refused(&["test", "--level", "smoke", "--deadline", "0"]);
+    assert!(error.contains("--deadline is 0") && error.contains("minutes"), "{error}");
+    let error = refused(&["test", "--level", "smokey"]);
+    assert!(error.contains("smokey") && error.contains("smoke, quick, normal, full"), "{error}");
 }

@@ -2,7 +2,8 @@
 //! schedule. What explores their executions is in `check_protocols`.
 #![cfg(iris_cxx)]
 
-use iris_testkit::model::{Level, schedule, sequence};
+use iris_testkit::Level;
+use iris_testkit::model::{schedule, sequence};
 
 #[test]
 fn sync_h_asks_for_the_same_operations_as_iris_sync() {

@@ -4,9 +4,10 @@
 
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
+use iris_testkit::Level;
 use iris_testkit::model::ll::{self, Pattern};
 use iris_testkit::model::ops::Accumulate;
-use iris_testkit::model::{Level, Rules, Scenario, loom_memory, ops, primitives};
+use iris_testkit::model::{Rules, Scenario, loom_memory, ops, primitives};
 
 /// Scenario, preemption bound, and at least how many executions that is.
 type Case = (Scenario, Option<usize>, u64);
@@ -28,7 +29,7 @@ fn up_to_level<const Q: usize, const D: usize, const F: usize>(
 ) -> Vec<Case> {
     let level = Level::from_env();
     let mut cases: Vec<Case> = quick.into();
-    if level >= Level::Default {
+    if level >= Level::Normal {
         cases.extend(default);
     }
     if level >= Level::Full {

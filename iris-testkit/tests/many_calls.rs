@@ -6,9 +6,10 @@ mod common;
 
 use std::process::ExitCode;
 
-use common::{Level, backend, level};
+use common::backend;
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{MatRef, TileShape};
+use iris_testkit::Level;
 use iris_testkit::harness::{self, Group, named};
 use iris_testkit::suite::{AnyOp, OpName, Operands, Options, plan};
 
@@ -76,7 +77,7 @@ fn many_calls(op: OpName, variant: &str, calls: usize) {
 }
 
 fn calls() -> usize {
-    if level() == Level::Quick { 1000 } else { 10_000 }
+    if Level::from_env() <= Level::Quick { 1000 } else { 10_000 }
 }
 
 fn ten_thousand_calls_one_shot() {

@@ -1,14 +1,14 @@
 //! Every op, variant, element type and world against the oracle, over ragged shapes.
 //!
-//! One world is launched for many cases. `IRIS_TEST_LEVEL` is `quick`, `full`, or unset for what CI
-//! runs.
+//! One world is launched for many cases. `IRIS_TEST_LEVEL` says how many.
 
 mod common;
 
-use common::{Level, base_cases, level, run_all};
+use common::{base_cases, run_all};
 use half::bf16;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
+use iris_testkit::Level;
 use iris_testkit::suite::{Case, Input, Layout, OpName, Options, plan};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -39,15 +39,12 @@ fn shapes_of(size: usize, threads: usize) {
             for input in [Input::Integers, Input::Reals] {
                 let at = index + turn + usize::from(input == Input::Reals);
                 // Many ranks on few cores take their time.
-                let every = match level() {
-                    Level::Quick => 2 * size.clamp(2, 6),
-                    Level::Normal => size.div_ceil(3),
-                    Level::Full => 1,
-                };
+                let every = Level::from_env().pick(2 * size.clamp(2, 6), size.div_ceil(3), 1);
                 if !(at + size).is_multiple_of(every) {
                     continue;
                 }
-                let tiles = if level() == Level::Full { 0..3 } else { at % 3..at % 3 + 1 };
+                let tiles =
+                    if Level::from_env() == Level::Full { 0..3 } else { at % 3..at % 3 + 1 };
                 for tile in tiles.map(|tile| TILES[tile]) {
                     let mut options = Options::new(m, n, k).dtype(dtype).columns_per_flag(8);
                     if let Some((m, n)) = tile {
@@ -92,7 +89,7 @@ fn shapes_and_types_8_ranks() {
 
 #[test]
 fn shapes_and_types_2_ranks_of_several_workgroups() {
-    if level() == Level::Full {
+    if Level::from_env() == Level::Full {
         shapes_of(2, 3);
         shapes_of(4, 3);
     }
@@ -178,7 +175,7 @@ fn features_of_matrices_and_options() {
         }),
     ];
     for (size, threads) in [(1, 2), (2, 2), (3, 1), (4, 2)] {
-        if level() == Level::Quick && size != 3 {
+        if Level::from_env() <= Level::Quick && size != 3 {
             continue;
         }
         let mut cases = Vec::new();
@@ -224,7 +221,7 @@ fn types_of_output_and_wire() {
         }
     }
     run_all(3, 1, &cases).unwrap();
-    if level() != Level::Quick {
+    if Level::from_env() > Level::Quick {
         run_all(1, 1, &cases).unwrap();
         run_all(4, 1, &cases).unwrap();
     }

@@ -10,9 +10,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use common::ready::{Ready, all_cases};
-use common::{Level, base_cases, level, taken};
+use common::{base_cases, taken};
 use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{Error, TileShape};
+use iris_testkit::Level;
 use iris_testkit::launch::{End, Options as Launch, Outcome, launch};
 use iris_testkit::suite::{Case, Input, OpName, Options, run_case};
 
@@ -63,7 +64,7 @@ fn cases(world: &World) -> anyhow::Result<()> {
 
 #[test]
 fn cases_with_ranks_as_processes() {
-    let sizes: &[usize] = if level() == Level::Quick { &[3] } else { &[1, 2, 3, 4, 8] };
+    let sizes: &[usize] = if Level::from_env() <= Level::Quick { &[3] } else { &[1, 2, 3, 4, 8] };
     for &ranks in sizes {
         let outcome = start("cases", ranks, "1");
         assert!(outcome.ok(), "{}", outcome.report());

@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{Level, level, run_all, taken};
+use common::{run_all, taken};
 use iris_heap::DType;
 use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
+use iris_testkit::Level;
 use iris_testkit::suite::{Case, Input, Layout, OpName, Options};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -100,11 +101,7 @@ fn random_cases(size: usize, threads: usize, worlds: u32) {
 }
 
 fn worlds() -> u32 {
-    match level() {
-        Level::Quick => 2,
-        Level::Normal => 25,
-        Level::Full => 200,
-    }
+    Level::from_env().pick(2, 25, 200)
 }
 
 #[test]

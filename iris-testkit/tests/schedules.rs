@@ -19,16 +19,13 @@ use iris_sync::{
     Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Shape, Stop,
     SymPair, SymWord,
 };
+use iris_testkit::Level;
 use iris_testkit::model::schedule::Shape as Tuned;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 fn config() -> ProptestConfig {
-    let cases = match std::env::var("IRIS_TEST_LEVEL").as_deref() {
-        Ok("quick") => 100,
-        Ok("full") => 20_000,
-        _ => 1000,
-    };
+    let cases = Level::from_env().pick(100, 1000, 20_000);
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 

@@ -3,11 +3,12 @@
 
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
+use iris_testkit::Level;
 use iris_testkit::model::ll::{self, Pattern};
 use iris_testkit::model::mutants::{STATES, slots_whole_range, whole_range};
 use iris_testkit::model::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
 use iris_testkit::model::ops::{Accumulate, Beside};
-use iris_testkit::model::{Level, Report, Rules, Scenario, ops, primitives, search};
+use iris_testkit::model::{Report, Rules, Scenario, ops, primitives, search};
 
 fn report(report: &Report, at_least: u64) {
     println!("{report}");
@@ -45,7 +46,7 @@ fn every_interleaving_of_three_and_four_ranks() {
     let level = Level::from_env();
     let mut scenarios = all_ops(3, 2);
     scenarios.push(ops::staged(&[2, 2, 1], 1, 1));
-    if level >= Level::Default {
+    if level >= Level::Normal {
         scenarios.extend(all_ops(4, 1));
         scenarios.extend(all_ops(2, 4));
         scenarios.push(ops::staged(&[2, 2, 2], 1, 1));
@@ -194,7 +195,7 @@ fn counters_about_to_wrap_or_to_refresh() {
             let runs = level.pick(100, 500, 5_000);
             report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
         }
-        if level >= Level::Default {
+        if level >= Level::Normal {
             let scenario = ops::partial(2, 8, multiple.wrapping_sub(1), &[3, 3, 8]);
             report(&search::exhaust(&scenario, &Rules::default(), STATES), 5_000);
         }

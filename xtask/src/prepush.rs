@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use crate::level::Level;
 use crate::steps;
-use crate::test::{self, Level};
+use crate::test;
 
 /// Runs tidy, fmt, clippy and the quick tests.
 pub(crate) fn run(root: &Path) -> Result<()> {

@@ -5,42 +5,27 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::check_protocols;
+use crate::level::Level;
 use crate::program::{become_iris, cargo};
 use crate::steps::{self, Step};
 use crate::tidy;
 
-/// The variable that tells the tests how much to do.
-const LEVEL: &str = "IRIS_TEST_LEVEL";
-
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// A sample of the long suites: under 4 minutes on two cores after the build.
-    #[arg(long, conflicts_with = "full")]
+    /// How much: normal is what CI runs, quick a sample of the long suites (under 4 minutes on two cores
+    /// after the build), full everything, the ignored tests and the long searches included; smoke is the
+    /// operators' suite alone.
+    #[arg(long, default_value_t)]
+    level: Level,
+    /// The same as --level quick.
+    #[arg(long, conflicts_with_all = ["full", "level"])]
     quick: bool,
-    /// Everything, the ignored tests and the long searches included.
-    #[arg(long)]
+    /// The same as --level full.
+    #[arg(long, conflicts_with = "level")]
     full: bool,
     /// Instead of all that, the operators' suite on this backend: `iris test --backend BACKEND`.
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-}
-
-/// How much the tests do; they read it from `IRIS_TEST_LEVEL`, which is unset for `Normal`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
-    Quick,
-    Normal,
-    Full,
-}
-
-impl Level {
-    fn name(self) -> Option<&'static str> {
-        match self {
-            Level::Quick => Some("quick"),
-            Level::Normal => None,
-            Level::Full => Some("full"),
-        }
-    }
 }
 
 /// Runs the steps that `options` ask for.
@@ -48,12 +33,11 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let level = match (options.quick, options.full) {
         (true, _) => Level::Quick,
         (_, true) => Level::Full,
-        _ => Level::Normal,
+        _ => options.level,
     };
-    if let Some(backend) = &options.backend {
-        let mut arguments = vec!["--backend".to_owned(), backend.clone()];
-        arguments.extend(level.name().map(|name| format!("--{name}")));
-        return become_iris(root, "test", &arguments);
+    if options.backend.is_some() || level == Level::Smoke {
+        let backend = options.backend.as_deref().unwrap_or("cpu");
+        return become_iris(root, "test", &["--backend", backend, "--level", level.name()]);
     }
     let mut steps = lint_steps(root);
     steps.push(test_step(root, level));
@@ -79,11 +63,8 @@ pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
 /// The workspace's tests at one level.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let mut command = cargo(root, &["test", "--release", "--workspace"]);
-    match level.name() {
-        Some(name) => command.env(LEVEL, name),
-        // Whatever the caller's environment says, this is what CI runs.
-        None => command.env_remove(LEVEL),
-    };
+    // Whatever the caller's environment says.
+    command.env(Level::VARIABLE, level.name());
     if level == Level::Full {
         command.args(["--", "--include-ignored"]);
     }

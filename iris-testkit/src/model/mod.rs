@@ -70,6 +70,6 @@ pub mod sequence;
 pub use arena::{Arena, LaneId, Op, Place};
 pub use headers::Headers;
 pub use lane::Lane;
-pub use report::{Check, Failure, Level, Report};
+pub use report::{Check, Failure, Report};
 pub use rules::{Change, Compare, Kind, Rules, Site};
 pub use scenario::{POISON, Scenario};

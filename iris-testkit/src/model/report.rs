@@ -124,37 +124,3 @@ impl fmt::Display for Report {
         }
     }
 }
-
-/// How much the models explore: `IRIS_TEST_LEVEL` is `quick`, `default` or `full`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Level {
-    /// About a minute.
-    Quick,
-    /// What CI runs.
-    Default,
-    /// The long searches too.
-    Full,
-}
-
-impl Level {
-    /// The level that the environment asks for; unset is [`Level::Default`].
-    ///
-    /// Panics on another value than the three, so that a misspelt one is not a shorter test.
-    pub fn from_env() -> Self {
-        match std::env::var("IRIS_TEST_LEVEL").as_deref() {
-            Ok("quick") => Level::Quick,
-            Ok("full") => Level::Full,
-            Ok("default" | "") | Err(_) => Level::Default,
-            Ok(other) => panic!("IRIS_TEST_LEVEL is {other:?}, expected quick, default or full"),
-        }
-    }
-
-    /// One of three values.
-    pub fn pick<T>(self, quick: T, default: T, full: T) -> T {
-        match self {
-            Level::Quick => quick,
-            Level::Default => default,
-            Level::Full => full,
-        }
-    }
-}

@@ -8,25 +8,6 @@ use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{Epilogue, Shard};
 use iris_testkit::suite::{Case, OpName, Options, heap_bytes, run_case};
 
-/// How much to test: `IRIS_TEST_LEVEL`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
-pub enum Level {
-    Quick,
-    Normal,
-    Full,
-}
-
-pub fn level() -> Level {
-    match std::env::var("IRIS_TEST_LEVEL").as_deref() {
-        Ok("quick") => Level::Quick,
-        Ok("full") => Level::Full,
-        Ok(other) if !other.is_empty() && other != "normal" => {
-            panic!("IRIS_TEST_LEVEL={other}: expected quick, normal or full")
-        }
-        _ => Level::Normal,
-    }
-}
-
 /// The device that long tests run on: `IRIS_TEST_BACKEND`, by default the CPU.
 pub fn backend() -> BackendKind {
     let asked = std::env::var("IRIS_TEST_BACKEND").unwrap_or_default();

@@ -21,10 +21,12 @@ mod problem;
 mod progress;
 mod rank;
 mod ratios;
+mod smoke;
 mod stress;
 mod suite;
 mod trace;
 mod tune;
+mod watch;
 mod weights;
 
 use std::io::IsTerminal;

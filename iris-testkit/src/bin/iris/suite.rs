@@ -2,18 +2,24 @@
 //! machines that have this program and nothing else.
 
 use std::io::{self, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
 use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
-use iris_testkit::say;
-use iris_testkit::suite::{Case, Input, OpName, Options as OpOptions, heap_bytes, run_case};
+use iris_testkit::launch::with_environment;
+use iris_testkit::suite::{
+    AnyOp, Case, Input, OpName, Options as OpOptions, heap_bytes, plan, run_case,
+};
+use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Device, Devices};
-use crate::job::{Job, Place, Said};
+use crate::errors::usage;
+use crate::job::{Job, Place, Said, text};
+use crate::smoke;
+use crate::watch::{Line, give_up, watched};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -24,20 +30,55 @@ pub(crate) struct Options {
     /// [default: all].
     #[arg(long, value_name = "D")]
     devices: Option<Devices>,
-    /// A sample.
-    #[arg(long, conflicts_with = "full")]
+    /// How much: smoke (each operator and variant on two small shapes: in minutes where a call takes
+    /// seconds), quick, normal or full.
+    #[arg(long, default_value_t)]
+    level: Level,
+    /// The same as --level quick: a sample.
+    #[arg(long, conflicts_with_all = ["full", "level"])]
     quick: bool,
-    /// All shapes with all tiles, and more worlds.
-    #[arg(long)]
+    /// The same as --level full: all shapes with all tiles, and more worlds.
+    #[arg(long, conflicts_with = "level")]
     full: bool,
+    /// Only this operator.
+    #[arg(long)]
+    op: Option<OpName>,
+    /// Without the worlds whose ranks are processes.
+    #[arg(long)]
+    threads_as_ranks: bool,
+    /// Minutes that a wait in a kernel may see no progress. A case that takes twice as long ends the
+    /// test [default: as IRIS_DEADLINE says; at level smoke 5].
+    #[arg(long, value_name = "MINUTES")]
+    deadline: Option<f64>,
 }
 
-/// How much is tested.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Level {
-    Quick,
-    Normal,
-    Full,
+impl Options {
+    fn level(&self) -> Level {
+        match (self.quick, self.full) {
+            (true, _) => Level::Quick,
+            (_, true) => Level::Full,
+            _ => self.level,
+        }
+    }
+
+    /// How long a wait in a kernel may see no progress, if that is said here, in minutes.
+    fn minutes(&self) -> Result<Option<f64>> {
+        let by_level = || (self.level() == Level::Smoke && !is_set(DEADLINE)).then_some(5.0);
+        match self.deadline {
+            Some(minutes) if !(0.01..=1e5).contains(&minutes) => {
+                Err(usage("--deadline", minutes, "minutes, from 0.01 to 100000"))
+            }
+            Some(minutes) => Ok(Some(minutes)),
+            None => Ok(by_level()),
+        }
+    }
+}
+
+/// The factor on all deadlines: with 1 a kernel waits for progress for half a minute.
+const DEADLINE: &str = "IRIS_DEADLINE";
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
 }
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -63,7 +104,28 @@ const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), 
 /// Tiles: chosen by the plan, and small ones, of which ragged shapes have several.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
-/// All cases of a level, the same on every rank.
+/// What of the suite is run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Selection {
+    #[serde(with = "text")]
+    level: Level,
+    /// Only the operator of this name.
+    op: Option<String>,
+}
+
+impl Selection {
+    /// The cases in a world of so many ranks, the same on every rank.
+    fn cases(&self, backend: BackendKind, ranks: usize) -> Vec<Case> {
+        let mut cases = match self.level {
+            Level::Smoke => smoke::cases(backend, ranks),
+            level => cases(level, backend),
+        };
+        cases.retain(|case| self.op.as_ref().is_none_or(|op| op == case.op.name()));
+        cases
+    }
+}
+
+/// All cases of a level above smoke.
 fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in EDGES.into_iter().enumerate() {
@@ -143,6 +205,7 @@ struct Ranks {
 /// The worlds of a level.
 fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
     let worlds: &[(usize, usize, bool)] = match level {
+        Level::Smoke => &smoke::WORLDS,
         Level::Quick => &[(2, 1, true), (4, 1, false)],
         Level::Normal => {
             &[(1, 2, true), (2, 2, true), (3, 3, true), (8, 1, true), (2, 1, false), (4, 1, false)]
@@ -166,33 +229,43 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
         sharing: false,
     };
     let sharing = Ranks { count: 4, threads: 1, as_threads: true, sharing: true };
-    let shared = (!backend.traits().host_threads).then_some(sharing);
+    let shared = (!backend.traits().host_threads && level > Level::Smoke).then_some(sharing);
     worlds.iter().map(ranks).chain(shared).collect()
 }
 
 /// Runs the suite; whether nothing failed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    let level = match (options.quick, options.full) {
-        (true, _) => Level::Quick,
-        (_, true) => Level::Full,
-        _ => Level::Normal,
-    };
-    let count = cases(level, options.backend).len();
+    let minutes = options.minutes()?;
+    if let Some(minutes) = minutes {
+        // Ranks that are processes read it, too.
+        with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
+    }
+    let (level, backend) = (options.level(), options.backend);
+    let selection = Selection { level, op: options.op.map(|op| op.name().to_owned()) };
+    let limit = minutes.map(|minutes| Duration::from_secs_f64(120.0 * minutes));
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    let missing = no_backend(options.backend);
+    let missing = no_backend(backend);
     if let Some(reason) = &missing {
         say!("skipped: {reason}")?;
     }
-    for Ranks { count: ranks, threads, as_threads, sharing } in worlds(level, options.backend) {
+    let all_begun = Instant::now();
+    let mut worlds = worlds(level, backend);
+    worlds.retain(|ranks| ranks.as_threads || !options.threads_as_ranks);
+    for Ranks { count: ranks, threads, as_threads, sharing } in worlds {
         let place = Place::new(ranks, as_threads)?;
         let of_each = match sharing {
             true => "on one GPU".into(),
             false => format!("{threads} threads each"),
         };
         let world = format!("{ranks} ranks as {}, {of_each}", place.words());
+        let cases = selection.cases(backend, ranks);
+        let count = cases.len();
         if missing.is_some() {
             say!("{world}: {count} cases skipped")?;
             skipped += count;
+            continue;
+        }
+        if count == 0 {
             continue;
         }
         let begun = Instant::now();
@@ -200,46 +273,107 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             true => Some(options.devices.unwrap_or_default().first()),
             false => options.devices,
         };
-        let device = Device::new(options.backend, Some(threads), devices)?;
-        let failures = run_world(place, device, level, count)?;
+        let device = Device::new(backend, Some(threads), devices)?;
+        let run = SuiteWorld { place, device, selection: &selection, cases: &cases, limit };
+        let failures = run.to_the_end()?;
         failed += failures;
         passed += count - failures;
         say!("{world}: {count} cases, {failures} failed, {:.1?}", begun.elapsed())?;
     }
+    say!("in {:.1?}:", all_begun.elapsed())?;
     say!("{passed} passed, {failed} failed, {skipped} skipped")?;
     Ok(failed == 0)
 }
 
-/// Runs all cases in one world; after one that failed, goes on behind it in a new world. Returns
-/// how many failed.
-fn run_world(place: Place, device: Device, level: Level, count: usize) -> Result<usize> {
-    let (mut first, mut failures) = (0, 0);
-    while first < count {
-        let said = Said::default();
-        let job = SuiteJob { device, level, first, said: Some(said.clone()) };
-        let Err(error) = place.run_with(&job, &said) else { break };
-        // The last case that rank 0 began; before the first, the world itself failed.
-        let begun = said.text().lines().rev().find_map(|line| line.strip_prefix(AT)?.parse().ok());
-        let at = begun.unwrap_or(first);
-        say!("case {at} FAILED: {error:#}")?;
-        failures += 1;
-        first = at + 1;
-    }
-    Ok(failures)
+/// The cases of one world.
+struct SuiteWorld<'a> {
+    place: Place,
+    device: Device,
+    selection: &'a Selection,
+    cases: &'a [Case],
+    /// How long a case may take.
+    limit: Option<Duration>,
 }
 
-/// What rank 0 says at the beginning of a case, before its number.
-const AT: &str = "case ";
+impl SuiteWorld<'_> {
+    /// Runs all cases; after one that failed, goes on behind it in a new world. Returns how many
+    /// failed.
+    fn to_the_end(&self) -> Result<usize> {
+        let (mut first, mut failures) = (0, 0);
+        while first < self.cases.len() {
+            let said = Said::default();
+            let selection = self.selection.clone();
+            let job = SuiteJob { device: self.device, selection, first, said: Some(said.clone()) };
+            let run = || self.place.run_with(&job, &said);
+            let done = watched(&said, self.limit, |line| self.tell(line), |at| self.late(at), run);
+            let Err(error) = done else { break };
+            // The last case that rank 0 began; before the first, the world itself failed.
+            let at = Line::all(&said.text()).rev().find_map(Line::begun).unwrap_or(first);
+            say!("case {at}, {}, FAILED: {error:#}", self.title(at))?;
+            failures += 1;
+            first = at + 1;
+        }
+        Ok(failures)
+    }
+
+    fn title(&self, at: usize) -> String {
+        self.cases.get(at).map_or_else(String::new, title)
+    }
+
+    /// What is said of a case that has ended: where a case takes long, and where all is new.
+    fn tell(&self, line: Line) {
+        if self.selection.level > Level::Smoke {
+            return;
+        }
+        // Whether stdout can still be written is seen at the next line of the suite's own.
+        let _ = match line {
+            Line::Begun(_) => Ok(()),
+            Line::Ready(seconds) => say!("kernels of {} cases: {seconds:.1} s", self.cases.len()),
+            Line::Done(at, seconds) => say!("case {at}, {}: {seconds:.2} s", self.title(at)),
+        };
+    }
+
+    /// What is done when a case takes too long: its ranks cannot be stopped one by one.
+    fn late(&self, at: usize) {
+        let limit = self.limit.unwrap_or_default();
+        let _ = say!("case {at}, {}, FAILED: it has not ended in {limit:.1?}", self.title(at));
+        give_up();
+    }
+}
+
+/// A case in a line.
+fn title(case: &Case) -> String {
+    let OpOptions { m, n, k, dtype, shard, .. } = &case.options;
+    let by = if *shard == Shard::Columns { " by columns" } else { "" };
+    let shape = match case.op {
+        OpName::Barrier => String::new(),
+        op if op.multiplies() => format!(" {m} x {n} x {k} {dtype}"),
+        _ => format!(" {m} x {n} {dtype}"),
+    };
+    format!("{} {}{by}{shape}", case.op, case.variant)
+}
 
 /// The cases from one on, in one world.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SuiteJob {
     device: Device,
-    level: Level,
+    selection: Selection,
     first: usize,
     /// Where ranks that are threads say what they begin; processes have their stdout.
     #[serde(skip)]
     said: Option<Said>,
+}
+
+impl SuiteJob {
+    /// Says it, on rank 0.
+    fn say(&self, world: &World, line: Line) -> Result<()> {
+        let line = format!("{line}\n");
+        match &self.said {
+            _ if world.rank() != 0 => Ok(()),
+            Some(said) => Ok(said.clone().write_all(line.as_bytes())?),
+            None => Ok(io::stdout().write_all(line.as_bytes())?),
+        }
+    }
 }
 
 impl Job for SuiteJob {
@@ -248,26 +382,31 @@ impl Job for SuiteJob {
     const NAME: &str = "suite";
 
     fn run_rank(&self, world: &World) -> Result<Option<usize>> {
-        let cases = cases(self.level, self.device.backend());
+        let backend = self.device.backend();
+        let cases = self.selection.cases(backend, world.size());
         let (mut data, mut signal) = (0, 0);
         for case in &cases {
             let need = heap_bytes(case, world.size())?;
             (data, signal) = (need.0.max(data), need.1.max(signal));
         }
         let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
-        let root = world.rank() == 0;
-        for (at, case) in cases.iter().enumerate().skip(self.first) {
-            if root {
-                let line = format!("{AT}{at}\n");
-                match &self.said {
-                    Some(said) => said.clone().write_all(line.as_bytes())?,
-                    None => io::stdout().write_all(line.as_bytes())?,
-                }
+        if self.selection.level == Level::Smoke && backend != BackendKind::Cpu {
+            // No case's time, and no deadline in it, is that of a compiler.
+            let begun = Instant::now();
+            for case in &cases[self.first..] {
+                let plan = plan(case.op, &case.variant, world, &case.options_of(world.rank()))?;
+                AnyOp::new(&heap, &plan)?.free()?;
             }
+            self.say(world, Line::Ready(begun.elapsed().as_secs_f64()))?;
+        }
+        for (at, case) in cases.iter().enumerate().skip(self.first) {
+            self.say(world, Line::Begun(at))?;
+            let begun = Instant::now();
             run_case(&heap, case)?;
+            self.say(world, Line::Done(at, begun.elapsed().as_secs_f64()))?;
         }
         heap.close()?;
-        Ok(root.then_some(cases.len()))
+        Ok((world.rank() == 0).then_some(cases.len()))
     }
 }
 

@@ -1,0 +1,137 @@
+//! The cases of `iris test --level smoke`: each operator and variant at least once, in so few and such
+//! small calls that a device on which a call takes a second gets through in minutes.
+
+use iris_heap::{BackendKind, DType};
+use iris_ops::{Epilogue, Shard, TileShape};
+use iris_testkit::suite::{Case, Input, OpName, Options};
+
+/// Workgroups of a launch: few enough to be resident anywhere.
+const WORKGROUPS: usize = 8;
+
+/// Ranks, threads of each on the CPU, and whether ranks are threads: two have all cases, three those
+/// that wait for each other between launches, four are processes that use each other's memory.
+pub(super) const WORLDS: [(usize, usize, bool); 3] =
+    [(2, WORKGROUPS, true), (3, WORKGROUPS, true), (4, WORKGROUPS, false)];
+
+/// The smallest tile that there are kernels for: small matrices have several, and they compile fastest.
+const TILE: TileShape = TileShape { m: 32, n: 32 };
+
+/// The variants in which there is a device barrier.
+const WITH_BARRIERS: [&str; 4] = ["flat", "spinlock", "atomic", "baseline"];
+
+/// What processes do: each way of using a peer's memory, once.
+const AS_PROCESSES: [(OpName, &str); 6] = [
+    (OpName::Barrier, "flat"),
+    (OpName::MatmulAllReduce, "one_shot"),
+    (OpName::AllReduce, "two_shot"),
+    (OpName::AllGatherMatmul, "pull"),
+    (OpName::AllGatherMatmul, "staged"),
+    (OpName::AllToAll, "push"),
+];
+
+/// The cases in a world of [`WORLDS`].
+pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
+    match ranks {
+        2 => ragged(backend).into_iter().chain(even(backend)).collect(),
+        3 => {
+            let mut cases = ragged(backend);
+            cases.retain(|case| WITH_BARRIERS.contains(&case.variant.as_str()));
+            let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
+            cases.push(Case::new(OpName::Barrier, "flat", some));
+            cases
+        }
+        _ => {
+            let mut cases = ragged(backend);
+            cases.retain(|case| {
+                AS_PROCESSES.iter().any(|&(op, v)| (op, v) == (case.op, &case.variant))
+            });
+            cases
+        }
+    }
+}
+
+/// Each operator and variant on a shape that fills no tile, of real numbers, in f32 and f16 in turns.
+fn ragged(backend: BackendKind) -> Vec<Case> {
+    let all = each(&Options::new(33, 65, 17).backend(backend).columns_per_flag(8));
+    let reals = |(turn, mut case): (usize, Case)| {
+        let dtype = [DType::F32, DType::F16][turn % 2];
+        let epilogue = if turn % 4 < 2 { Epilogue::None } else { Epilogue::Gelu };
+        case.options = case.options.dtype(dtype);
+        case.input = Input::Reals;
+        case.bias = case.op.multiplies();
+        if case.bias {
+            case.options = case.options.epilogue(epilogue);
+        }
+        case
+    };
+    all.into_iter().enumerate().map(reals).collect()
+}
+
+/// The same on whole tiles, of integers in bf16: sums are exact.
+fn even(backend: BackendKind) -> Vec<Case> {
+    let mut cases = each(&Options::new(64, 64, 64).backend(backend).dtype(DType::BF16));
+    // It has no shape, and was there.
+    cases.retain(|case| case.op != OpName::Barrier);
+    cases
+}
+
+/// Each operator, variant and shard with these options.
+fn each(options: &Options) -> Vec<Case> {
+    let options = options.clone().tile(TILE).workgroups(WORKGROUPS);
+    let mut cases = Vec::new();
+    for op in OpName::ALL {
+        let mut options = options.clone();
+        if !op.multiplies() {
+            options.k = 0;
+        }
+        let shards: &[Shard] = match op {
+            OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+            _ => &[Shard::Rows],
+        };
+        for &shard in shards {
+            let one = |variant| Case::new(op, variant, options.clone().shard(shard));
+            cases.extend(op.variants().into_iter().map(one));
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_op_and_variant_is_there_and_they_are_few() {
+        let all: Vec<_> = WORLDS.iter().map(|world| cases(BackendKind::Cpu, world.0)).collect();
+        for op in OpName::ALL {
+            for variant in op.variants() {
+                let is = |case: &&Case| (case.op, case.variant.as_str()) == (op, variant.name());
+                let two: Vec<_> = all[0].iter().filter(is).collect();
+                assert!(!two.is_empty(), "{op} {variant}");
+                let even = |case: &&&Case| case.options.dtype == DType::BF16;
+                assert_eq!(two.iter().any(|case| even(&case)), op != OpName::Barrier, "{op}");
+            }
+        }
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            assert!(all[0].iter().any(|case| case.op.multiplies() && case.options.dtype == dtype));
+        }
+        let count: usize = all.iter().map(Vec::len).sum();
+        assert!((50..=80).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn three_ranks_have_every_barrier_and_four_each_of_theirs() {
+        let three = cases(BackendKind::Cpu, 3);
+        for word in WITH_BARRIERS {
+            assert!(three.iter().any(|case| case.variant == word), "{word}");
+        }
+        assert!(three.iter().any(|case| case.options.members.is_some()));
+        let four = cases(BackendKind::Cpu, 4);
+        for (op, variant) in AS_PROCESSES {
+            assert!(
+                four.iter().any(|case| case.op == op && case.variant == variant),
+                "{op} {variant}"
+            );
+        }
+    }
+}
