@@ -202,7 +202,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
         let (us, baseline) = (time(at, replays), base.map(|base| time(base, replays)));
         let mut line = json!({
-            "op": shape.op.name(), "variant": plan.variant().name(), "dtype": dtype.name(),
+            "op": shape.op.name(), "variant": plan.variant().name(), "asked": shape.variants[at],
+            "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "tile": [plan.tile().m, plan.tile().n],
             "us": us, "eager_us": time(at, eager),
         });
