@@ -1,5 +1,6 @@
 //! The host's side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -33,18 +34,19 @@ enum Words {
     Pinned(PinnedLine),
 }
 
-/// A line of pinned memory, given back to its pool when it is dropped.
+/// A line of pinned memory.
 #[derive(Debug)]
 pub(crate) struct PinnedLine {
     line: &'static Line,
     /// Where kernels find it.
     pub(crate) address: u64,
-    give_back: fn(&'static Line),
+    /// Gives the line back to its pool when it is dropped.
+    _lease: Box<dyn Any + Send + Sync>,
 }
 
 impl PinnedLine {
-    pub(crate) fn new(line: &'static Line, give_back: fn(&'static Line)) -> PinnedLine {
-        PinnedLine { line, address: 0, give_back }
+    pub(crate) fn new(line: &'static Line, lease: Box<dyn Any + Send + Sync>) -> PinnedLine {
+        PinnedLine { line, address: 0, _lease: lease }
     }
 
     /// Sets all words to zero.
@@ -52,12 +54,6 @@ impl PinnedLine {
         for word in &self.line.0 {
             word.store(0, Ordering::Relaxed);
         }
-    }
-}
-
-impl Drop for PinnedLine {
-    fn drop(&mut self) {
-        (self.give_back)(self.line);
     }
 }
 

@@ -21,7 +21,9 @@
 //!   heap, bounds, rank, and that the block has not been given back since.
 //! - [`Stream`]: work in order. On the CPU a worker thread, whose kernels run as workgroups on a
 //!   fixed set of threads, so that workgroups may wait for each other.
-//! - [`backend::Backend`]: what a kind of device offers. The CPU is built in.
+//! - [`BackendKind`]: the kinds of device: the CPU, and GPUs whose driver is loaded when a heap asks for
+//!   it. What is different about them is in [`DeviceTraits`]; [`SymmetricHeap::load`] loads compiled
+//!   kernels, and [`Gpu`] is for libraries that enqueue work of their own.
 //!
 //! ```
 //! use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
@@ -81,7 +83,7 @@
 //!   signals, events and barriers are for.
 
 pub mod abi;
-pub mod backend;
+mod backend;
 pub mod bootstrap;
 mod control;
 mod dtype;
@@ -89,6 +91,7 @@ pub mod env;
 mod error;
 mod heap;
 pub mod layout;
+mod module;
 mod segment;
 mod slice;
 pub mod stream;
@@ -97,7 +100,9 @@ mod wire;
 mod world;
 
 pub use abi::{HeapView, MAX_RANKS};
-pub use backend::{BackendKind, CpuKernel, Group, cuda};
+pub use backend::{
+    BackendKind, CpuKernel, DeviceInfo, DeviceTraits, Gpu, Group, LaunchShape, Mapping, Memory,
+};
 pub use bootstrap::launcher_env::UniqueId;
 pub use control::Control;
 pub use dtype::{DType, Element};
@@ -105,6 +110,7 @@ pub use env::Settings;
 pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
 pub use heap::{ALIGNMENT, HeapOptions, PROTOCOL_VERSION, Request, SymmetricHeap};
+pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
 pub use stream::{Event, Stream};
 #[doc(hidden)]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{CpuKernel, EventBackend, StreamBackend};
+use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::util::check_may_wait;
 
@@ -36,7 +37,7 @@ impl fmt::Debug for Event {
 
 impl Stream {
     /// Wraps a backend's stream.
-    pub fn from_backend(inner: Arc<dyn StreamBackend>) -> Stream {
+    pub(crate) fn from_backend(inner: Arc<dyn StreamBackend>) -> Stream {
         Stream { inner }
     }
 
@@ -98,8 +99,22 @@ impl Stream {
         self.inner.call_cpu(name, Box::new(f))
     }
 
+    /// That it is a stream of the heap with this control block, which keeps memory until its own streams
+    /// have finished and orders ops among these. Whatever enqueues an access to the heap's memory asks
+    /// this.
+    pub(crate) fn check_of(&self, heap: *const Control, what: &str) -> Result<()> {
+        if std::ptr::eq(Arc::as_ptr(self.inner.control()), heap) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            format!("stream for {what}"),
+            "one of another heap",
+            "one of this heap, which waits for its own before it gives memory back",
+        ))
+    }
+
     /// The backend's stream.
-    pub fn backend(&self) -> &dyn StreamBackend {
+    pub(crate) fn backend(&self) -> &dyn StreamBackend {
         &*self.inner
     }
 
@@ -111,7 +126,7 @@ impl Stream {
 
 impl Event {
     /// Wraps a backend's event.
-    pub fn from_backend(inner: Arc<dyn EventBackend>) -> Event {
+    pub(crate) fn from_backend(inner: Arc<dyn EventBackend>) -> Event {
         Event { inner }
     }
 
@@ -131,7 +146,7 @@ impl Event {
     }
 
     /// The backend's event.
-    pub fn backend(&self) -> &dyn EventBackend {
+    pub(crate) fn backend(&self) -> &dyn EventBackend {
         &*self.inner
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, sys};
 use iris_heap::{
-    BackendKind, Error, ErrorKind, HeapOptions, Segment, Settings, SymmetricHeap, World, abi, cuda,
+    BackendKind, Error, ErrorKind, HeapOptions, Segment, Settings, SymmetricHeap, World, abi,
 };
 use iris_testkit::harness::{self, Group, named};
 
@@ -93,7 +93,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
 }
 
 fn ranks_see_each_others_memory() {
-    let devices = cuda::devices().unwrap();
+    let devices = BackendKind::Cuda.devices().unwrap();
     for d in &devices {
         println!("device {}: {} {}, {} workgroups", d.index, d.name, d.uuid, d.workgroups);
     }
@@ -148,12 +148,11 @@ fn processes_see_each_others_memory() {
 }
 
 fn ranks_of_one_device_divide_it() {
-    let all = cuda::devices().unwrap()[0].workgroups;
+    let all = BackendKind::Cuda.devices().unwrap()[0].workgroups;
     let each = World::run_threads(4, |world| {
         let heap = SymmetricHeap::open(&world, options().device(0))?;
-        let backend = cuda::CudaBackend::of(&heap)?;
-        assert_eq!(backend.sharing(), 4);
-        assert!(backend.arch() >= 70);
+        assert_eq!(heap.sharing(), 4);
+        assert!(heap.device().arch.starts_with("sm_"));
         let groups = heap.workgroups();
         heap.close()?;
         Ok::<_, Error>(groups)
@@ -177,11 +176,11 @@ fn memory_comes_back_after_a_hundred_heaps() {
         .unwrap()
     };
     round();
-    let (before, _) = cuda::memory_info(0).unwrap();
+    let (before, _) = BackendKind::Cuda.memory_info(0).unwrap();
     for _ in 0..100 {
         round();
     }
-    let (after, _) = cuda::memory_info(0).unwrap();
+    let (after, _) = BackendKind::Cuda.memory_info(0).unwrap();
     println!("free before {before}, after {after}");
     // Others may use the device; a single heap that is kept would show as 20 MiB, 100 as 2 GiB.
     assert!(after + (16 << 20) > before, "free before {before}, after {after}");
@@ -309,7 +308,7 @@ fn a_stream_of_the_callers_may_go_at_any_time() {
         let x = heap.zeros::<u8>(1 << 20)?;
         let y = heap.zeros::<u8>(1 << 20)?;
         let over = AtomicBool::new(false);
-        let context = CudaContext::new(heap.backend().device().index).unwrap();
+        let context = CudaContext::new(heap.device().index).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -336,9 +335,9 @@ fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
     let outcome = World::run_threads(1, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
         let x = heap.zeros::<u8>(1 << 20)?;
-        let context = CudaContext::new(heap.backend().device().index).unwrap();
+        let context = CudaContext::new(heap.device().index).unwrap();
         let theirs = context.new_stream().unwrap();
-        let stream = cuda::CudaBackend::of(&heap)?.stream_of(&theirs)?;
+        let stream = heap.gpu()?.stream_of(&theirs)?;
         heap.copy_on(&stream, (x, 0), (x, 0))?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         theirs.begin_capture(mode).unwrap();

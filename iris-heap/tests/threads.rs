@@ -315,7 +315,7 @@ fn a_panicking_workgroup_releases_those_that_wait_for_it() {
     }
 }
 
-fn abort_word(memory: &iris_heap::backend::Memory, rank: usize) -> i32 {
+fn abort_word(memory: &iris_heap::Memory, rank: usize) -> i32 {
     let word = memory.signal[rank].address() as *mut i32;
     // SAFETY: the first word of a signal segment, mapped as long as `memory` is held.
     unsafe { std::sync::atomic::AtomicI32::from_ptr(word) }.load(Ordering::Acquire)

@@ -13,7 +13,6 @@ use std::time::Duration;
 use bytemuck::Zeroable;
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, sys};
 use half::{bf16, f16};
-use iris_heap::cuda::CudaBackend;
 use iris_heap::{BackendKind, DType, HeapOptions, SymSlice, SymmetricHeap, World};
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::gemm::{Config, Gemm};
@@ -176,15 +175,15 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         world,
         HeapOptions::new().backend(BackendKind::Cuda).data_bytes(bytes),
     )?;
-    let backend = CudaBackend::of(&heap)?;
+    let gpu = heap.gpu()?;
     if builds.is_empty() {
-        let config = Config::choose([m, n, k], backend.multiprocessors());
+        let config = Config::choose([m, n, k], gpu.multiprocessors());
         builds
             .push((format!("={}{}", if config.flipped { "f" } else { "" }, config.width), config));
     }
-    let context = CudaContext::new(heap.backend().device().index)?;
+    let context = CudaContext::new(heap.device().index)?;
     let theirs = context.new_stream()?;
-    let stream = backend.stream_of(&theirs)?;
+    let stream = gpu.stream_of(&theirs)?;
     let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
     let clock = Clock { stream: theirs.clone(), begin: event()?, end: event()? };
 
@@ -205,7 +204,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         alignment: 256,
         workspace: 2 * Prepared::WORKSPACE,
     };
-    let products = backend.apart(|| {
+    let products = gpu.apart(|| {
         let blas = Blas::get().map_err(iris_heap::Error::other)?;
         let of = Arc::new(Multiplier::new(&blas).map_err(iris_heap::Error::other)?);
         Product::all(&of, problem, 8).map_err(iris_heap::Error::other)
@@ -221,7 +220,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
     let mut vendor = Vec::new();
     for product in &products {
         let graph = clock.captured(|| {
-            backend.enqueue(&stream, |raw| {
+            gpu.enqueue(&stream, |raw| {
                 // SAFETY: the matrices are in the heap, which is closed after its streams.
                 unsafe { product.enqueue(at, raw) }.map_err(iris_heap::Error::other)
             })?;
@@ -243,7 +242,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
             println!("{m}x{n}x{k} {layout} {name}: does not take it");
             continue;
         }
-        let gemm = Gemm::of(backend, [m, n, k], dtype, &[config])?;
+        let gemm = Gemm::of(&heap, [m, n, k], dtype, &[config])?;
         let args = OpArgs {
             a: a.matrix,
             b: b.matrix,
@@ -256,7 +255,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         // Compared before it is timed.
         heap.write(c.slice, &vec![0xff; m * n * 2])?;
         // SAFETY: as above.
-        let launched = unsafe { gemm.launch(backend, &stream, &args) }?;
+        let launched = unsafe { gemm.launch(gpu, &stream, &args) }?;
         stream.sync()?;
         let result: Vec<u16> = words(&heap.read(c.slice)?);
         let value = |bits: u16| match dtype {
@@ -276,7 +275,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         }
         let graph = clock.captured(|| {
             // SAFETY: as above.
-            unsafe { gemm.launch(backend, &stream, &args) }?;
+            unsafe { gemm.launch(gpu, &stream, &args) }?;
             Ok(())
         })?;
         clock.replay(&graph)?;

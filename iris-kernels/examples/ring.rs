@@ -1,7 +1,7 @@
 //! A ring of ranks that pass messages on, in a kernel of one's own, until each has added up all. Exit
 //! code 0: the sums are right; 1: they are not, or a call failed; 77: no GPU, nothing was checked.
 use bytemuck::bytes_of;
-use iris_heap::{BackendKind, Error, HeapOptions, SymmetricHeap, World, cuda};
+use iris_heap::{BackendKind, Error, HeapOptions, SymmetricHeap, World};
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{LANES, Options};
 
@@ -50,7 +50,9 @@ fn rank(world: World) -> Result<(), Error> {
 }
 
 fn main() -> Result<(), Error> {
-    let Ok(gpus) = cuda::device_count().inspect_err(|reason| println!("skipped: {reason}")) else {
+    let Ok(gpus) =
+        BackendKind::Cuda.device_count().inspect_err(|reason| println!("skipped: {reason}"))
+    else {
         std::process::exit(77);
     };
     World::run_threads(gpus.max(2), rank).map(|_| println!("all sums are right"))

@@ -11,9 +11,9 @@ use iris_sync::Access;
 
 use crate::args::{DTYPES, dtype_code};
 use crate::cache::Cache;
-use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild, Vendor};
+use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild};
 use crate::source::{self, Text};
-use crate::{Kernel, cpu, parallel};
+use crate::{Kernel, Target, cpu, parallel};
 
 /// What a stress test has device kernels do worse than they should; nothing by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -173,13 +173,6 @@ pub fn all() -> Vec<Build> {
     builds
 }
 
-/// The name of an architecture by its compute capability: 90 is `sm_90a`, with what only this
-/// architecture has, and so are the later ones.
-pub fn cuda_arch(capability: u32) -> String {
-    let only = if capability >= 90 { "a" } else { "" };
-    format!("sm_{capability}{only}")
-}
-
 /// Compiles every build for NVIDIA architectures (`sm_90a`) into a folder, on all cores, where a
 /// program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at a time.
 /// Returns how many there are.
@@ -212,12 +205,12 @@ pub fn precompile(
     Ok(jobs.len())
 }
 
-/// The machine code of a build for an architecture.
+/// The machine code of a build for a target.
 ///
 /// # Errors
 /// As [`rtc::compile`].
-pub fn compile(build: &Build, arch: &str) -> rtc::Result<Vec<u8>> {
-    rtc::compile(Vendor::Nvidia, build.source.into(), &build.options, arch)
+pub fn compile(build: &Build, target: &Target) -> rtc::Result<Vec<u8>> {
+    rtc::compile(target.vendor, build.source.into(), &build.options, &target.arch)
 }
 
 #[cfg(test)]

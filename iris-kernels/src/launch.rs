@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use iris_heap::backend::{Backend, Memory};
-use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
-use iris_heap::{BackendKind, Error, Group, Result, Stream, SymmetricHeap};
+use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
 
-use crate::args::{Matrix, OpArgs, TileView, producer};
+use crate::args::{Matrix, OpArgs, producer};
 use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
-use crate::rtc::{self, KernelSource, Options, Vendor};
 use crate::schedule::split;
+use crate::target::Target;
 use crate::trace::MAX_GROUPS;
 use crate::whole::{Whole, WholeProduct};
 
@@ -25,11 +23,12 @@ struct Prepared {
     shared_bytes: u32,
 }
 
-/// What an op keeps to launch its kernels: on a GPU the loaded functions, on the CPU nothing.
+/// What an op keeps to launch its kernels: those that a device has loaded, or nothing where they are
+/// the host's own code.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     resident: u32,
-    device: Device,
+    kernels: Kernels,
     ahead: Option<Arc<Ahead>>,
 }
 
@@ -46,10 +45,11 @@ struct Ahead {
 }
 
 #[derive(Clone, Debug)]
-enum Device {
-    Cpu,
+enum Kernels {
+    /// Functions of the host, for its threads.
+    Host,
     /// The kernels of the op by name.
-    Cuda(Vec<Prepared>),
+    Loaded(Vec<Prepared>),
 }
 
 impl Launcher {
@@ -62,29 +62,24 @@ impl Launcher {
     /// [`Error::Other`] with an [`rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so
     /// many ranks share the device that not one workgroup of each is resident.
     pub fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
-        match heap.backend().device().kind {
-            BackendKind::Cpu => {
-                Ok(Self { resident: heap.workgroups(), device: Device::Cpu, ahead: None })
-            }
-            BackendKind::Cuda => Self::cuda(CudaBackend::of(heap)?, op, kernels),
-            other => Err(unsupported(format!("kernels on {other}"), "there are none yet")),
+        if heap.device().kind.traits().host_threads {
+            let (resident, kernels) = (heap.workgroups(), Kernels::Host);
+            return Ok(Self { resident, kernels, ahead: None });
         }
-    }
-
-    fn cuda(backend: &CudaBackend, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
+        let target = Target::of(&heap.device())?;
         let mut functions: Vec<Prepared> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
         for &kernel in kernels {
             if functions.iter().any(|known| known.name == kernel.name()) {
                 continue;
             }
-            let (prepared, fits) = prepare(backend, op, kernel)?;
+            let (prepared, fits) = prepare(heap, &target, op, kernel)?;
             if !matches!(kernel, Kernel::Barrier { .. }) {
                 resident = resident.min(fits()?);
             }
             functions.push(prepared);
         }
-        Ok(Self { resident, device: Device::Cuda(functions), ahead: None })
+        Ok(Self { resident, kernels: Kernels::Loaded(functions), ahead: None })
     }
 
     /// The same, of `matmul`, with the product of whose library `whole` says, where there is one on the
@@ -208,9 +203,9 @@ impl Launcher {
         args: OpArgs,
         groups: u32,
     ) -> Result<()> {
-        let functions = match &self.device {
-            Device::Cuda(functions) => functions,
-            Device::Cpu => {
+        let functions = match &self.kernels {
+            Kernels::Loaded(functions) => functions,
+            Kernels::Host => {
                 let memory = heap.memory();
                 let name = if op == kernel.name() { op } else { kernel.name() };
                 let run = move |group: Group| {
@@ -374,156 +369,44 @@ impl Ahead {
 
 /// Compile and load a kernel; with how many of its workgroups run at the same time.
 fn prepare<'a>(
-    backend: &'a CudaBackend,
+    heap: &'a SymmetricHeap,
+    target: &Target,
     op: &OpBuild,
     kernel: Kernel,
 ) -> Result<(Prepared, impl FnOnce() -> Result<u32> + use<'a>)> {
-    let arch = build::cuda_arch(backend.arch());
     let build = op.of(kernel).map_err(|what| {
-        unsupported(format!("{} on CUDA: {what}", op.op), "no device source has it")
+        unsupported(format!("{} on a GPU: {what}", op.op), "no device source has it")
     })?;
-    let image = build::compile(&build, &arch).map_err(Error::other)?;
-    let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &arch));
+    let image = build::compile(&build, target).map_err(Error::other)?;
+    let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &target.arch));
     let name = kernel.name();
-    let function = backend.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
+    let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
     let prepared = Prepared { name, function: function.clone(), threads, shared_bytes };
-    Ok((prepared, move || share(backend, &function, threads, shared_bytes)))
-}
-
-/// A kernel of the user's on the CUDA device of a heap, from source that may include the headers of
-/// [`crate::source::HEADERS`]: `#include "iris/sync.h"`.
-#[derive(Clone, Debug)]
-pub struct UserKernel {
-    function: Function,
-    resident: u32,
-    threads: u32,
-    shared_bytes: u32,
-    /// This rank's part of the device's multiprocessors.
-    multiprocessors: u32,
-    /// The address of the heap's control block, by which a view of it is known.
-    control: u64,
-}
-
-impl UserKernel {
-    /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
-    /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
-    /// do. It is launched on streams of this heap only. `threads` a workgroup are [`rtc::LANES`] for a
-    /// kernel of `IRIS_KERNEL`; `shared_bytes` is its dynamic shared memory.
-    ///
-    /// # Errors
-    /// As [`Launcher::new`].
-    pub fn new(
-        heap: &SymmetricHeap,
-        source: KernelSource<'_>,
-        options: &Options,
-        name: &str,
-        (threads, shared_bytes): (u32, u32),
-    ) -> Result<Self> {
-        let backend = CudaBackend::of(heap)?;
-        let arch = build::cuda_arch(backend.arch());
-        let image = rtc::compile(Vendor::Nvidia, source, options, &arch).map_err(Error::other)?;
-        let function = backend.load(&image)?.function(name, shared_bytes)?;
-        let resident = share(backend, &function, threads, shared_bytes)?;
-        let (multiprocessors, control) = (heap.workgroups(), heap.view().control);
-        Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
-    }
-
-    /// Workgroups that run at the same time beside those of the ranks that share the device.
-    pub fn resident(&self) -> u32 {
-        self.resident
-    }
-
-    /// Enqueue a launch behind the last op of the heap; the next op waits for it. `args` are the bytes
-    /// of the parameters, in order: of a heap's view, `bytemuck::bytes_of(&heap.view())`.
-    ///
-    /// # Errors
-    /// [`Error::TooManyGroups`]; [`Error::Invalid`] for a stream of another heap; [`Error::Closed`],
-    /// [`Error::Device`]. What goes wrong in the kernel comes from [`Stream::sync`].
-    ///
-    /// # Safety
-    /// As for [`Function::launch`]: the parameters are the kernel's, and what it accesses through
-    /// them is valid until the stream has finished the launch.
-    pub unsafe fn launch(&self, stream: &Stream, groups: u32, args: &[&[u8]]) -> Result<()> {
-        let shape = self.shape(groups)?;
-        // SAFETY: the caller vouches for the parameters; `groups` are resident.
-        unsafe { self.function.launch(stream, shape, args) }
-    }
-
-    /// Enqueue a launch beside the next call of an op, on a stream of its own: it runs behind what
-    /// was issued before, and the call does not wait for it. The kernel's first parameter is the
-    /// `TileView` that the op gave for the call; `args` are the bytes of the others. Run the call
-    /// next: a kernel that waits for one that does not come leaves a fault after its deadline.
-    ///
-    /// A workgroup that waits keeps its place on the device, so there must be a multiprocessor for
-    /// each workgroup of both: those of the op and `groups` are together at most
-    /// [`SymmetricHeap::workgroups`], this rank's part of the multiprocessors: plan the op with
-    /// `Options::workgroups`, on all ranks. That all are resident follows, whatever each needs of a
-    /// multiprocessor, as long as nothing else waits on the device.
-    ///
-    /// # Errors
-    /// [`Error::TooManyGroups`] if they are more; [`Error::Invalid`] for the stream of the last op, and
-    /// for a stream or a view of another heap; [`Error::Closed`], [`Error::Device`]. What goes wrong in
-    /// the kernel comes from [`Stream::sync`].
-    ///
-    /// # Safety
-    /// As for [`UserKernel::launch`]. No other kernel that waits, of this program's own, runs beside
-    /// the same call. What the kernel reads is not written before it is over: let the op's stream
-    /// wait for an event behind it before the next call that writes C, or the next with a kernel
-    /// beside it, is issued.
-    pub unsafe fn launch_beside(
-        &self,
-        stream: &Stream,
-        groups: u32,
-        view: &TileView,
-        args: &[&[u8]],
-    ) -> Result<()> {
-        let shape = self.shape(groups)?;
-        let beside = view.groups;
-        if groups + beside > self.multiprocessors {
-            return Err(Error::TooManyGroups {
-                name: format!(
-                    "{}, {groups} of them, beside {beside} of an op",
-                    self.function.name()
-                ),
-                groups: groups + beside,
-                threads: self.multiprocessors,
-            });
-        }
-        if view.heap.control != self.control {
-            return Err(Error::Invalid {
-                what: format!("view for {}", self.function.name()),
-                value: "one of another heap".into(),
-                expected: "one of the heap that the kernel was made for".into(),
-            });
-        }
-        let args = [&[bytemuck::bytes_of(view)], args].concat();
-        // SAFETY: the caller vouches for the parameters. A workgroup that is not yet resident finds
-        // a multiprocessor without one, since there are as many as workgroups, and fits that.
-        unsafe { self.function.launch_beside(stream, shape, &args) }
-    }
-
-    fn shape(&self, groups: u32) -> Result<LaunchShape> {
-        fits(self.function.name(), groups, self.resident)?;
-        Ok(LaunchShape { groups, threads: self.threads, shared_bytes: self.shared_bytes })
-    }
+    Ok((prepared, move || share(heap, &function, threads, shared_bytes)))
 }
 
 /// This rank's part of the workgroups that the device takes at a time.
-fn share(backend: &CudaBackend, function: &Function, threads: u32, shared: u32) -> Result<u32> {
-    let all = function.resident(threads, shared)?;
+pub(crate) fn share(
+    heap: &SymmetricHeap,
+    function: &Function,
+    threads: u32,
+    shared: u32,
+) -> Result<u32> {
+    let (all, ranks) = (function.resident(threads, shared)?, heap.sharing());
     // Beside kernels of other ranks, which may take whole multiprocessors: one on each of its own.
-    let most = if backend.sharing() > 1 { backend.device().workgroups } else { u32::MAX };
-    match (all / backend.sharing()).min(most) {
+    let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };
+    match (all / ranks).min(most) {
         0 => Err(Error::TooManyGroups {
-            name: format!("{} for each of {} ranks", function.name(), backend.sharing()),
-            groups: backend.sharing(),
+            name: format!("{} for each of {ranks} ranks", function.name()),
+            groups: ranks,
             threads: all,
         }),
         groups => Ok(groups),
     }
 }
 
-fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
+/// Whether so many workgroups are all resident.
+pub(crate) fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
     match groups {
         0 => Err(Error::Invalid {
             what: format!("workgroups of {name}"),

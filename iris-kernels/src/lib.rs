@@ -28,10 +28,14 @@ mod parallel;
 pub mod rtc;
 pub mod schedule;
 pub mod source;
+mod target;
 pub mod trace;
+mod user_kernel;
 pub mod vendor;
 mod whole;
 
 pub use kernel::Kernel;
-pub use launch::{Launcher, UserKernel};
+pub use launch::Launcher;
+pub use target::Target;
+pub use user_kernel::UserKernel;
 pub use whole::{Kept, Library, Whole, WholeProduct};

@@ -1,12 +1,12 @@
 //! The product of whole matrices, nothing fused into it: by the vendor's library or by our own core,
 //! behind one interface.
 
-use iris_heap::cuda::CudaBackend;
-use iris_heap::{BackendKind, DType, Error, Result, Stream, SymmetricHeap};
+use iris_heap::{BackendKind, DType, Error, Gpu, Result, Stream, SymmetricHeap};
 
 use crate::args::OpArgs;
 use crate::gemm::{Config, Gemm};
 use crate::rtc;
+use crate::target::{Target, library_workspace};
 use crate::vendor::{Blas, Multiplier, Prepared};
 
 /// Whose product of whole matrices is used, where operands fit it.
@@ -83,9 +83,9 @@ pub enum Kept {
 impl Whole {
     /// Bytes of workspace of the library.
     pub(crate) fn library_bytes(&self) -> u64 {
-        match (self.library, self.backend) {
-            (Library::Auto | Library::Vendor, BackendKind::Cuda) => Prepared::WORKSPACE,
-            _ => 0,
+        match self.library {
+            Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),
+            Library::Ours | Library::None => 0,
         }
     }
 
@@ -129,24 +129,26 @@ impl WholeProduct {
     /// Those of the device, of the compiler, and of a library that is there and fails.
     pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<WholeProduct>> {
         let Whole { library, shape, dtype, output, .. } = *whole;
-        let on_gpu = heap.backend().device().kind == BackendKind::Cuda;
-        if !on_gpu || library == Library::None || shape.contains(&0) {
+        let device = heap.device();
+        let nobody = library == Library::None || shape.contains(&0);
+        if nobody || device.kind.traits().host_threads {
             return Ok(None);
         }
-        let backend = CudaBackend::of(heap)?;
+        let (gpu, target) = (heap.gpu()?, Target::of(&device)?);
         let vendor = match library {
             Library::Ours => None,
+            _ if library_workspace(device.kind).is_none() => None,
             // It loads a kernel when that is first enqueued, which waits for the device: for a kernel of
             // another rank, too, that waits for this one.
-            _ if backend.sharing() > 1 => None,
-            _ => vendor(backend, shape, (dtype, output))?,
+            _ if heap.sharing() > 1 => None,
+            _ => vendor(gpu, shape, (dtype, output))?,
         };
         // Beside the vendor's, only the builds that are preferred to it.
         let chooses = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
-            _ if dtype != output || !Gemm::is_there(backend.arch(), dtype) => None,
-            _ => ours(backend, shape, dtype, chooses)?,
+            _ if dtype != output || !Gemm::is_there(&target, dtype) => None,
+            _ => ours(heap, shape, dtype, chooses)?,
         };
         let found = vendor.is_some() || ours.is_some();
         Ok(found.then_some(WholeProduct { vendor, ours, chooses }))
@@ -169,8 +171,8 @@ impl WholeProduct {
     /// does. `workspace` is the address of as many bytes as [`Whole::memory`] says.
     ///
     /// # Errors
-    /// [`Error::Device`], [`Error::Closed`], those of the library; [`Error::Invalid`] or
-    /// [`Error::Unsupported`] for a stream of another heap.
+    /// [`Error::Device`], [`Error::Closed`], those of the library; [`Error::Invalid`] for a stream of
+    /// another heap.
     ///
     /// # Safety
     /// The matrices in `args` and the workspace are on the device, and live until the stream has
@@ -183,11 +185,11 @@ impl WholeProduct {
         args: &OpArgs,
         workspace: u64,
     ) -> Result<bool> {
-        let backend = CudaBackend::of(heap)?;
+        let gpu = heap.gpu()?;
         let prefers = |gemm: &&Gemm| !self.chooses || gemm.is_preferred(args);
         if let Some(gemm) = self.ours.as_ref().filter(prefers)
             // SAFETY: as the caller says.
-            && unsafe { gemm.launch(backend, stream, args) }?
+            && unsafe { gemm.launch(gpu, stream, args) }?
         {
             return Ok(true);
         }
@@ -195,7 +197,7 @@ impl WholeProduct {
             return Ok(false);
         };
         let mut done = false;
-        backend.enqueue(stream, |raw| {
+        gpu.enqueue(stream, |raw| {
             // SAFETY: as the caller says; the context of the device is current, and the stream of it.
             done = unsafe { prepared.enqueue(args, workspace, raw) }.map_err(Error::other)?;
             Ok(())
@@ -206,13 +208,13 @@ impl WholeProduct {
 
 /// Our builds for this product, if there are any: all that calls may need, or those that are preferred.
 fn ours(
-    backend: &CudaBackend,
+    heap: &SymmetricHeap,
     shape: [usize; 3],
     dtype: DType,
     preferred: bool,
 ) -> Result<Option<Gemm>> {
     let layouts = [(false, false), (false, true)];
-    let mut configs = Config::of_plan(shape, backend.multiprocessors());
+    let mut configs = Config::of_plan(shape, heap.gpu()?.multiprocessors());
     configs.retain(|config| !preferred || config.is_preferred());
     if configs.is_empty() {
         return Ok(None);
@@ -221,7 +223,7 @@ fn ours(
         .into_iter()
         .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
         .collect();
-    match Gemm::of(backend, shape, dtype, &configs) {
+    match Gemm::of(heap, shape, dtype, &configs) {
         Ok(gemm) => Ok(Some(gemm)),
         // A host without the compiler, whose kernels came with the program.
         Err(Error::Other(why))
@@ -234,13 +236,9 @@ fn ours(
 }
 
 /// The vendor's library on this device, if it is there and multiplies such matrices.
-fn vendor(
-    backend: &CudaBackend,
-    shape: [usize; 3],
-    types: (DType, DType),
-) -> Result<Option<Prepared>> {
+fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
-    let made = backend.apart(|| {
+    let made = gpu.apart(|| {
         let made = Blas::get()
             .and_then(|blas| Multiplier::new(&blas))
             .and_then(|of| Prepared::new(of, shape, types, Prepared::WORKSPACE));

@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use bytemuck::Zeroable;
 use half::{bf16, f16};
-use iris_heap::cuda::CudaBackend;
 use iris_heap::{BackendKind, DType, Error, HeapOptions, SymSlice, SymmetricHeap, World};
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::gemm::{Config, Gemm};
 use iris_kernels::rtc::{self, Compiler};
-use iris_kernels::{Kept, Library, Whole, WholeProduct, source};
+use iris_kernels::{Kept, Library, Target, Whole, WholeProduct, source};
 use iris_testkit::harness::{self, Group, named};
 
 const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
@@ -83,13 +82,13 @@ fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error> + Send + S
     let outcome = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(600 << 20);
         let heap = SymmetricHeap::open(&world, options)?;
-        let arch = CudaBackend::of(&heap)?.arch();
-        if Gemm::is_there(arch, DType::BF16) {
+        let target = Target::of(&heap.device())?;
+        if Gemm::is_there(&target, DType::BF16) {
             test(&heap)?;
         } else {
-            let outcome = Gemm::of(CudaBackend::of(&heap)?, [1; 3], DType::BF16, &[]);
+            let outcome = Gemm::of(&heap, [1; 3], DType::BF16, &[]);
             let error = outcome.map(drop).unwrap_err().to_string();
-            assert!(error.contains(&arch.to_string()), "{error}");
+            assert!(error.contains(&target.arch), "{error}");
         }
         heap.close()
     });
@@ -100,7 +99,7 @@ fn kernels_have_no_local_memory() {
     on_the_gpu(|heap| {
         for dtype in [DType::F16, DType::BF16] {
             for config in builds() {
-                let gemm = Gemm::of(CudaBackend::of(heap)?, [64, 64, 1024], dtype, &[config])?;
+                let gemm = Gemm::of(heap, [64, 64, 1024], dtype, &[config])?;
                 for (config, (registers, local)) in gemm.resources()? {
                     assert_eq!(local, 0, "{registers} registers and {local} bytes in {config:?}");
                 }
@@ -220,7 +219,7 @@ fn compare(
             if !config.takes([m, n, k]) {
                 continue;
             }
-            let gemm = Gemm::of(CudaBackend::of(heap)?, [m, n, k], dtype, &[config])?;
+            let gemm = Gemm::of(heap, [m, n, k], dtype, &[config])?;
             heap.write(c.slice, bytemuck::cast_slice(&c.held))?;
             let has_bias = number % 2 == 1;
             let args = OpArgs {
@@ -234,7 +233,7 @@ fn compare(
                 ..OpArgs::zeroed()
             };
             // SAFETY: the matrices are in the heap, which is closed after its streams.
-            let launched = unsafe { gemm.launch(CudaBackend::of(heap)?, &stream, &args) }?;
+            let launched = unsafe { gemm.launch(heap.gpu()?, &stream, &args) }?;
             assert!(launched, "{m} x {n} x {k} of {dtype} by {config:?}");
             stream.sync()?;
             let bytes = heap.read(c.slice)?;
@@ -304,8 +303,8 @@ fn large_shapes_are_right_where_sampled() {
 fn what_does_not_fit_is_left_to_others() {
     on_the_gpu(|heap| {
         let shape = [64, 256, 128];
-        let configs = Config::of_plan(shape, CudaBackend::of(heap)?.multiprocessors());
-        let gemm = Gemm::of(CudaBackend::of(heap)?, shape, DType::BF16, &configs)?;
+        let configs = Config::of_plan(shape, heap.gpu()?.multiprocessors());
+        let gemm = Gemm::of(heap, shape, DType::BF16, &configs)?;
         let matrix = |rows: u32, cols: u32| Matrix {
             address: heap.view().data[0],
             ld: u64::from(cols),
@@ -324,7 +323,7 @@ fn what_does_not_fit_is_left_to_others() {
             ..OpArgs::zeroed()
         };
         assert!(gemm.fits(&args));
-        let odd = Gemm::of(CudaBackend::of(heap)?, [64, 254, 128], DType::BF16, &configs)?;
+        let odd = Gemm::of(heap, [64, 254, 128], DType::BF16, &configs)?;
         assert!(!odd.fits(&OpArgs { n: 254, ..args }), "its stores would end behind the row");
         let others: [fn(&mut OpArgs); 10] = [
             |it| it.m = 0,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytemuck::{Pod, bytes_of};
 use iris_heap::abi::SliceView;
 use iris_heap::{
-    BackendKind, Element, Error, HeapOptions, Settings, SymSlice, SymmetricHeap, World, cuda,
+    BackendKind, Element, Error, HeapOptions, Settings, SymSlice, SymmetricHeap, World,
 };
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{self, Compiler, KernelSource, LANES, Options};
@@ -97,7 +97,7 @@ impl On {
     /// Worlds of two and three ranks, and of one a device if there are more.
     fn worlds(self, rank: impl Fn(World) -> Result<(), Error> + Send + Sync + Copy) {
         let devices = match self {
-            On::Gpu => cuda::device_count().unwrap(),
+            On::Gpu => BackendKind::Cuda.device_count().unwrap(),
             On::Host => 1,
         };
         for size in [2, 3].into_iter().chain((devices > 3).then_some(devices)) {

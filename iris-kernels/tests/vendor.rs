@@ -9,7 +9,6 @@ use std::time::Instant;
 use bytemuck::Zeroable;
 use cudarc::driver::{CudaContext, sys};
 use half::{bf16, f16};
-use iris_heap::cuda::CudaBackend;
 use iris_heap::{BackendKind, DType, Error, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::vendor::{Addresses, Blas, Layout, Multiplier, Prepared, Problem, Product};
@@ -230,7 +229,7 @@ fn prepared(
     types: (DType, DType),
 ) -> Result<(Prepared, SymSlice<u8>), Error> {
     let begun = Instant::now();
-    let prepared = CudaBackend::of(heap)?.apart(|| {
+    let prepared = heap.gpu()?.apart(|| {
         let blas = Blas::get().map_err(Error::other)?;
         let multiplier = Multiplier::new(&blas).map_err(Error::other)?;
         Prepared::new(multiplier, shape, types, Prepared::WORKSPACE).map_err(Error::other)
@@ -248,7 +247,7 @@ fn enqueue(
 ) -> Result<bool, Error> {
     let mut taken = false;
     let workspace = heap.view().data[0] + workspace.offset();
-    CudaBackend::of(heap)?.enqueue(stream, |raw| {
+    heap.gpu()?.enqueue(stream, |raw| {
         // SAFETY: the matrices and the workspace are in the heap, which is closed after its streams.
         taken = unsafe { prepared.enqueue(args, workspace, raw) }.map_err(Error::other)?;
         Ok(())
@@ -300,9 +299,9 @@ fn products_are_those_of_the_reference() {
 
 fn a_first_call_may_be_captured() {
     on_the_gpu(|heap| {
-        let context = CudaContext::new(heap.backend().device().index).map_err(Error::other)?;
+        let context = CudaContext::new(heap.device().index).map_err(Error::other)?;
         let theirs = context.new_stream().map_err(Error::other)?;
-        let stream = CudaBackend::of(heap)?.stream_of(&theirs)?;
+        let stream = heap.gpu()?.stream_of(&theirs)?;
         let types = (DType::BF16, DType::BF16);
         let shape = [384, 640, 512];
         let library = prepared(heap, shape, types)?;
@@ -393,7 +392,7 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
         };
         let sample = Sample::new(heap, case)?;
         assert_eq!(sample.a.layout(), problem.a);
-        let product = CudaBackend::of(heap)?.apart(|| {
+        let product = heap.gpu()?.apart(|| {
             let blas = Blas::get().map_err(Error::other)?;
             let of = Arc::new(Multiplier::new(&blas).map_err(Error::other)?);
             let odd = Problem { a: Layout::rows(DType::F64, 64), ..problem };
@@ -413,7 +412,7 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
         // Twice: the second adds to the first. A result without an address is refused by name.
         sample.c.fill(heap, |_| 0.0)?;
         let run = |at: Addresses| {
-            CudaBackend::of(heap)?.enqueue(&stream, |raw| {
+            heap.gpu()?.enqueue(&stream, |raw| {
                 // SAFETY: the matrices and the workspace are in the heap, or null, which is refused.
                 unsafe { product.enqueue(at, raw) }.map_err(Error::other)
             })

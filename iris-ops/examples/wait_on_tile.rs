@@ -1,7 +1,7 @@
 //! A kernel of one's own that adds up each tile of C as it arrives, while `matmul_all_reduce` still
 //! runs. Exit code 0: the sums are right; 1: not, or a call failed; 77: no GPU, nothing was checked.
 use bytemuck::bytes_of;
-use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World, cuda};
+use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_kernels::{UserKernel, rtc::LANES};
 use iris_ops::matmul_all_reduce::{Options, Variant};
 use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs};
@@ -52,7 +52,9 @@ fn rank(world: World) -> anyhow::Result<()> {
     Ok(heap.close()?)
 }
 fn main() -> anyhow::Result<()> {
-    let Ok(gpus) = cuda::device_count().inspect_err(|reason| println!("skipped: {reason}")) else {
+    let Ok(gpus) =
+        BackendKind::Cuda.device_count().inspect_err(|reason| println!("skipped: {reason}"))
+    else {
         std::process::exit(77);
     };
     World::run_threads(gpus.max(2), rank).map(|_| println!("all sums are right"))

@@ -244,7 +244,7 @@ impl Request {
 
     /// Columns of A that one flag of a staged gather stands for.
     pub fn columns_per_flag(&self, backend: BackendKind) -> usize {
-        let default = if backend == BackendKind::Cpu { 256 } else { 2048 };
+        let default = if backend.traits().host_threads { 256 } else { 2048 };
         self.staged.columns_per_flag.unwrap_or(default)
     }
 
@@ -284,7 +284,7 @@ impl Request {
             if m.min(n) == 0 || m.max(n) > 65536 {
                 return invalid("tile", &tile, "from 1 to 65536 either way");
             }
-            if ranks.backend == BackendKind::Cuda
+            if !ranks.backend.traits().host_threads
                 && op.multiplies()
                 && TileBuild::fitting(m as u32, n as u32).is_none()
             {
@@ -303,7 +303,7 @@ impl Request {
         {
             return invalid("fetchers", &fetchers, &most);
         }
-        if self.injected != Injected::default() && ranks.backend == BackendKind::Cpu {
+        if self.injected != Injected::default() && ranks.backend.traits().host_threads {
             return invalid("injected", &format!("{:?}", self.injected), "nothing on the CPU");
         }
         if self.workgroups == Some(0) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use iris_heap::{ALIGNMENT, BackendKind, DType, HeapOptions, Request as Block, Segment};
+use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of, split};
 use iris_kernels::{Kept, Kernel, Library, Whole};
 use iris_sync::LINE_WORDS;
@@ -463,7 +463,7 @@ impl Plan {
 
     /// Whether it runs on the host's cores.
     pub(crate) fn on_cpu(&self) -> bool {
-        self.ranks.backend == BackendKind::Cpu
+        self.ranks.backend.traits().host_threads
     }
 }
 

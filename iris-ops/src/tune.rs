@@ -1,7 +1,6 @@
 //! Which variant and which tile: a table first, then a rule. Both depend only on values that all
 //! ranks have in common.
 
-use iris_heap::BackendKind;
 use iris_kernels::rtc::{MESSAGE_LANES, TileBuild};
 
 use crate::kind::Variant;
@@ -38,7 +37,7 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     if let Some(form) = known.and_then(|variant| row.form(variant)) {
         return form.variant;
     }
-    let cpu = ranks.backend == BackendKind::Cpu;
+    let cpu = ranks.backend.traits().host_threads;
     // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
     // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21). An all-gather and then
     // the product should take 0.4 to 0.6 of what all_gather_matmul took, by the times of each; that is
@@ -80,7 +79,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
     // Of what is unfused the message has tiles; alone there is none.
     let product = row.op.multiplies() && (!form.is_unfused() || ranks.size == 1);
-    if ranks.backend != BackendKind::Cpu {
+    if !ranks.backend.traits().host_threads {
         return match product {
             true => device_tile(ranks, request),
             false => device_message_tile(ranks, request, form),
@@ -221,7 +220,7 @@ mod table {
         let (op, dtype) = (request.op(), request.dtype.name());
         let (common, n_decides) = (request.row.common, request.row.n_decides());
         let Request { n, k, elements, .. } = *request;
-        let cpu = ranks.backend == iris_heap::BackendKind::Cpu;
+        let cpu = ranks.backend.traits().host_threads;
         ROWS.iter().filter(move |Known { op: of, row, .. }| {
             cpu && !elements
                 && *of == op

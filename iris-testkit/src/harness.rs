@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use iris_heap::{BackendKind, Error, ErrorKind, cuda};
+use iris_heap::{BackendKind, Error, ErrorKind};
 use libtest_mimic::{Arguments, Completion, Trial};
 
 /// Tests by name: a test fails by a panic.
@@ -51,7 +51,7 @@ impl Group {
     }
 }
 
-/// Why there is no GPU to use, if there is none.
+/// Why there is no NVIDIA GPU to use, if there is none.
 ///
 /// # Panics
 /// As [`fewer_gpus_than`].
@@ -59,34 +59,38 @@ pub fn no_gpu() -> Option<String> {
     fewer_gpus_than(1)
 }
 
-/// Why there are not so many GPUs, if there are fewer.
+/// Why there are not so many NVIDIA GPUs, if there are fewer.
 ///
 /// # Panics
 /// If there is a driver that does not work: that is no reason to skip a test.
 pub fn fewer_gpus_than(count: usize) -> Option<String> {
-    missing_gpus(count).unwrap_or_else(|error| panic!("whether there are GPUs: {error}"))
+    let missing = missing_gpus(BackendKind::Cuda, count);
+    missing.unwrap_or_else(|error| panic!("whether there are GPUs: {error}"))
 }
 
-/// Why there are not so many GPUs, if there are fewer.
+/// Why there are not so many GPUs of this kind, if there are fewer.
 ///
 /// # Errors
 /// Those of a driver that is there and does not work.
-pub fn missing_gpus(count: usize) -> Result<Option<String>, Error> {
-    match cuda::device_count() {
+pub fn missing_gpus(backend: BackendKind, count: usize) -> Result<Option<String>, Error> {
+    match backend.device_count() {
         Ok(visible) if visible >= count => Ok(None),
-        Ok(visible) => Ok(Some(format!("{visible} CUDA devices are visible, not {count}"))),
+        Ok(visible) => Ok(Some(format!("{visible} {backend} devices are visible, not {count}"))),
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Some(error.to_string())),
         Err(error) => Err(error),
     }
 }
 
 /// Why there are no heaps of this backend, if there are none.
+///
+/// # Panics
+/// As [`fewer_gpus_than`].
 pub fn no_backend(backend: BackendKind) -> Option<String> {
-    match backend {
-        BackendKind::Cpu => None,
-        BackendKind::Cuda => no_gpu(),
-        other => Some(format!("backend {other} is not built in")),
+    if backend.traits().host_threads {
+        return None;
     }
+    let missing = missing_gpus(backend, 1);
+    missing.unwrap_or_else(|error| panic!("whether there are GPUs: {error}"))
 }
 
 /// Why this program does not start, if it does not.

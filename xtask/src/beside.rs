@@ -18,12 +18,11 @@ const SOURCE: &str = "//! Made by `cargo xtask beside`.
 
 use std::sync::Arc;
 
-use iris_heap::cuda::CudaBackend;
 use iris_heap::{Result, Stream, SymSlice, SymmetricHeap};
 
 /// cudarc's stream, kept by the heap.
 pub fn theirs(heap: &SymmetricHeap, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
-    CudaBackend::of(heap)?.stream_of(stream)
+    heap.gpu()?.stream_of(stream)
 }
 
 /// Handles as numbers.

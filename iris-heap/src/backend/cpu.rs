@@ -162,6 +162,7 @@ impl Backend for CpuBackend {
             kind: BackendKind::Cpu,
             index: 0,
             name: std::env::consts::ARCH.into(),
+            arch: std::env::consts::ARCH.into(),
             uuid: String::new(),
             workgroups: self.shared.threads,
         }

@@ -1,62 +1,21 @@
 //! What a kind of device must offer: memory that ranks share, copies, streams.
 
 use std::any::Any;
-use std::fmt;
 use std::os::fd::OwnedFd;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex};
-
-use serde::{Deserialize, Serialize};
 
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
-pub(crate) mod cpu;
-pub mod cuda;
-pub(crate) mod gpu;
+mod cpu;
+mod cuda;
+mod gpu;
+mod kind;
+mod open;
 
-/// The kinds of device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum BackendKind {
-    /// The host's cores and memory.
-    #[default]
-    Cpu,
-    /// NVIDIA.
-    Cuda,
-    /// AMD.
-    Hip,
-}
-
-impl BackendKind {
-    /// The name that [`FromStr`] reads.
-    pub const fn name(self) -> &'static str {
-        match self {
-            BackendKind::Cpu => "cpu",
-            BackendKind::Cuda => "cuda",
-            BackendKind::Hip => "hip",
-        }
-    }
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for BackendKind {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<BackendKind> {
-        [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip]
-            .into_iter()
-            .find(|k| k.name() == text)
-            .ok_or_else(|| Error::invalid("backend", text, "cpu, cuda or hip"))
-    }
-}
+pub use gpu::Gpu;
+pub use kind::{BackendKind, DeviceTraits};
 
 /// A device in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +27,8 @@ pub struct DeviceInfo {
     pub index: usize,
     /// Name and architecture, equal on all ranks of a world.
     pub name: String,
+    /// Its architecture, as the vendor's tools name it: `sm_90`, `gfx942`; of a host `x86_64`.
+    pub arch: String,
     /// Identity of this very device; empty where there is none.
     pub uuid: String,
     /// Workgroups that can run at the same time for this rank.
@@ -88,8 +49,7 @@ pub trait Mapping: Send + Sync {
 
 /// What a segment is for: devices cache data and signals differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// Matrices and messages.
     Data,
     /// Words that peers poll.
@@ -123,7 +83,7 @@ pub(crate) struct Imported {
 
 /// What a rank gives other processes so that they can map its memory.
 #[derive(Debug, Default)]
-pub struct Export {
+pub(crate) struct Export {
     /// What [`Backend::describe`] said of it.
     pub message: Vec<u8>,
     /// Descriptors of it.
@@ -143,10 +103,10 @@ pub struct Group {
 pub type CpuKernel = Arc<dyn Fn(Group) -> Result<(), Error> + Send + Sync>;
 
 /// A function of the host that is enqueued.
-pub type CpuCall = Box<dyn FnOnce() -> Result<()> + Send>;
+pub(crate) type CpuCall = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// What a backend's stream offers. The GPU's wrap the caller's own streams.
-pub trait StreamBackend: Send + Sync {
+pub(crate) trait StreamBackend: Send + Sync {
     /// See [`crate::Stream::sync`].
     ///
     /// # Errors
@@ -218,7 +178,7 @@ pub trait StreamBackend: Send + Sync {
 }
 
 /// What a backend's event offers.
-pub trait EventBackend: Send + Sync {
+pub(crate) trait EventBackend: Send + Sync {
     /// Whether the work before it is done.
     fn is_done(&self) -> bool;
 
@@ -232,13 +192,77 @@ pub trait EventBackend: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Workgroups.
+    pub groups: u32,
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a workgroup.
+    pub shared_bytes: u32,
+}
+
+/// How a launch stands to the ops of its heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaunchOrder {
+    /// Behind the last op, on whatever stream that was; the next op waits for it.
+    Op,
+    /// Behind the last op, on another stream; the next op does not wait for it.
+    Beside,
+}
+
+/// Compiled code that a device has loaded.
+pub(crate) trait ModuleBackend: Send + Sync {
+    /// See [`crate::Module::function`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn function(&self, name: &str, shared_bytes: u32) -> Result<Arc<dyn FunctionBackend>>;
+}
+
+/// A kernel of such code.
+pub(crate) trait FunctionBackend: Send + Sync {
+    /// See [`crate::Function::resources`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn resources(&self) -> Result<(u32, u32)>;
+
+    /// See [`crate::Function::resident`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32>;
+
+    /// Enqueues a launch on a stream of the heap that the code was loaded for.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; those of the device.
+    ///
+    /// # Safety
+    /// As for [`crate::Function::launch`] or [`crate::Function::launch_beside`].
+    unsafe fn launch(
+        &self,
+        stream: &dyn StreamBackend,
+        order: LaunchOrder,
+        shape: LaunchShape,
+        args: &[&[u8]],
+    ) -> Result<()>;
+}
+
 /// A device of one rank, as its heap uses it.
 ///
 /// Copies are of the host's thread: they return when they are done, and are not ordered with
 /// streams. A [`Mapping`] given to a method is one that the same backend made.
-pub trait Backend: Send + Sync {
+pub(crate) trait Backend: Send + Sync {
     /// Kind and name of the device.
     fn device(&self) -> DeviceInfo;
+
+    /// Ranks of the heap that use this device, this one included.
+    fn sharing(&self) -> u32 {
+        1
+    }
 
     /// New memory of this rank, all zero.
     ///
@@ -303,6 +327,16 @@ pub trait Backend: Send + Sync {
 
     /// The control block of this rank.
     fn control(&self) -> Arc<Control>;
+
+    /// See [`crate::SymmetricHeap::load`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where kernels are the host's own code; [`Error::Invalid`] for an image
+    /// that is none of the device's; those of the device.
+    fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
+        let _ = image;
+        Err(unsupported("compiled kernels", "those of this device are the host's own code"))
+    }
 
     /// All memory is mapped: called once, before the first stream.
     fn opened(&self, memory: Memory);

@@ -15,7 +15,7 @@ use crate::util::unsupported;
 impl SymmetricHeap {
     /// The caller's own stream, by the device's handle of it: `CUstream` or `hipStream_t` as a number,
     /// whichever library made it. It waits for work and is waited for like one of the heap's. (Streams
-    /// of cudarc's come safely, and kept alive, by `CudaBackend::stream_of` of the feature
+    /// of cudarc's come safely, and kept alive, by `Gpu::stream_of` of the feature
     /// `cudarc-0-19`.)
     ///
     /// # Errors

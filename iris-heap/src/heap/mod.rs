@@ -5,7 +5,6 @@
 mod access;
 #[cfg(test)]
 mod call_sites;
-mod cuda;
 pub(crate) mod fill;
 mod import;
 mod ops;
@@ -22,15 +21,14 @@ use std::sync::{
 use std::time::SystemTime;
 
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
-use crate::backend::cpu::CpuBackend;
-use crate::backend::cuda::CudaBackend;
-use crate::backend::{Backend, BackendKind, Export, Imported, Mapping, Memory, Purpose};
+use crate::backend::{Backend, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose};
 use crate::bootstrap::Object;
 use crate::control::Control;
 use crate::dtype::Element;
 use crate::env;
 use crate::error::{Error, Result, odd_ranks};
 use crate::layout::{Full, Layout, rounded};
+use crate::module::Module;
 use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
 use crate::util::{check_may_wait, lock, unsupported};
@@ -169,15 +167,9 @@ impl SymmetricHeap {
     ) -> Result<(Box<dyn Backend>, Arc<dyn Mapping>, Arc<dyn Mapping>, Arc<dyn Mapping>)> {
         options.check()?;
         let words = 4 * options.device_words;
-        let backend: Box<dyn Backend> = match options.backend {
-            BackendKind::Cpu => {
-                Box::new(CpuBackend::new(world.rank(), options.resolve_threads(world)?)?)
-            }
-            BackendKind::Cuda => {
-                Box::new(CudaBackend::new(world, options.device, options.legacy_memory)?)
-            }
-            other => return Err(unsupported(&format!("backend {other}"), "it is not built in")),
-        };
+        let threads = || options.resolve_threads(world);
+        let gpu = (options.device, options.legacy_memory);
+        let backend = options.backend.open(world, threads, gpu)?;
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
         let signal = backend.allocate(Purpose::Signal, options.signal_bytes)?;
         let device_words = backend.allocate(Purpose::DeviceWords, words)?;
@@ -542,14 +534,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap.
     pub fn check_stream(&self, what: &str, stream: &Stream) -> Result<()> {
-        if Arc::ptr_eq(stream.backend().control(), &self.memory.control) {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            format!("stream for {what}"),
-            "one of another heap",
-            "one of this heap, which waits for its own before it gives memory back",
-        ))
+        stream.check_of(Arc::as_ptr(&self.memory.control), what)
     }
 
     /// Its world.
@@ -577,9 +562,36 @@ impl SymmetricHeap {
         self.backend.device().workgroups
     }
 
-    /// Its device.
-    pub fn backend(&self) -> &dyn Backend {
-        &*self.backend
+    /// Ranks that use this rank's device, this one included.
+    pub fn sharing(&self) -> u32 {
+        self.backend.sharing()
+    }
+
+    /// Its device in words.
+    pub fn device(&self) -> DeviceInfo {
+        self.backend.device()
+    }
+
+    /// Its device as a GPU.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it is none.
+    pub fn gpu(&self) -> Result<&Gpu> {
+        self.backend.as_any().downcast_ref().ok_or_else(|| {
+            let why = format!("the heap is of {}", self.options.backend);
+            unsupported("the GPU of a heap", &why)
+        })
+    }
+
+    /// Loads compiled kernels onto the device: machine code for its architecture (a cubin, a code
+    /// object), or PTX that ends with a zero byte. It may wait for the device, so it belongs into a
+    /// collective step.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where kernels are the host's own code; [`Error::Invalid`] for another
+    /// image; [`Error::Device`].
+    pub fn load(&self, image: &[u8]) -> Result<Module> {
+        Ok(Module::new(self.backend.load(image)?, &self.memory.control))
     }
 
     /// Its number, the same on all ranks.

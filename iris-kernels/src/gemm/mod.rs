@@ -17,12 +17,10 @@ mod config;
 mod tensor_map;
 
 use bytemuck::{Pod, Zeroable};
-use iris_heap::cuda::{CudaBackend, Function, LaunchShape};
-use iris_heap::{DType, Error, Result, Stream};
+use iris_heap::{DType, Error, Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs, dtype_code};
-use crate::rtc::{self, Vendor};
-use crate::{build, source};
+use crate::{Target, rtc, source};
 
 pub use config::Config;
 use tensor_map::TensorMap;
@@ -55,9 +53,9 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Whether there are such products on an architecture (90 for 9.0).
-    pub fn is_there(arch: u32, dtype: DType) -> bool {
-        arch == 90 && matches!(dtype, DType::F16 | DType::BF16)
+    /// Whether there are such products for a target.
+    pub fn is_there(target: &Target, dtype: DType) -> bool {
+        target.arch == "sm_90a" && matches!(dtype, DType::F16 | DType::BF16)
     }
 
     /// Loads these builds, for C (up to `shape[0]` x `shape[1]`) = A B of depth `shape[2]`. Compiles
@@ -67,29 +65,29 @@ impl Gemm {
     /// [`Error::Unsupported`] for another architecture or type; [`Error::Other`] with an [`rtc::Error`];
     /// [`Error::Device`].
     pub fn of(
-        backend: &CudaBackend,
+        heap: &SymmetricHeap,
         shape: [usize; 3],
         dtype: DType,
         configs: &[Config],
     ) -> Result<Gemm> {
-        let arch = backend.arch();
-        let code = dtype_code(dtype).filter(|_| Self::is_there(arch, dtype));
+        let target = Target::of(&heap.device())?;
+        let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
         let Some(code) = code else {
             return Err(Error::Unsupported {
-                what: format!("products of {dtype} by tensor maps on architecture {arch}"),
-                why: "there are those of f16 and bf16 on 90".into(),
+                what: format!("products of {dtype} by tensor maps on {}", target.arch),
+                why: "there are those of f16 and bf16 on sm_90a".into(),
             });
         };
         let load = |config: &Config| -> Result<_> {
             let options = config.options(code);
-            let arch = build::cuda_arch(arch);
-            let image = rtc::compile(Vendor::Nvidia, source::GEMM.into(), &options, &arch)
-                .map_err(Error::other)?;
-            let function = backend.load(&image)?.function("iris_gemm", config.shared_bytes())?;
+            let Target { vendor, arch } = &target;
+            let image =
+                rtc::compile(*vendor, source::GEMM.into(), &options, arch).map_err(Error::other)?;
+            let function = heap.load(&image)?.function("iris_gemm", config.shared_bytes())?;
             Ok((*config, function))
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
-        Ok(Gemm { dtype, shape, multiprocessors: backend.multiprocessors(), kernels })
+        Ok(Gemm { dtype, shape, multiprocessors: heap.gpu()?.multiprocessors(), kernels })
     }
 
     /// The builds.
@@ -155,16 +153,11 @@ impl Gemm {
     /// The matrices in `args` are on the device, and live until the stream has finished the launch, and
     /// every replay of a graph that it is captured in.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
-    pub unsafe fn launch(
-        &self,
-        backend: &CudaBackend,
-        stream: &Stream,
-        args: &OpArgs,
-    ) -> Result<bool> {
+    pub unsafe fn launch(&self, gpu: &Gpu, stream: &Stream, args: &OpArgs) -> Result<bool> {
         let Some((config, function)) = self.fitting(args) else { return Ok(false) };
         let OpArgs { a, b, c, bias, m, n, k, .. } = *args;
         // The driver wants a context, though it asks nothing of the device.
-        let maps = backend.current(|| config.maps(self.dtype, [&a, &b, &c]))?;
+        let maps = gpu.current(|| config.maps(self.dtype, [&a, &b, &c]))?;
         let (rows, cols) = if config.flipped { (n, m) } else { (m, n) };
         let (row_units, col_tiles) = config.tiles(rows, cols);
         let given = Arguments {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World, cuda};
+use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{MatRef, Ranks};
 use iris_testkit::launch;
 use iris_testkit::suite::OpName;
@@ -125,7 +125,7 @@ pub(crate) fn processes_over_legacy_handles() {
 /// device words, a hundred times.
 pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
     const SLACK: u64 = 16 << 20;
-    let devices = cuda::device_count().unwrap();
+    let devices = BackendKind::Cuda.device_count().unwrap();
     let round = || {
         World::run_threads(devices.max(2), |world| -> Result<()> {
             let heap = open(&world)?;
@@ -145,7 +145,7 @@ pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
         .unwrap();
     };
     let free = || -> Vec<u64> {
-        (0..devices).map(|device| cuda::memory_info(device).unwrap().0).collect()
+        (0..devices).map(|device| BackendKind::Cuda.memory_info(device).unwrap().0).collect()
     };
     round();
     let before = free();

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
-use iris_heap::cuda::CudaBackend;
-use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, cuda};
+use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World};
 use iris_ops::all_reduce::{Options, Variant};
 use iris_ops::{AllReduce, Barrier, CollectiveArgs, MatRef, Ranks, barrier};
 use iris_testkit::suite::OpName;
@@ -21,9 +20,9 @@ static CAPTURE: Mutex<()> = Mutex::new(());
 
 /// A stream of the caller's on the device of a heap.
 pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)> {
-    let context = CudaContext::new(heap.backend().device().index)?;
+    let context = CudaContext::new(heap.device().index)?;
     let theirs = context.new_stream()?;
-    let stream = CudaBackend::of(heap)?.stream_of(&theirs)?;
+    let stream = heap.gpu()?.stream_of(&theirs)?;
     Ok((theirs, stream))
 }
 
@@ -203,7 +202,7 @@ impl Others {
 }
 
 fn small(world: &World) -> Result<Arc<SymmetricHeap>> {
-    let options = HeapOptions::new().backend(iris_heap::BackendKind::Cuda);
+    let options = HeapOptions::new().backend(BackendKind::Cuda);
     Ok(SymmetricHeap::open(world, options.data_bytes(4 << 20).signal_bytes(1 << 20))?)
 }
 
@@ -315,5 +314,5 @@ pub(crate) fn every_op_is_captured_and_replayed_beside_other_threads() {
 
 /// Where each rank has a device of its own, heaps come and go, too.
 pub(crate) fn heaps_come_and_go_while_graphs_run() {
-    beside_others(cuda::device_count().unwrap().min(4), OPEN);
+    beside_others(BackendKind::Cuda.device_count().unwrap().min(4), OPEN);
 }

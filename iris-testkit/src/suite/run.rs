@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use iris_heap::{BackendKind, DType, Request, Segment, Stream, SymmetricHeap, random_unit};
+use iris_heap::{DType, Request, Segment, Stream, SymmetricHeap, random_unit};
 use iris_ops::{AnyOp, Counters, MatRef, Operands, Plan, Ranks, Shard, Variant};
 
 use super::buffer::Buffer;
@@ -105,7 +105,7 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
         calls(heap, case, &op, &stream)?
     };
     op.check()?;
-    let counts = case.options.backend == BackendKind::Cpu || case.options.is_observed();
+    let counts = case.options.backend.traits().host_threads || case.options.is_observed();
     let counters = counts.then(|| op.counters()).transpose()?;
     if let Some(Counters { pushed, pulled, flags, .. }) = counters {
         let mut promised = Traffic::default();

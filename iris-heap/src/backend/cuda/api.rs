@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::backend::gpu::{RawContext, RawEvent, RawFunction, RawModule, RawStream};
+use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream};
 use crate::error::{Error, Result};
 
 macro_rules! driver {
@@ -161,6 +161,10 @@ driver! {
     );
 }
 
+/// A context: a pointer in the driver's words, a number here, for any thread to use.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RawContext(u64);
 /// A device's handle, which is no address.
 pub(super) type Device = c_int;
 /// An address in a device's memory.

@@ -5,20 +5,26 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::CudaBackend;
-use crate::backend::gpu::{Queue, RawStream};
+use crate::backend::BackendKind;
+use crate::backend::gpu::{Gpu, Queue, RawStream};
 use crate::error::Result;
 use crate::stream::Stream;
+use crate::util::unsupported;
 
-impl CudaBackend {
+impl Gpu {
     /// A stream of cudarc's, which waits for work and is waited for like one of the heap's, and is kept
     /// as long. With the feature `cudarc-0-19`; without, its handle is one for
     /// [`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw).
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a stream of another device;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) on a GPU that is not NVIDIA's;
     /// [`Error::Closed`](crate::Error::Closed).
     pub fn stream_of(&self, stream: &Arc<CudaStream>) -> Result<Stream> {
+        if self.kind() != BackendKind::Cuda {
+            let why = format!("the heap is of {}", self.kind());
+            return Err(unsupported("a stream of cudarc's", &why));
+        }
         let raw = RawStream(stream.cu_stream() as u64);
         // SAFETY: the stream is cudarc's, which ends it when the last `Arc` of it goes.
         let queue = unsafe { Queue::held(&self.shared, raw, stream.clone()) }?;

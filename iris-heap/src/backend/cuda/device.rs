@@ -2,31 +2,30 @@
 //!
 //! Long because every call of the shared part comes here, each with its context and its reason.
 
+use std::any::Any;
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
-use super::api::{self, Api, check, check_for, driver};
-use crate::backend::gpu::{
-    Driver, LaunchShape, RawContext, RawEvent, RawFunction, RawModule, RawStream, warn,
-};
+use super::api::{self, Api, RawContext, check, check_for, driver};
+use crate::backend::gpu::{Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn};
+use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::lock;
-use crate::world::World;
 
 /// A device with its primary context, which is retained until the process ends: heaps come and go,
 /// the context and what others of the process have in it stay.
-pub(crate) struct Device {
-    pub(crate) driver: &'static Api,
-    pub(crate) ordinal: c_int,
+pub(super) struct Device {
+    pub(super) driver: &'static Api,
+    pub(super) ordinal: c_int,
     pub(super) handle: api::Device,
     context: RawContext,
-    pub(crate) uuid: [u8; 16],
-    pub(crate) name: String,
+    pub(super) uuid: [u8; 16],
+    pub(super) name: String,
     /// Compute capability, as 90 for 9.0.
-    pub(crate) arch: u32,
-    pub(crate) multiprocessors: u32,
+    pub(super) arch: u32,
+    pub(super) multiprocessors: u32,
     /// Virtual memory management, and its handles as POSIX descriptors.
     pub(super) virtual_memory: bool,
     pub(super) descriptors: bool,
@@ -41,7 +40,7 @@ const SHARED_LIMIT: u32 = 48 << 10;
 static ZEROS: [u8; 4] = [0; 4];
 
 /// How many devices this process sees.
-pub(crate) fn count() -> Result<usize> {
+pub(super) fn count() -> Result<usize> {
     let driver = driver()?;
     let mut count = 0;
     // SAFETY: `count` is where the answer goes.
@@ -51,35 +50,9 @@ pub(crate) fn count() -> Result<usize> {
 
 impl Device {
     /// Number `ordinal` of the devices that this process sees.
-    pub(crate) fn get(ordinal: usize) -> Result<Arc<Device>> {
-        static DEVICES: OnceLock<Mutex<Vec<Option<Arc<Device>>>>> = OnceLock::new();
-        let count = count()?;
-        if ordinal >= count {
-            let expected = match count {
-                1 => "0: one CUDA device is visible".into(),
-                _ => format!("below {count}, the number of CUDA devices that are visible"),
-            };
-            return Err(Error::invalid("device", ordinal, expected));
-        }
-        let mut devices = lock(DEVICES.get_or_init(Mutex::default));
-        if devices.len() < count {
-            devices.resize(count, None);
-        }
-        if let Some(device) = &devices[ordinal] {
-            return Ok(device.clone());
-        }
-        let device = Arc::new(Device::open(ordinal as c_int)?);
-        devices[ordinal] = Some(device.clone());
-        Ok(device)
-    }
-
-    /// The device of a rank: the one asked for, or by the rank's number on its host.
-    pub(crate) fn choose(world: &World, asked: Option<usize>) -> Result<Arc<Device>> {
-        let count = count()?;
-        if count == 0 {
-            return Err(Error::invalid("number of CUDA devices", 0, "at least 1 that is visible"));
-        }
-        Device::get(asked.unwrap_or(world.local_rank() % count))
+    pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
+        static OPENED: Opened<Device> = Opened::new();
+        OPENED.get(BackendKind::Cuda, (ordinal, count()?), Device::open)
     }
 
     fn open(ordinal: c_int) -> Result<Device> {
@@ -129,18 +102,8 @@ impl Device {
         })
     }
 
-    /// Name and architecture: the same on all ranks of a world.
-    pub(crate) fn title(&self) -> String {
-        format!("{} sm_{}", self.name, self.arch)
-    }
-
-    pub(crate) fn uuid_text(&self) -> String {
-        let hex: String = self.uuid.iter().map(|b| format!("{b:02x}")).collect();
-        format!("GPU-{hex}")
-    }
-
     /// Makes the context current on this thread until the guard is dropped.
-    pub(crate) fn bind(&self) -> Result<Bound> {
+    pub(super) fn bind(&self) -> Result<Bound> {
         let driver = self.driver;
         let mut current = RawContext::default();
         // SAFETY: `current` is where the answer goes.
@@ -156,7 +119,7 @@ impl Device {
 
     /// As [`Device::bind`], for calls that touch nothing a capture could be about: while the guard
     /// lives, a capture of another thread in global mode is not broken by them.
-    pub(crate) fn bind_apart(&self) -> Result<Bound> {
+    pub(super) fn bind_apart(&self) -> Result<Bound> {
         let mut bound = self.bind()?;
         let mut mode = api::CAPTURE_RELAXED;
         // SAFETY: `mode` holds the new mode and is where the old one goes, one of three.
@@ -234,7 +197,7 @@ impl Device {
     /// For ranks that share the device. Memory that one stream gave back to the driver's pool
     /// (`cuMemFreeAsync`, `CudaSlice`) may else go to another at the price that the second waits for
     /// the first: for good, if the first is another rank's, with an op that waits for the second.
-    pub(super) fn order_no_streams_by_memory(&self) -> Result<()> {
+    fn order_no_streams_by_memory(&self) -> Result<()> {
         let _bound = self.bind_apart()?;
         let mut pool = 0;
         // SAFETY: `pool` is where the answer goes.
@@ -248,21 +211,8 @@ impl Device {
         check("cuMemPoolSetAttribute", code)
     }
 
-    /// Bytes of the device's memory that are free, and all.
-    pub(crate) fn memory_info(&self) -> Result<(u64, u64)> {
-        let _bound = self.bind_apart()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: the two are where the answers go.
-        let code = unsafe { (self.driver.cuMemGetInfo_v2)(&mut free, &mut total) };
-        check("cuMemGetInfo", code)?;
-        Ok((free as u64, total as u64))
-    }
-
     /// Whether kernels of this device can access memory of the other.
-    pub(super) fn can_access(&self, other: &Device) -> Result<bool> {
-        if self.ordinal == other.ordinal {
-            return Ok(true);
-        }
+    pub(super) fn can_access_memory_of(&self, other: &Device) -> Result<bool> {
         let mut can = 0;
         // SAFETY: `can` is where the answer goes.
         let code =
@@ -273,10 +223,7 @@ impl Device {
 
     /// Lets kernels of this device access plain memory of the other: needed for memory that was
     /// not mapped for this device by name.
-    pub(super) fn enable_access(&self, other: &Device) -> Result<()> {
-        if self.ordinal == other.ordinal {
-            return Ok(());
-        }
+    pub(super) fn access_memory_of(&self, other: &Device) -> Result<()> {
         let _bound = self.bind_apart()?;
         // SAFETY: the other context is retained until the process ends; the flags must be zero.
         match unsafe { (self.driver.cuCtxEnablePeerAccess)(other.context, 0) } {
@@ -287,7 +234,7 @@ impl Device {
 }
 
 /// A context is current on this thread.
-pub(crate) struct Bound {
+pub(super) struct Bound {
     driver: &'static Api,
     pushed: bool,
     /// The thread's mode of capture before, if it was changed.
@@ -313,12 +260,52 @@ impl Drop for Bound {
 }
 
 impl Driver for Device {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Cuda
+    }
+
     fn ordinal(&self) -> i32 {
         self.ordinal
     }
 
     fn title(&self) -> String {
-        Device::title(self)
+        format!("{} {}", self.name, self.arch())
+    }
+
+    fn arch(&self) -> String {
+        format!("sm_{}", self.arch)
+    }
+
+    fn uuid(&self) -> String {
+        let hex: String = self.uuid.iter().map(|b| format!("{b:02x}")).collect();
+        format!("GPU-{hex}")
+    }
+
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        let _bound = self.bind_apart()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the two are where the answers go.
+        let code = unsafe { (self.driver.cuMemGetInfo_v2)(&mut free, &mut total) };
+        check("cuMemGetInfo", code)?;
+        Ok((free as u64, total as u64))
+    }
+
+    fn current(&self, apart: bool) -> Result<Box<dyn Any>> {
+        let bound = if apart { self.bind_apart() } else { self.bind() };
+        Ok(Box::new(bound?))
+    }
+
+    fn shared_by(&self, ranks: u32) {
+        if let Err(error) = self.order_no_streams_by_memory() {
+            tracing::warn!(%error, "streams of ranks that share a device may wait for each other");
+        }
+        if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+            tracing::warn!(
+                ranks,
+                "ranks share a device, and CUDA_DEVICE_MAX_CONNECTIONS is not set: set it to 32, \
+                 or streams of one rank may wait for kernels of another"
+            );
+        }
     }
 
     fn multiprocessors(&self) -> u32 {
@@ -461,12 +448,15 @@ impl Driver for Device {
         Ok(address)
     }
 
-    unsafe fn load(&self, image: &[u8]) -> Result<RawModule> {
+    fn load(&self, image: &[u8]) -> Result<RawModule> {
+        if !image.starts_with(b"\x7fELF") && image.last() != Some(&0) {
+            let expected = "a cubin, or PTX that ends with a zero byte";
+            return Err(Error::invalid("image of a module", "something else", expected));
+        }
         let _bound = self.bind_apart()?;
         let mut module = RawModule::default();
         let image = image.as_ptr().cast::<c_void>();
-        // SAFETY: `module` is where the answer goes; the driver finds the image's end, as the caller
-        // says.
+        // SAFETY: `module` is where the answer goes; the driver finds the end of both kinds of image.
         check("cuModuleLoadData", unsafe { (self.driver.cuModuleLoadData)(&mut module, image) })?;
         Ok(module)
     }

@@ -1,14 +1,14 @@
 //! Device memory: virtual memory that peers map, plain memory as the fallback, the caller's own.
 
 use std::ffi::c_void;
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Properties};
 use super::api::{check, check_for};
 use super::device::Device;
-use crate::backend::gpu::{GpuMapping, warn};
+use crate::backend::Purpose;
+use crate::backend::gpu::{MemoryDriver, Region, Wanted, warn};
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::util::unsupported;
@@ -18,15 +18,15 @@ use crate::util::unsupported;
 const PLAIN_BLOCK: u64 = 2 << 20;
 
 /// Memory that is given back when this is dropped.
-pub(super) struct Region {
-    pub(super) device: Arc<Device>,
+struct CudaRegion {
+    device: Arc<Device>,
     address: Address,
     bytes: u64,
     kind: Kind,
 }
 
 /// Where memory comes from, and so how it is shared.
-pub(super) enum Kind {
+enum Kind {
     /// A handle that is mapped; the descriptor it came by, if a peer or the caller gave it.
     Virtual { handle: Physical, descriptor: Option<OwnedFd> },
     /// Plain memory of this process.
@@ -37,15 +37,99 @@ pub(super) enum Kind {
     Foreign,
 }
 
-impl fmt::Debug for Region {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes at {:#x}", self.bytes, self.address)
+impl MemoryDriver for Device {
+    /// Virtual memory if the device has it and can share it with these ranks.
+    fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
+        const REFUSED: [u32; 2] = [api::NOT_PERMITTED, api::NOT_SUPPORTED];
+        let Wanted { purpose, exported, legacy } = wanted;
+        let can = self.virtual_memory && (self.descriptors || !exported);
+        if purpose != Purpose::DeviceWords && can && !legacy {
+            match CudaRegion::create(&self, bytes, exported) {
+                Err(Error::Device { code, ref name, .. }) if REFUSED.contains(&code) => {
+                    tracing::warn!(%name, "no virtual memory: plain memory is used instead");
+                }
+                outcome => return Ok(Arc::new(outcome?)),
+            }
+        }
+        Ok(Arc::new(CudaRegion::plain(&self, bytes)?))
+    }
+
+    fn import(self: Arc<Self>, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Region>> {
+        if !(self.virtual_memory && self.descriptors) {
+            let why = "the device has no virtual memory with descriptors";
+            return Err(unsupported("import of a descriptor", why));
+        }
+        Ok(Arc::new(CudaRegion::import(&self, descriptor, bytes)?))
+    }
+
+    fn open(self: Arc<Self>, handle: &[u8], bytes: u64) -> Result<Arc<dyn Region>> {
+        let Ok(handle) = <[u8; 64]>::try_from(handle) else {
+            let expected = "64 bytes, as CUDA's are";
+            return Err(Error::invalid("handle of memory", format!("{handle:?}"), expected));
+        };
+        Ok(Arc::new(CudaRegion::open_legacy(&self, handle, bytes)?))
+    }
+
+    fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>> {
+        Ok(Arc::new(CudaRegion::foreign(&self, address, bytes)?))
+    }
+
+    fn can_access(&self, ordinal: i32) -> Result<bool> {
+        self.can_access_memory_of(&*Device::get(ordinal as usize)?)
+    }
+
+    fn enable_access(&self, ordinal: i32) -> Result<()> {
+        self.access_memory_of(&*Device::get(ordinal as usize)?)
     }
 }
 
-impl Region {
+impl Region for CudaRegion {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn ordinal(&self) -> i32 {
+        self.device.ordinal
+    }
+
+    fn handle(&self) -> Result<Vec<u8>> {
+        match self.kind {
+            Kind::Virtual { .. } => Ok(Vec::new()),
+            Kind::Plain => Ok(self.legacy_handle()?.to_vec()),
+            Kind::Legacy | Kind::Foreign => {
+                let why = "it is not this process's own allocation";
+                Err(unsupported("sharing memory with other processes", why))
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Result<Option<OwnedFd>> {
+        match &self.kind {
+            Kind::Virtual { handle, descriptor: None } => self.export(*handle).map(Some),
+            Kind::Virtual { descriptor: Some(known), .. } => duplicate(known.as_fd()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn grant(&self, ordinals: &[i32]) -> Result<()> {
+        match self.kind {
+            Kind::Virtual { .. } => self.map_for(ordinals),
+            _ => Ok(()),
+        }
+    }
+
+    fn asks_for_access(&self) -> bool {
+        !matches!(self.kind, Kind::Virtual { .. })
+    }
+}
+
+impl CudaRegion {
     /// New virtual memory of this device, not zeroed. `exported`: for other processes, too.
-    pub(super) fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<Region> {
+    fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<CudaRegion> {
         let _bound = device.bind_apart()?;
         let driver = device.driver;
         let properties = properties(device, exported);
@@ -54,11 +138,11 @@ impl Region {
         // SAFETY: `handle` is where the answer goes, `properties` is complete, the flags are zero.
         let code = unsafe { (driver.cuMemCreate)(&mut handle, size, &properties, 0) };
         check_for("cuMemCreate", || format!("of {size} bytes"), code)?;
-        Region::map(device, handle, size as u64, None)
+        CudaRegion::map(device, handle, size as u64, None)
     }
 
     /// Virtual memory that came as a descriptor, of `bytes` bytes at least.
-    pub(super) fn import(device: &Arc<Device>, descriptor: OwnedFd, bytes: u64) -> Result<Region> {
+    fn import(device: &Arc<Device>, descriptor: OwnedFd, bytes: u64) -> Result<CudaRegion> {
         let _bound = device.bind_apart()?;
         let driver = device.driver;
         let size = round(bytes, granularity(device, &properties(device, true))?)?;
@@ -70,7 +154,7 @@ impl Region {
             (driver.cuMemImportFromShareableHandle)(&mut handle, number, api::HANDLE_DESCRIPTOR)
         };
         check("cuMemImportFromShareableHandle", code)?;
-        Region::map(device, handle, size as u64, Some(descriptor))
+        CudaRegion::map(device, handle, size as u64, Some(descriptor))
     }
 
     /// Maps a handle for this device; it is released if that fails.
@@ -79,7 +163,7 @@ impl Region {
         handle: Physical,
         size: u64,
         descriptor: Option<OwnedFd>,
-    ) -> Result<Region> {
+    ) -> Result<CudaRegion> {
         let driver = device.driver;
         let mut address = 0;
         // SAFETY: `address` is where the answer goes; alignment, wish and flags are zero.
@@ -101,28 +185,24 @@ impl Region {
         }
         let kind = Kind::Virtual { handle, descriptor };
         // From here on dropping gives all of it back.
-        let region = Region { device: device.clone(), address, bytes: size, kind };
-        region.grant(&[device.ordinal])?;
+        let region = CudaRegion { device: device.clone(), address, bytes: size, kind };
+        region.map_for(&[device.ordinal])?;
         Ok(region)
     }
 
     /// Plain memory of this device, not zeroed.
-    pub(super) fn plain(device: &Arc<Device>, bytes: u64) -> Result<Region> {
+    fn plain(device: &Arc<Device>, bytes: u64) -> Result<CudaRegion> {
         let _bound = device.bind_apart()?;
         let size = round(bytes, PLAIN_BLOCK as usize)?;
         let mut address = 0;
         // SAFETY: `address` is where the answer goes.
         let code = unsafe { (device.driver.cuMemAlloc_v2)(&mut address, size) };
         check_for("cuMemAlloc", || format!("of {size} bytes"), code)?;
-        Ok(Region { device: device.clone(), address, bytes: size as u64, kind: Kind::Plain })
+        Ok(CudaRegion { device: device.clone(), address, bytes: size as u64, kind: Kind::Plain })
     }
 
     /// Plain memory of another process, by its legacy handle.
-    pub(super) fn open_legacy(
-        device: &Arc<Device>,
-        handle: [u8; 64],
-        bytes: u64,
-    ) -> Result<Region> {
+    fn open_legacy(device: &Arc<Device>, handle: [u8; 64], bytes: u64) -> Result<CudaRegion> {
         const LAZY_PEER_ACCESS: u32 = 1;
         let _bound = device.bind_apart()?;
         let handle = LegacyHandle(handle);
@@ -132,11 +212,11 @@ impl Region {
             (device.driver.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_PEER_ACCESS)
         };
         check("cuIpcOpenMemHandle", code)?;
-        Ok(Region { device: device.clone(), address, bytes, kind: Kind::Legacy })
+        Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Legacy })
     }
 
     /// The caller's memory as it is: it must be of this device.
-    pub(super) fn foreign(device: &Arc<Device>, address: u64, bytes: u64) -> Result<Region> {
+    fn foreign(device: &Arc<Device>, address: u64, bytes: u64) -> Result<CudaRegion> {
         let _bound = device.bind_apart()?;
         let driver = device.driver;
         let invalid = |value: String, expected: &str| {
@@ -166,27 +246,11 @@ impl Region {
         if bytes > there {
             return invalid(format!("{there} bytes long"), &format!("at least {bytes}"));
         }
-        Ok(Region { device: device.clone(), address, bytes, kind: Kind::Foreign })
+        Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Foreign })
     }
 
-    /// A mapping of it for whoever asks for one.
-    pub(super) fn mapping(self: Arc<Self>) -> GpuMapping {
-        GpuMapping::new(self.address, self.bytes, self)
-    }
-
-    pub(super) fn kind(&self) -> &Kind {
-        &self.kind
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Lets these devices of this process access virtual memory; to other memory it does nothing.
-    pub(super) fn grant(&self, ordinals: &[i32]) -> Result<()> {
-        if !matches!(self.kind, Kind::Virtual { .. }) {
-            return Ok(());
-        }
+    /// Lets these devices of this process access virtual memory.
+    fn map_for(&self, ordinals: &[i32]) -> Result<()> {
         let _bound = self.device.bind_apart()?;
         let access = |&id: &i32| Access { location: location(id), flags: api::ACCESS_READ_WRITE };
         let access: Vec<_> = ordinals.iter().map(access).collect();
@@ -203,24 +267,13 @@ impl Region {
     }
 
     /// A descriptor of virtual memory, for a peer.
-    pub(super) fn export(&self) -> Result<OwnedFd> {
-        let Kind::Virtual { handle, descriptor } = &self.kind else {
-            return Err(unsupported("a descriptor of plain memory", "it is shared otherwise"));
-        };
-        if let Some(descriptor) = descriptor {
-            return duplicate(descriptor.as_fd());
-        }
+    fn export(&self, handle: Physical) -> Result<OwnedFd> {
         let _bound = self.device.bind_apart()?;
         let mut number: RawFd = -1;
         let to = (&raw mut number).cast::<c_void>();
         // SAFETY: of this type of handle the answer is a descriptor's number.
         let code = unsafe {
-            (self.device.driver.cuMemExportToShareableHandle)(
-                to,
-                *handle,
-                api::HANDLE_DESCRIPTOR,
-                0,
-            )
+            (self.device.driver.cuMemExportToShareableHandle)(to, handle, api::HANDLE_DESCRIPTOR, 0)
         };
         check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver opened the descriptor for the caller.
@@ -228,7 +281,7 @@ impl Region {
     }
 
     /// The legacy handle of plain memory.
-    pub(super) fn legacy_handle(&self) -> Result<[u8; 64]> {
+    fn legacy_handle(&self) -> Result<[u8; 64]> {
         let _bound = self.device.bind_apart()?;
         let mut handle = LegacyHandle([0; 64]);
         // SAFETY: `handle` is where the answer goes; the memory is plain and this process's.
@@ -238,7 +291,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for CudaRegion {
     fn drop(&mut self) {
         let bound = self.device.bind_apart();
         if let Err(error) = bound {

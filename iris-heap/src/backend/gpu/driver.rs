@@ -1,8 +1,10 @@
 //! What the shared part of the GPU backends asks of a device's driver.
 
+use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
+use crate::backend::{BackendKind, LaunchShape};
 use crate::error::Result;
 
 /// A handle of the driver's: a pointer in its own words, a number here, for any thread to use.
@@ -18,8 +20,6 @@ macro_rules! handles {
 }
 
 handles! {
-    /// A context.
-    RawContext;
     /// A stream.
     RawStream;
     /// An event.
@@ -30,19 +30,8 @@ handles! {
     RawFunction;
 }
 
-/// The shape of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaunchShape {
-    /// Workgroups.
-    pub groups: u32,
-    /// Threads of a workgroup.
-    pub threads: u32,
-    /// Bytes of dynamic shared memory of a workgroup.
-    pub shared_bytes: u32,
-}
-
-/// One device, by its driver's calls. Each call sees to the thread's context itself, and leaves it as it
-/// was.
+/// One device, by its driver's calls. Each call sees to the thread's context or current device itself,
+/// and leaves it as it was.
 ///
 /// Those that are said to be *apart* are about nothing that a capture could hold: while they run, a
 /// capture of another thread, in whatever mode, is not broken by them. Nothing here waits for work of
@@ -52,11 +41,31 @@ pub struct LaunchShape {
 /// Handles given to a call are alive, and of this device if nothing else is said; events may be of
 /// another. Addresses are of memory that stays valid until what is enqueued is over.
 pub(crate) trait Driver: Send + Sync {
+    /// Whose it is.
+    fn kind(&self) -> BackendKind;
+
     /// Its number among the devices that the process sees.
     fn ordinal(&self) -> i32;
 
     /// Name and architecture: the same on all ranks of a world.
     fn title(&self) -> String;
+
+    /// Its architecture, as the vendor's tools name it: `sm_90`, `gfx942`.
+    fn arch(&self) -> String;
+
+    /// What tells this very device from every other of the host, the same in all processes.
+    fn uuid(&self) -> String;
+
+    /// Bytes of its memory that are free, and all. Apart.
+    fn memory_info(&self) -> Result<(u64, u64)>;
+
+    /// Makes it this thread's current device until the guard is dropped, for a library that is called
+    /// then. Apart, if that is asked for.
+    fn current(&self, apart: bool) -> Result<Box<dyn Any>>;
+
+    /// Several ranks of a heap, threads of this process, use the device: what the driver must be told,
+    /// or the user, so that no stream of one waits for a kernel of another.
+    fn shared_by(&self, ranks: u32);
 
     /// How many multiprocessors (compute units) it has.
     fn multiprocessors(&self) -> u32;
@@ -105,14 +114,14 @@ pub(crate) trait Driver: Send + Sync {
     /// Enqueues a copy between memory that the device has mapped.
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a copy from the host. Apart.
+    /// Enqueues a copy from the host, in as many pieces as the driver takes well. Apart.
     unsafe fn write(&self, to: u64, from: *const u8, bytes: usize, stream: RawStream)
     -> Result<()>;
 
     /// Enqueues a copy to the host. Apart.
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()>;
 
-    /// Enqueues that bytes are set. Apart.
+    /// Enqueues that bytes of new memory are set, before a kernel runs: it may be by a kernel. Apart.
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()>;
 
     /// Memory of the host that all devices can have mapped, on a page's boundary, for good. Apart.
@@ -121,8 +130,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Where the device finds what [`Driver::pin`] gave. Apart.
     unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64>;
 
-    /// Loads an image of kernels, whose end the driver finds. Apart.
-    unsafe fn load(&self, image: &[u8]) -> Result<RawModule>;
+    /// Loads an image of kernels, of a kind whose end the driver finds:
+    /// [`Error::Invalid`](crate::Error::Invalid) for anything else. Apart.
+    fn load(&self, image: &[u8]) -> Result<RawModule>;
 
     /// The kernel of this name, ready for its first launch with so much dynamic shared memory. Apart.
     unsafe fn function(

@@ -1,24 +1,32 @@
 //! A driver that only keeps account, and what the shared part asks of it.
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use super::event::GpuEvent;
-use super::stream::Shared;
+use super::memory::{MemoryDriver, Region, Wanted};
+use super::stream::{GpuStream, Queue, Shared};
 use super::*;
-use crate::backend::{EventBackend, StreamBackend};
+use crate::backend::{BackendKind, EventBackend, LaunchShape, StreamBackend};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 use crate::util::unsupported;
 
+mod ranks;
+
 /// Streams are what the test says they are: captured, busy, or done.
 #[derive(Default)]
 struct Fake {
+    ordinal: i32,
+    /// Devices whose memory it cannot access.
+    far: Option<i32>,
     handles: AtomicU64,
     /// By stream: the number of the capture that is under way.
     captured: Mutex<HashMap<u64, u64>>,
@@ -56,14 +64,33 @@ impl Fake {
 }
 
 impl Driver for Fake {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Hip
+    }
     fn ordinal(&self) -> i32 {
-        0
+        self.ordinal
     }
     fn title(&self) -> String {
-        "a fake".into()
+        format!("a fake {}", self.arch())
+    }
+    fn arch(&self) -> String {
+        "gfx000".into()
+    }
+    fn uuid(&self) -> String {
+        format!("fake {}", self.ordinal)
+    }
+    fn memory_info(&self) -> Result<(u64, u64)> {
+        Ok((0, 0))
+    }
+    fn current(&self, apart: bool) -> Result<Box<dyn Any>> {
+        self.call("current", apart.to_string())?;
+        Ok(Box::new(()))
+    }
+    fn shared_by(&self, ranks: u32) {
+        self.call("shared_by", ranks.to_string()).unwrap();
     }
     fn multiprocessors(&self) -> u32 {
-        1
+        8
     }
     fn create_stream(&self) -> Result<RawStream> {
         Ok(RawStream(self.fresh()))
@@ -118,13 +145,17 @@ impl Driver for Fake {
     unsafe fn fill(&self, _: u64, _: u64, _: u8, stream: RawStream) -> Result<()> {
         self.call("fill", format!("on {}", stream.0))
     }
-    fn pin(&self, _: usize) -> Result<NonNull<u8>> {
-        Err(unsupported("pin", "the fake has no memory"))
+    fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
+        // For good, as a driver's is, and on the boundary of a line.
+        let lines = vec![0_u128; bytes / 16 + 8].leak();
+        let skipped = lines.as_ptr().align_offset(128);
+        Ok(NonNull::from(&mut lines[skipped..]).cast())
     }
     unsafe fn pinned_address(&self, _: NonNull<u8>) -> Result<u64> {
         Ok(0)
     }
-    unsafe fn load(&self, _: &[u8]) -> Result<RawModule> {
+    fn load(&self, image: &[u8]) -> Result<RawModule> {
+        self.call("load", format!("{} bytes", image.len()))?;
         Ok(RawModule(self.fresh()))
     }
     unsafe fn function(&self, _: RawModule, _: &CStr, _: u32) -> Result<RawFunction> {
@@ -148,6 +179,78 @@ impl Driver for Fake {
     }
 }
 
+/// Memory that only has an address, which is its number.
+struct FakeRegion {
+    device: Arc<Fake>,
+    address: u64,
+    bytes: u64,
+    /// How it is shared; empty if it is the caller's or a peer's.
+    handle: Vec<u8>,
+}
+
+impl Region for FakeRegion {
+    fn address(&self) -> u64 {
+        self.address
+    }
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+    fn ordinal(&self) -> i32 {
+        self.device.ordinal
+    }
+    fn handle(&self) -> Result<Vec<u8>> {
+        Ok(self.handle.clone())
+    }
+    fn descriptor(&self) -> Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+    fn grant(&self, ordinals: &[i32]) -> Result<()> {
+        self.device.call("grant", format!("{} to {ordinals:?}", self.address))
+    }
+    fn asks_for_access(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for FakeRegion {
+    fn drop(&mut self) {
+        self.device.call("free", self.address.to_string()).unwrap();
+    }
+}
+
+impl Fake {
+    fn region(self: &Arc<Self>, bytes: u64, handle: Vec<u8>) -> Arc<dyn Region> {
+        let (device, address) = (self.clone(), 1000 * self.fresh());
+        Arc::new(FakeRegion { device, address, bytes, handle })
+    }
+}
+
+impl MemoryDriver for Fake {
+    fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
+        self.call("allocate", format!("{bytes} of {:?}", wanted.purpose))?;
+        let handle =
+            if wanted.exported { format!("{bytes} of {}", self.ordinal) } else { "".into() };
+        Ok(self.region(bytes, handle.into_bytes()))
+    }
+    fn import(self: Arc<Self>, _: OwnedFd, bytes: u64) -> Result<Arc<dyn Region>> {
+        self.call("import", bytes.to_string())?;
+        Ok(self.region(bytes, Vec::new()))
+    }
+    fn open(self: Arc<Self>, handle: &[u8], bytes: u64) -> Result<Arc<dyn Region>> {
+        self.call("open", String::from_utf8_lossy(handle).into_owned())?;
+        Ok(self.region(bytes, Vec::new()))
+    }
+    fn foreign(self: Arc<Self>, _: u64, bytes: u64) -> Result<Arc<dyn Region>> {
+        Ok(self.region(bytes, Vec::new()))
+    }
+    fn can_access(&self, ordinal: i32) -> Result<bool> {
+        Ok(self.far != Some(ordinal))
+    }
+    fn enable_access(&self, ordinal: i32) -> Result<()> {
+        self.call("enable_access", ordinal.to_string())
+    }
+}
+
 /// A heap's streams, and their driver.
 fn shared() -> (Arc<Fake>, Arc<Shared>) {
     let fake = Arc::new(Fake::default());
@@ -161,11 +264,7 @@ fn stream(shared: &Arc<Shared>) -> Arc<GpuStream> {
 
 /// Enqueues an op on a stream.
 fn op(stream: &GpuStream) -> Result<()> {
-    let raw = stream.raw_handle();
-    stream.0.in_order(|| {
-        // SAFETY: the fake looks at no address.
-        unsafe { stream.0.shared().device.copy(0, 0, 0, RawStream(raw)) }
-    })
+    stream.0.copy_in_order(0, 0, 0)
 }
 
 /// What takes longer than this waits for ever.

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
+use super::memory::Region;
 use crate::backend::Mapping;
 use crate::error::{Error, Result};
 use crate::util::lock;
@@ -14,19 +15,19 @@ use crate::util::unsupported;
 pub(crate) struct GpuMapping {
     address: u64,
     bytes: u64,
-    region: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+    region: Mutex<Option<Arc<dyn Region>>>,
 }
 
 impl GpuMapping {
     /// Memory that is unmapped when the last mapping of `region` lets it go.
-    pub(crate) fn new(address: u64, bytes: u64, region: Arc<dyn Any + Send + Sync>) -> GpuMapping {
+    pub(crate) fn new(region: Arc<dyn Region>) -> GpuMapping {
+        let (address, bytes) = (region.address(), region.bytes());
         GpuMapping { address, bytes, region: Mutex::new(Some(region)) }
     }
 
-    /// What it belongs to, of the backend's own type.
-    pub(crate) fn region<R: Any + Send + Sync>(&self) -> Result<Arc<R>> {
-        let region = lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })?;
-        region.downcast().map_err(|_| unsupported("device memory", "it is of another backend"))
+    /// What it belongs to.
+    pub(crate) fn region(&self) -> Result<Arc<dyn Region>> {
+        lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })
     }
 
     /// Lets the memory go. The last mapping of it unmaps it.

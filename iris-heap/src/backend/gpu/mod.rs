@@ -1,19 +1,24 @@
-//! What the backends of GPUs share: streams, events, the order of ops, kernels, pinned memory, over a
-//! trait of driver calls. What a vendor's backend has of its own is the trait, and memory.
+//! What the backends of GPUs share: the device of a rank, streams, events, the order of ops, kernels,
+//! pinned memory, and who is told what so that memory is shared. A vendor's backend has of its own two
+//! traits of driver calls, [`Driver`] and [`MemoryDriver`], and the table of its driver's functions.
 
+mod backend;
 mod copies;
 mod driver;
 mod event;
 #[cfg(test)]
 mod fake;
 mod mapping;
+mod memory;
 mod module;
-pub(super) mod pinned;
+mod pinned;
+mod sharing;
 mod stream;
+mod vendor;
 
-pub(super) use copies::HostCopies;
-pub use driver::LaunchShape;
-pub(super) use driver::{Driver, RawContext, RawEvent, RawFunction, RawModule, RawStream, warn};
-pub(super) use mapping::{GpuMapping, as_gpu};
-pub use module::{Function, Module};
-pub(super) use stream::{GpuStream, Queue, Shared};
+pub use backend::Gpu;
+pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
+pub(super) use memory::{MemoryDriver, Region, Wanted};
+#[cfg(feature = "cudarc-0-19")]
+pub(super) use stream::Queue;
+pub(super) use vendor::{Opened, Vendor};

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 
 use super::driver::Driver;
+use crate::backend::BackendKind;
 use crate::control::{Line, PinnedLine};
 use crate::error::{Error, Result};
 use crate::util::lock;
@@ -15,28 +16,38 @@ use crate::util::lock;
 /// Blocks that are taken from the driver at a time.
 const BLOCKS: usize = 512;
 
-/// Blocks that nobody uses.
-static FREE: Mutex<Vec<&'static Line>> = Mutex::new(Vec::new());
+/// Blocks that nobody uses, and whose devices can address them.
+static FREE: Mutex<Vec<(BackendKind, &'static Line)>> = Mutex::new(Vec::new());
 
 /// A block, all zero, that the kernels of `device` can address.
 pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
+    let kind = device.kind();
     let line = {
         let mut free = lock(&FREE);
-        if free.is_empty() {
-            free.extend(allocate(device)?);
-        }
-        free.pop().ok_or(Error::Closed { what: "the pool of control blocks" })?
+        let place = match free.iter().rposition(|&(of, _)| of == kind) {
+            Some(place) => place,
+            None => {
+                free.extend(allocate(device)?.map(|line| (kind, line)));
+                free.len() - 1
+            }
+        };
+        free.swap_remove(place).1
     };
     // From here on dropping gives it back.
-    let mut block = PinnedLine::new(line, give_back);
+    let mut block = PinnedLine::new(line, Box::new(Lease(kind, line)));
     block.clear();
     // SAFETY: the block is in memory that `allocate` pinned.
     block.address = unsafe { device.pinned_address(NonNull::from(line).cast()) }?;
     Ok(block)
 }
 
-fn give_back(line: &'static Line) {
-    lock(&FREE).push(line);
+/// Gives a block back to the pool.
+struct Lease(BackendKind, &'static Line);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        lock(&FREE).push((self.0, self.1));
+    }
 }
 
 fn allocate(device: &dyn Driver) -> Result<impl Iterator<Item = &'static Line>> {

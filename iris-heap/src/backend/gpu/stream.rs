@@ -234,10 +234,6 @@ impl Queue {
         self.raw
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
     /// The number of the capture that is under way on this stream.
     pub(crate) fn capture(&self) -> Result<Option<u64>> {
         // SAFETY: the stream is alive.
@@ -367,6 +363,14 @@ impl Drop for Shared {
 
 /// A stream as the rest of the crate sees it.
 pub(crate) struct GpuStream(pub(crate) Arc<Queue>);
+
+impl GpuStream {
+    /// The queue behind a stream, which must be a GPU's.
+    pub(crate) fn of(stream: &dyn StreamBackend) -> Result<&Arc<Queue>> {
+        let stream = stream.as_any().downcast_ref::<GpuStream>().map(|stream| &stream.0);
+        stream.ok_or_else(|| unsupported("work of a GPU", "this is the stream of another device"))
+    }
+}
 
 impl Drop for GpuStream {
     fn drop(&mut self) {

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
-use iris_heap::{BackendKind, cuda};
+use iris_heap::BackendKind;
 use iris_testkit::say;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -116,7 +116,7 @@ impl Sink {
 /// The record of this kind of device; none where there is no GPU, and nothing to record.
 fn usual_record(backend: BackendKind) -> Option<PathBuf> {
     let name = match backend {
-        BackendKind::Cuda => file_name(&cuda::devices().ok()?.first()?.name),
+        BackendKind::Cuda => file_name(&backend.devices().ok()?.first()?.name),
         other => other.to_string(),
     };
     Some(format!("bench/record/{name}.jsonl").into())

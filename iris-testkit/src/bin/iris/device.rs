@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use anyhow::Result;
-use iris_heap::{BackendKind, HeapOptions, World, cuda};
+use iris_heap::{BackendKind, HeapOptions, World};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
@@ -11,14 +11,12 @@ use crate::errors::usage;
 /// What a rank's heap is, beside its size.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Device {
-    backend: u8,
+    backend: BackendKind,
     threads: Option<usize>,
     devices: Option<Devices>,
 }
 
 impl Device {
-    const KINDS: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip];
-
     /// This backend, with so many threads a rank, on these GPUs.
     ///
     /// # Errors
@@ -29,22 +27,21 @@ impl Device {
         devices: Option<Devices>,
     ) -> Result<Device> {
         if let Some(devices) = devices {
-            if backend != BackendKind::Cuda {
+            if backend.traits().host_threads {
                 return Err(usage("--devices", devices, "only with --backend cuda"));
             }
-            let visible = cuda::device_count()?;
+            let visible = backend.device_count()?;
             if devices.last() >= visible {
-                let expected = format!("of the {visible} CUDA devices that are visible");
+                let expected = format!("of the {visible} {backend} devices that are visible");
                 return Err(usage("--devices", devices, expected));
             }
         }
-        let backend = Self::KINDS.iter().position(|&kind| kind == backend).unwrap_or(0) as u8;
         Ok(Device { backend, threads, devices })
     }
 
     /// The kind of the device.
     pub(crate) fn backend(&self) -> BackendKind {
-        Self::KINDS[usize::from(self.backend).min(2)]
+        self.backend
     }
 
     /// The options of a heap of this size on a rank: the ranks of a host take the GPUs in turns.

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
-use iris_heap::{BackendKind, DType, Stream, SymmetricHeap, World};
+use iris_heap::{DType, Stream, SymmetricHeap, World};
 use iris_ops::{Epilogue, Plan, Ranks};
 use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
@@ -59,7 +59,7 @@ pub(crate) fn main(
     let block = Block::read(weights.as_ref(), &prefix)?;
     let job = LayerJob { weights, prefix, device, iterations, trace: trace_file.is_some() };
     let (data, _) = job.heap_bytes(&block, place.ranks)?;
-    if device.backend() == BackendKind::Cpu {
+    if device.backend().traits().host_memory {
         memory::fits(place.ranks, data)?;
     }
     let trace_file = trace_file.map(TraceFile::open).transpose()?;

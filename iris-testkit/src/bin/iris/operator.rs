@@ -168,7 +168,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.
     let heap_bytes = problem.heap_bytes(place.ranks)?;
-    let heap_on_host = if options.backend == BackendKind::Cpu { heap_bytes.0 } else { 0 };
+    let heap_on_host = if options.backend.traits().host_memory { heap_bytes.0 } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
     memory::fits(place.ranks, host_bytes)?;
     let trace_file = options.trace.as_deref().map(TraceFile::open).transpose()?;

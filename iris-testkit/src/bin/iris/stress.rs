@@ -3,7 +3,7 @@
 //! the same delays with the wait must not. The kernels are builds of their own: NVRTC is needed.
 
 use anyhow::{Context, Result};
-use iris_heap::{DType, MAX_RANKS, World, cuda};
+use iris_heap::{BackendKind, DType, MAX_RANKS, World};
 use iris_ops::Injected;
 use iris_sync::RESTAMP_PERIOD;
 use iris_testkit::stress::{HELD_CALLS, HOLD_NS, Outcome, Setting, Subject, WAITS, run};
@@ -58,13 +58,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     let types = if options.large { 1 } else { 2 };
     let count = types * subjects.len() + waits.len();
-    if let Some(reason) = harness::missing_gpus(1)? {
+    if let Some(reason) = harness::missing_gpus(BackendKind::Cuda, 1)? {
         say!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped")?;
         return Ok(true);
     }
     let ranks = match options.ranks {
         Some(ranks) => ranks,
-        None => cuda::device_count()?.clamp(2, MAX_RANKS),
+        None => BackendKind::Cuda.device_count()?.clamp(2, MAX_RANKS),
     };
     let mut failed = 0;
     let half = options.calls as i32 / 2;

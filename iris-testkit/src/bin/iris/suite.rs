@@ -166,7 +166,7 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
         sharing: false,
     };
     let sharing = Ranks { count: 4, threads: 1, as_threads: true, sharing: true };
-    let shared = (backend == BackendKind::Cuda).then_some(sharing);
+    let shared = (!backend.traits().host_threads).then_some(sharing);
     worlds.iter().map(ranks).chain(shared).collect()
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, CudaStream};
-use iris_heap::{BackendKind, DType, World, cuda};
+use iris_heap::{BackendKind, DType, World};
 use iris_ops::{Shard, TileShape};
 use iris_testkit::suite::{OpName, Options as OpOptions};
 use iris_testkit::{harness, note, say};
@@ -75,10 +75,10 @@ struct Shape {
 /// Measures and prints; whether nothing failed.
 pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let shapes = read(options.cases.as_deref(), options.only.as_deref())?;
-    if let Some(reason) = harness::missing_gpus(1)? {
+    if let Some(reason) = harness::missing_gpus(BackendKind::Cuda, 1)? {
         return skipped(&reason);
     }
-    let devices = cuda::devices()?;
+    let devices = BackendKind::Cuda.devices()?;
     let ranks = options.ranks.unwrap_or(devices.len());
     let vendors = Vendors::load(&options.libraries);
     let (nccl, blas) = vendors.versions();
@@ -252,7 +252,7 @@ fn all_shapes(
     shapes: &[Shape],
     report: &mut dyn FnMut(Vec<Value>) -> Result<()>,
 ) -> Result<()> {
-    let devices = cuda::devices()?.len();
+    let devices = BackendKind::Cuda.devices()?.len();
     let context = CudaContext::new(world.local_rank() % devices)?;
     context.bind_to_thread()?;
     let id = if world.rank() == 0 { Communicator::id(vendors).ok() } else { None };

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use iris_heap::cuda::CudaBackend;
 use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap};
 use iris_ops::{Plan, Ranks, Shard};
 use iris_testkit::oracle::split;
@@ -169,7 +168,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
 
     // One call of each, compared; then times.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
-    let clock = Clock::new(rank, CudaBackend::of(heap)?.stream_of(&rank.stream)?)?;
+    let clock = Clock::new(rank, heap.gpu()?.stream_of(&rank.stream)?)?;
     let mut results = Vec::new();
     for (at, side) in sides.iter_mut().enumerate() {
         let to = if at < variants { matrices.c } else { matrices.other_c };

@@ -1,0 +1,334 @@
+//! The device of one rank, as its heap uses it: the same for all vendors.
+
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use super::copies::HostCopies;
+use super::driver::RawStream;
+use super::mapping::{GpuMapping, as_gpu};
+use super::memory::{MemoryDriver, Region, Wanted};
+use super::module::GpuModule;
+use super::pinned;
+use super::sharing::{self, Joined};
+use super::stream::{GpuStream, Queue, Shared};
+use super::vendor::info;
+use crate::abi::abort;
+use crate::backend::{
+    Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, ModuleBackend, Purpose,
+    StreamBackend,
+};
+use crate::control::Control;
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::util::{lock, unsupported};
+
+/// A GPU, as the device of one rank: for vendors' libraries, which enqueue their work themselves on a
+/// stream that they are given.
+///
+/// [`SymmetricHeap::gpu`](crate::SymmetricHeap::gpu) is where it comes from. Streams and memory of the
+/// caller's come as what the driver has for them: a `CUstream` or `hipStream_t` as a number
+/// ([`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw)), a `CUdeviceptr` or the
+/// like as an address ([`SymmetricHeap::import`](crate::SymmetricHeap::import)), whatever made them.
+/// With the feature `cudarc-0-19` streams of that version of cudarc come as they are, and are kept alive.
+///
+/// Set `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment of programs with several ranks on one
+/// device: by default their streams share 8 queues, and work that is queued behind another rank's
+/// waiting kernel does not begin. The library does not set it, since changing the environment of a
+/// process with threads is not sound, and warns.
+pub struct Gpu {
+    pub(in crate::backend) shared: Arc<Shared>,
+    device: Arc<dyn MemoryDriver>,
+    /// For copies by the host, apart from the streams of ops.
+    copies: HostCopies,
+    /// Whether ranks are threads of this process.
+    same_process: bool,
+    legacy: bool,
+    /// Ranks that use this device, this one included; known after the first exchange.
+    sharing: OnceLock<u32>,
+    queues: Mutex<Vec<Weak<Queue>>>,
+    /// Everything handed out, to be let go when the heap closes.
+    mappings: Mutex<Vec<Weak<GpuMapping>>>,
+    closed: AtomicBool,
+}
+
+impl Gpu {
+    /// For a rank whose peers are threads of this process, or processes, with virtual memory or, if
+    /// `legacy`, plain memory.
+    pub(crate) fn new(
+        device: Arc<dyn MemoryDriver>,
+        same_process: bool,
+        legacy: bool,
+    ) -> Result<Gpu> {
+        let control = Arc::new(Control::pinned(pinned::take(&*device)?));
+        Ok(Gpu {
+            shared: Arc::new(Shared::new(device.clone(), control)?),
+            copies: HostCopies::new(device.clone())?,
+            device,
+            same_process,
+            legacy,
+            sharing: OnceLock::new(),
+            queues: Mutex::default(),
+            mappings: Mutex::default(),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Whose it is.
+    pub fn kind(&self) -> BackendKind {
+        self.device.kind()
+    }
+
+    /// Ranks of the heap that use this device, this one included.
+    pub fn sharing(&self) -> u32 {
+        self.sharing.get().copied().unwrap_or(1)
+    }
+
+    /// Multiprocessors of the device, whoever shares it.
+    pub fn multiprocessors(&self) -> u32 {
+        self.device.multiprocessors()
+    }
+
+    /// Lets `enqueue` put work of a library on a stream of the heap, behind the heap's last op,
+    /// whatever stream that was on; the next op waits for it. `enqueue` is given the driver's stream
+    /// (`CUstream`, `hipStream_t`) as a number, with the device current.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; those of `enqueue`.
+    pub fn enqueue(&self, stream: &Stream, enqueue: impl FnOnce(u64) -> Result<()>) -> Result<()> {
+        stream.check_of(Arc::as_ptr(&self.shared.control), "work of a library")?;
+        let queue = GpuStream::of(stream.backend())?;
+        let _current = self.device.current(false)?;
+        queue.in_order(|| enqueue(queue.raw().0))
+    }
+
+    /// Calls `f` with the device current on this thread.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; those of `f`.
+    pub fn current<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _current = self.device.current(false)?;
+        f()
+    }
+
+    /// Calls `f` with the device current, such that a capture of another thread is not broken by what
+    /// it does: for what a library prepares.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; those of `f`.
+    pub fn apart<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _current = self.device.current(true)?;
+        f()
+    }
+
+    pub(in crate::backend) fn keep(&self, queue: Arc<Queue>) -> Result<Arc<dyn StreamBackend>> {
+        let mut queues = lock(&self.queues);
+        queues.retain(|q| q.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        Ok(Arc::new(GpuStream(queue)))
+    }
+
+    fn live_queues(&self) -> Vec<Arc<Queue>> {
+        let live: Vec<_> = lock(&self.queues).iter().filter_map(Weak::upgrade).collect();
+        live.into_iter().chain(self.shared.kept()).collect()
+    }
+
+    fn hand_out(&self, region: Arc<dyn Region>) -> Arc<dyn Mapping> {
+        let mapping = Arc::new(GpuMapping::new(region));
+        let mut mappings = lock(&self.mappings);
+        mappings.retain(|m| m.strong_count() > 0);
+        mappings.push(Arc::downgrade(&mapping));
+        mapping
+    }
+
+    fn live_mappings(&self) -> Vec<Arc<GpuMapping>> {
+        lock(&self.mappings).iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Backend for Gpu {
+    fn device(&self) -> DeviceInfo {
+        info(&*self.device, (self.device.multiprocessors() / self.sharing()).max(1))
+    }
+
+    fn sharing(&self) -> u32 {
+        Gpu::sharing(self)
+    }
+
+    fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>> {
+        let exported = purpose != Purpose::DeviceWords && !self.same_process;
+        let wanted = Wanted { purpose, exported, legacy: self.legacy };
+        let mapping = self.hand_out(self.device.clone().allocate(bytes, wanted)?);
+        self.copies.clear(as_gpu(&*mapping)?)?;
+        Ok(mapping)
+    }
+
+    fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>> {
+        sharing::describe(&*self.device, own)
+    }
+
+    fn descriptors(
+        &self,
+        _rank: usize,
+        own: &dyn Mapping,
+        _described: &[Vec<u8>],
+    ) -> Result<Vec<OwnedFd>> {
+        Ok(as_gpu(own)?.region()?.descriptor()?.into_iter().collect())
+    }
+
+    fn import(
+        &self,
+        rank: usize,
+        own: Arc<dyn Mapping>,
+        all: Vec<Export>,
+    ) -> Result<Vec<Arc<dyn Mapping>>> {
+        let Joined { regions, sharing } = sharing::import(&self.device, rank, &*own, all)?;
+        let _ = self.sharing.set(sharing);
+        let mut mappings: Vec<_> = regions.into_iter().map(|r| self.hand_out(r)).collect();
+        mappings[rank] = own;
+        Ok(mappings)
+    }
+
+    fn join(&self, own: &dyn Mapping, all: Vec<Arc<dyn Mapping>>) -> Result<Vec<Arc<dyn Mapping>>> {
+        let Joined { regions, sharing } = sharing::join(&*self.device, own, &all)?;
+        let _ = self.sharing.set(sharing);
+        Ok(regions.into_iter().map(|region| self.hand_out(region)).collect())
+    }
+
+    fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>> {
+        Ok(self.hand_out(self.device.clone().import(descriptor, bytes)?))
+    }
+
+    unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
+        Ok(self.hand_out(self.device.clone().foreign(address, bytes)?))
+    }
+
+    fn control(&self) -> Arc<Control> {
+        self.shared.control.clone()
+    }
+
+    fn opened(&self, memory: Memory) {
+        // A second call would be the heap's mistake, and harmless: the first memory stays.
+        let _ = self.shared.memory.set(memory);
+        if self.sharing() > 1 && self.same_process {
+            self.device.shared_by(self.sharing());
+        }
+    }
+
+    fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
+        Ok(Arc::new(GpuModule::load(&self.shared.device, image)?))
+    }
+
+    fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()> {
+        let to = as_gpu(to)?.at(offset, data.len() as u64)?;
+        self.copies.write(to, data)
+    }
+
+    fn read(&self, from: &dyn Mapping, offset: u64, data: &mut [u8]) -> Result<()> {
+        let from = as_gpu(from)?.at(offset, data.len() as u64)?;
+        self.copies.read(from, data)
+    }
+
+    fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
+        // By copies: a fill of the driver's is a kernel, which would have to wait for room beside
+        // kernels that wait for this rank.
+        const CHUNK: u64 = 1 << 20;
+        let to = as_gpu(to)?.at(offset, bytes)?;
+        let chunk = vec![value; bytes.min(CHUNK) as usize];
+        let mut done = 0;
+        while done < bytes {
+            let count = (bytes - done).min(CHUNK);
+            self.copies.write(to + done, &chunk[..count as usize])?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn stream(&self) -> Result<Arc<dyn StreamBackend>> {
+        self.keep(Queue::create(&self.shared)?)
+    }
+
+    unsafe fn wrap_stream(&self, raw: u64) -> Result<Arc<dyn StreamBackend>> {
+        // SAFETY: the caller vouches for the stream, in the words of the trait.
+        self.keep(unsafe { Queue::caller(&self.shared, RawStream(raw))? })
+    }
+
+    fn check_no_capture(&self, what: &str) -> Result<()> {
+        for queue in self.live_queues() {
+            if queue.is_captured()? {
+                return Err(unsupported(
+                    what,
+                    "a stream of the heap is being captured: do it before the capture begins",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&self) {
+        for queue in self.live_queues() {
+            if let Err(error) = queue.finish_apart() {
+                tracing::debug!(%error, "a stream finished with an error");
+            }
+        }
+        if let Err(error) = self.shared.finish_rest() {
+            tracing::debug!(%error, "a stream that was let go finished with an error");
+        }
+    }
+
+    fn untold(&self) -> Option<Error> {
+        // What goes wrong in kernels is in the control block.
+        None
+    }
+
+    fn refuse_work(&self) {
+        self.shared.refuse_work();
+    }
+
+    fn shutdown(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.shared.forget_order();
+        let kept = self.shared.untold();
+        if kept {
+            tracing::warn!("a stream of a heap may still run: its device memory is not freed");
+        }
+        for mapping in self.live_mappings() {
+            match kept {
+                true => mapping.leak(),
+                false => mapping.release(),
+            }
+        }
+    }
+
+    fn waits_for_device(&self) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for Gpu {
+    /// Waits for nothing: kernels that run are told to leave, and keep their memory for good.
+    fn drop(&mut self) {
+        if self.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        let alone = self.shared.refuse_work_now();
+        let queues = self.live_queues();
+        if alone && queues.iter().all(|queue| queue.is_idle()) && self.shared.rest_is_idle() {
+            self.shared.forget_order();
+            return;
+        }
+        drop(queues);
+        self.shared.control.set_host_abort(abort::CLOSED);
+        self.shared.forget_order();
+        tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");
+        std::mem::forget(self.shared.control.clone());
+        for mapping in self.live_mappings() {
+            mapping.leak();
+        }
+    }
+}

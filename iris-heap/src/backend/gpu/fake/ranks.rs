@@ -1,0 +1,140 @@
+//! What the shared part makes of the devices of several ranks.
+
+use super::*;
+use crate::backend::{Backend, Export, LaunchOrder, Mapping, Memory, Purpose};
+
+/// A rank's backend on a fake of this number.
+fn gpu(ordinal: i32, same_process: bool) -> (Arc<Fake>, Gpu) {
+    let fake = Arc::new(Fake { ordinal, ..Fake::default() });
+    let gpu = Gpu::new(fake.clone(), same_process, false).unwrap();
+    (fake, gpu)
+}
+
+/// Those of the calls that are about memory, in order.
+fn about_memory(fake: &Fake) -> Vec<String> {
+    const NAMES: [&str; 7] =
+        ["allocate", "import", "open", "grant", "enable_access", "free", "shared_by"];
+    let calls = fake.taken().into_iter();
+    calls.filter(|call| NAMES.iter().any(|name| call.starts_with(name))).collect()
+}
+
+/// What a heap keeps of its memory.
+fn memory(gpu: &Gpu, data: Vec<Arc<dyn Mapping>>, device_words: Arc<dyn Mapping>) -> Memory {
+    let (control, registered) = (gpu.control(), Arc::default());
+    Memory { signal: data.clone(), data, device_words, control, registered }
+}
+
+#[test]
+fn ranks_that_are_threads_ask_for_access_to_each_other() {
+    // Two ranks on device 0, one on device 1.
+    let ranks = [gpu(0, true), gpu(0, true), gpu(1, true)];
+    let made: Vec<_> =
+        ranks.iter().map(|(_, gpu)| gpu.allocate(Purpose::Signal, 64).unwrap()).collect();
+    for (fake, _) in &ranks {
+        assert_eq!(about_memory(fake), ["allocate 64 of Signal"]);
+    }
+    let joined: Vec<_> = ranks
+        .iter()
+        .zip(&made)
+        .map(|((_, gpu), own)| gpu.join(&**own, made.clone()).unwrap())
+        .collect();
+    assert_eq!(ranks.each_ref().map(|(_, gpu)| gpu.sharing()), [2, 2, 1]);
+    assert_eq!(ranks.each_ref().map(|(_, gpu)| gpu.device().workgroups), [4, 4, 8]);
+    let own = |rank: usize| format!("grant {} to [0, 1]", made[rank].address());
+    assert_eq!(about_memory(&ranks[0].0), [own(0), "enable_access 1".into()]);
+    let far = "enable_access 0".to_string();
+    assert_eq!(about_memory(&ranks[2].0), [own(2), far.clone(), far]);
+    for (rank, mappings) in joined.iter().enumerate() {
+        let addresses: Vec<_> = mappings.iter().map(|mapping| mapping.address()).collect();
+        let expected: Vec<_> = made.iter().map(|mapping| mapping.address()).collect();
+        assert_eq!(addresses, expected, "as rank {rank} sees them");
+    }
+    // Who shares a device says so once all memory is there.
+    let words = ranks[0].1.allocate(Purpose::DeviceWords, 8).unwrap();
+    ranks[0].1.opened(memory(&ranks[0].1, joined[0].clone(), words));
+    assert!(about_memory(&ranks[0].0).contains(&"shared_by 2".to_string()));
+    // Memory goes when all ranks have closed, whoever holds mappings of it still.
+    for (_, gpu) in &ranks {
+        gpu.shutdown();
+    }
+    for (fake, _) in &ranks {
+        let calls = about_memory(fake);
+        assert!(calls.iter().any(|call| call.starts_with("free")), "{calls:?}");
+    }
+    let gone = ranks[0].1.write(&*made[0], 0, &[1]).unwrap_err();
+    assert!(matches!(gone, Error::Closed { .. }), "{gone}");
+}
+
+#[test]
+fn devices_without_access_to_each_other_are_no_heap() {
+    let far = Arc::new(Fake { far: Some(1), ..Fake::default() });
+    let here = Gpu::new(far, true, false).unwrap();
+    let (_, there) = gpu(1, true);
+    let made = [&here, &there].map(|gpu| gpu.allocate(Purpose::Data, 64).unwrap());
+    let error = here.join(&*made[0], made.to_vec()).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("devices 0 and 1"), "{error}");
+}
+
+#[test]
+fn ranks_that_are_processes_open_each_others_handles() {
+    let ranks = [gpu(0, false), gpu(0, false), gpu(3, false)];
+    let made: Vec<_> =
+        ranks.iter().map(|(_, gpu)| gpu.allocate(Purpose::Data, 96).unwrap()).collect();
+    let described: Vec<_> =
+        ranks.iter().zip(&made).map(|((_, gpu), own)| gpu.describe(&**own).unwrap()).collect();
+    for (rank, (_, gpu)) in ranks.iter().enumerate() {
+        assert!(gpu.descriptors(rank, &*made[rank], &described).unwrap().is_empty());
+    }
+    let passed =
+        || described.iter().map(|message| Export { message: message.clone(), ..Export::default() });
+    ranks[0].0.taken();
+    let mappings = ranks[0].1.import(0, made[0].clone(), passed().collect()).unwrap();
+    assert_eq!(about_memory(&ranks[0].0), ["open 96 of 0", "open 96 of 3"]);
+    assert_eq!(mappings[0].address(), made[0].address());
+    assert!(mappings[1..].iter().all(|mapping| mapping.bytes() == 96));
+    assert_eq!(ranks[0].1.sharing(), 2, "by what the devices are, whatever their numbers");
+    // Neither a handle nor a descriptor.
+    let words = ranks[1].1.allocate(Purpose::DeviceWords, 8).unwrap();
+    let message = ranks[1].1.describe(&*words).unwrap();
+    let all = passed().take(1).chain([Export { message, ..Export::default() }]).collect();
+    let error = ranks[0].1.import(0, made[0].clone(), all).map(drop).unwrap_err();
+    assert!(error.to_string().contains("memory of rank 1"), "{error}");
+}
+
+#[test]
+fn an_image_is_loaded_once_a_device_and_launched_in_the_order_of_ops() {
+    let (fake, gpu) = gpu(7, true);
+    let image = b"an image of this test alone";
+    let (module, again) = (gpu.load(image).unwrap(), gpu.load(image).unwrap());
+    let loads = fake.taken().iter().filter(|call| call.starts_with("load")).count();
+    assert_eq!(loads, 1);
+    let function = module.function("kernel", 0).unwrap();
+    assert!(again.function("no\0name", 0).is_err());
+    assert_eq!(function.resident(32, 0).unwrap(), 8);
+    let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let shape = LaunchShape { groups: 1, threads: 32, shared_bytes: 0 };
+    fake.taken();
+    let launch = |stream: &Arc<dyn StreamBackend>, order| {
+        // SAFETY: the fake looks at no parameter.
+        unsafe { function.launch(&**stream, order, shape, &[]) }
+    };
+    launch(&a, LaunchOrder::Op).unwrap();
+    launch(&b, LaunchOrder::Beside).unwrap();
+    launch(&a, LaunchOrder::Op).unwrap();
+    let calls = fake.taken();
+    let (x, y) = (a.raw_handle(), b.raw_handle());
+    let launches: Vec<_> = calls.iter().filter(|call| call.starts_with("launch")).collect();
+    assert_eq!(
+        launches,
+        [
+            &format!("launch kernel on {x}"),
+            &format!("launch kernel on {y}"),
+            &format!("launch kernel on {x}")
+        ]
+    );
+    let waits: Vec<_> = calls.iter().filter(|call| call.starts_with("wait_for")).collect();
+    assert!(matches!(&waits[..], [wait] if wait.ends_with(&format!("on {y}"))), "{calls:?}");
+    gpu.finish();
+    gpu.shutdown();
+}

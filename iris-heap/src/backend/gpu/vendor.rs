@@ -1,0 +1,105 @@
+//! The devices of a vendor that this process sees.
+
+use std::sync::{Arc, Mutex};
+
+use super::driver::Driver;
+use super::memory::MemoryDriver;
+use crate::backend::{BackendKind, DeviceInfo};
+use crate::error::{Error, Result};
+use crate::util::{lock, unsupported};
+
+/// A vendor's driver, loaded when it is first asked for anything.
+pub(crate) struct Vendor {
+    pub(crate) kind: BackendKind,
+    /// How many devices the process sees.
+    pub(crate) count: fn() -> Result<usize>,
+    /// The device of this number.
+    pub(crate) get: fn(usize) -> Result<Arc<dyn MemoryDriver>>,
+}
+
+impl Vendor {
+    pub(crate) fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let info = |index| {
+            let device = (self.get)(index)?;
+            Ok(info(&*device, device.multiprocessors()))
+        };
+        (0..(self.count)()?).map(info).collect()
+    }
+
+    /// How many there are, at least one.
+    pub(crate) fn device_count(&self) -> Result<usize> {
+        match (self.count)()? {
+            0 => Err(unsupported(&format!("backend {}", self.kind), "no device is visible")),
+            count => Ok(count),
+        }
+    }
+
+    pub(crate) fn memory_info(&self, index: usize) -> Result<(u64, u64)> {
+        (self.get)(index)?.memory_info()
+    }
+
+    /// The device of a rank: the one asked for, or by the rank's number on its host.
+    pub(crate) fn choose(
+        &self,
+        local_rank: usize,
+        asked: Option<usize>,
+    ) -> Result<Arc<dyn MemoryDriver>> {
+        let count = (self.count)()?;
+        if count == 0 {
+            let what = format!("number of {} devices", self.kind);
+            return Err(Error::invalid(what, 0, "at least 1 that is visible"));
+        }
+        (self.get)(asked.unwrap_or(local_rank % count))
+    }
+}
+
+/// A device in words, with so many workgroups for a rank.
+pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
+    DeviceInfo {
+        kind: device.kind(),
+        index: device.ordinal() as usize,
+        name: device.title(),
+        arch: device.arch(),
+        uuid: device.uuid(),
+        workgroups,
+    }
+}
+
+/// The devices of a vendor that were opened, by their numbers. They stay until the process ends, with
+/// their contexts and what others of the process have there.
+pub(crate) struct Opened<D>(Mutex<Vec<Option<Arc<D>>>>);
+
+impl<D: Driver> Opened<D> {
+    pub(crate) const fn new() -> Opened<D> {
+        Opened(Mutex::new(Vec::new()))
+    }
+
+    /// Number `ordinal` of `count`, opened by `open` the first time.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such device; those of `open`.
+    pub(crate) fn get(
+        &self,
+        kind: BackendKind,
+        (ordinal, count): (usize, usize),
+        open: impl FnOnce(i32) -> Result<D>,
+    ) -> Result<Arc<D>> {
+        if ordinal >= count {
+            let expected = match count {
+                1 => format!("0: one {kind} device is visible"),
+                _ => format!("below {count}, the number of {kind} devices that are visible"),
+            };
+            return Err(Error::invalid("device", ordinal, expected));
+        }
+        let mut devices = lock(&self.0);
+        if devices.len() < count {
+            devices.resize(count, None);
+        }
+        if let Some(device) = &devices[ordinal] {
+            return Ok(device.clone());
+        }
+        let device = Arc::new(open(ordinal as i32)?);
+        devices[ordinal] = Some(device.clone());
+        Ok(device)
+    }
+}

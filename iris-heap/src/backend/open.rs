@@ -1,0 +1,59 @@
+//! The devices that there are of each kind: the one file of the crate that asks which kind it is.
+
+use super::cpu::CpuBackend;
+use super::gpu::{Gpu, Vendor};
+use super::{Backend, BackendKind, DeviceInfo, cuda};
+use crate::error::Result;
+use crate::util::unsupported;
+use crate::world::World;
+
+impl BackendKind {
+    /// Whose devices are of this kind.
+    fn vendor(self) -> Result<&'static Vendor> {
+        match self {
+            BackendKind::Cpu => Err(unsupported("a GPU of backend cpu", "it has none")),
+            BackendKind::Cuda => Ok(&cuda::VENDOR),
+            BackendKind::Hip => Err(unsupported("backend hip", "it is not built in")),
+        }
+    }
+
+    /// The GPUs of this kind that this process sees.
+    ///
+    /// # Errors
+    /// [`Error::Library`] without the driver, [`Error::Device`] if it does not start: without a device,
+    /// for example; [`Error::Unsupported`] for a kind without GPUs.
+    pub fn devices(self) -> Result<Vec<DeviceInfo>> {
+        self.vendor()?.devices()
+    }
+
+    /// How many GPUs of this kind this process sees, at least one.
+    ///
+    /// # Errors
+    /// As [`BackendKind::devices`]; [`Error::Unsupported`] if there is none.
+    pub fn device_count(self) -> Result<usize> {
+        self.vendor()?.device_count()
+    }
+
+    /// Bytes of memory of GPU `index` that are free, and all of it.
+    ///
+    /// # Errors
+    /// As [`BackendKind::devices`]; [`Error::Invalid`] if there is no such device.
+    pub fn memory_info(self, index: usize) -> Result<(u64, u64)> {
+        self.vendor()?.memory_info(index)
+    }
+
+    /// The device of a rank: on a host with so many `threads` for workgroups; on a GPU the `asked` one
+    /// or one by the rank's number, with plain memory if it is to be `legacy`.
+    pub(crate) fn open(
+        self,
+        world: &World,
+        threads: impl FnOnce() -> Result<u32>,
+        (asked, legacy): (Option<usize>, bool),
+    ) -> Result<Box<dyn Backend>> {
+        if self.traits().host_threads {
+            return Ok(Box::new(CpuBackend::new(world.rank(), threads()?)?));
+        }
+        let device = self.vendor()?.choose(world.local_rank(), asked)?;
+        Ok(Box::new(Gpu::new(device, world.same_process(), legacy)?))
+    }
+}

@@ -1,0 +1,59 @@
+//! What kernels are compiled for: the one file of the crate that asks which kind a device is of.
+
+use iris_heap::{BackendKind, DeviceInfo, Error, Result};
+
+use crate::rtc::Vendor;
+use crate::vendor::Prepared;
+
+/// Whose compiler makes machine code for a device, and for which architecture.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Target {
+    /// Whose.
+    pub vendor: Vendor,
+    /// As the compiler is told it: `sm_90a`, `gfx942`.
+    pub arch: String,
+}
+
+impl Target {
+    /// That of a device.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a device that runs the host's code.
+    pub fn of(device: &DeviceInfo) -> Result<Target> {
+        match device.kind {
+            BackendKind::Cuda => Ok(Target::nvidia(&device.arch)),
+            BackendKind::Hip => Ok(Target { vendor: Vendor::Amd, arch: device.arch.clone() }),
+            other => Err(Error::Unsupported {
+                what: format!("compiled kernels on {other}"),
+                why: "those of this device are the host's own code".into(),
+            }),
+        }
+    }
+
+    /// An architecture of NVIDIA's: from `sm_90` on with what only this architecture has, `sm_90a`.
+    pub fn nvidia(arch: &str) -> Target {
+        let number = arch.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
+        let only = if number.is_some_and(|number| number >= 90) { "a" } else { "" };
+        Target { vendor: Vendor::Nvidia, arch: format!("{arch}{only}") }
+    }
+}
+
+/// Bytes of workspace that the vendor's library of products is given on this kind of device; none
+/// where no such library is called.
+pub(crate) fn library_workspace(kind: BackendKind) -> Option<u64> {
+    match kind {
+        BackendKind::Cuda => Some(Prepared::WORKSPACE),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_architectures_of_nvidia_are_taken_with_what_only_they_have() {
+        let names = ["sm_80", "sm_89", "sm_90", "sm_100"].map(|arch| Target::nvidia(arch).arch);
+        assert_eq!(names, ["sm_80", "sm_89", "sm_90a", "sm_100a"]);
+    }
+}
