@@ -27,9 +27,17 @@ const COLOURS: [RGBColor; 6] = [
 #[derive(Clone, PartialEq, Debug)]
 struct Series {
     name: String,
-    /// Whether it is what cannot be passed.
-    is_limit: bool,
+    of: Of,
     points: Vec<(f64, f64)>,
+}
+
+/// Whose speed it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Of {
+    Us,
+    Torch,
+    /// What cannot be passed.
+    Limit,
 }
 
 /// The chart of an operator.
@@ -58,7 +66,7 @@ pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn charts(lines: &[Line]) -> Vec<Chart> {
-    let mut by_op: BTreeMap<&str, BTreeMap<(String, bool), Vec<(f64, f64)>>> = BTreeMap::new();
+    let mut by_op: BTreeMap<&str, BTreeMap<(String, Of), Vec<(f64, f64)>>> = BTreeMap::new();
     for line in lines {
         let Some(base) = line.baseline_us else { continue };
         let subject = line.subject();
@@ -74,17 +82,18 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
             false => format!("{device}, N {n}, K {k}{columns}"),
         };
         let series = by_op.entry(&line.op).or_default();
-        let mut add = |limit: bool, us: f64| {
-            let points = series.entry((name.clone(), limit)).or_default();
+        let mut add = |of: Of, us: f64| {
+            let points = series.entry((name.clone(), of)).or_default();
             points.push((size as f64, base / us));
         };
-        add(false, line.us);
-        line.limit_us.into_iter().for_each(|us| add(true, us));
+        add(Of::Us, line.us);
+        line.torch_us.into_iter().for_each(|us| add(Of::Torch, us));
+        line.limit_us.into_iter().for_each(|us| add(Of::Limit, us));
     }
-    let chart = |(op, series): (&str, BTreeMap<(String, bool), Vec<(f64, f64)>>)| {
-        let series = series.into_iter().map(|((name, is_limit), mut points)| {
+    let chart = |(op, series): (&str, BTreeMap<(String, Of), Vec<(f64, f64)>>)| {
+        let series = series.into_iter().map(|((name, of), mut points)| {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            Series { name, is_limit, points }
+            Series { name, of, points }
         });
         Chart { op: op.into(), by_bytes: !op.contains("matmul"), series: series.collect() }
     };
@@ -140,12 +149,17 @@ impl Chart {
             let which = names[..first].iter().collect::<std::collections::BTreeSet<_>>().len();
             let colour = COLOURS[which % COLOURS.len()];
             let at = series.points.iter().map(|&(size, speed)| (log(size), speed));
-            if series.is_limit {
+            let dashes = match series.of {
+                Of::Us => None,
+                Of::Torch => Some((2, "PyTorch")),
+                Of::Limit => Some((8, "the limit")),
+            };
+            if let Some((dash, whose)) = dashes {
                 chart
-                    .draw_series(DashedLineSeries::new(at, 6, 5, colour.stroke_width(2)))?
-                    .label(format!("the limit: {}", series.name))
+                    .draw_series(DashedLineSeries::new(at, dash, 5, colour.stroke_width(2)))?
+                    .label(format!("{whose}: {}", series.name))
                     .legend(move |(x, y)| {
-                        PathElement::new([(x, y), (x + 8, y)], colour.stroke_width(2))
+                        PathElement::new([(x, y), (x + dash as i32, y)], colour.stroke_width(2))
                     });
             } else {
                 chart
@@ -181,9 +195,8 @@ mod tests {
         let charts = charts(&lines);
         let [chart] = &charts[..] else { panic!("{charts:?}") };
         let name = "2 x X, N 4096, K 512".to_string();
-        let ours =
-            Series { name: name.clone(), is_limit: false, points: vec![(1.0, 2.0), (64.0, 0.5)] };
-        assert_eq!(chart.series, [ours, Series { name, is_limit: true, points: vec![(1.0, 4.0)] }]);
+        let ours = Series { name: name.clone(), of: Of::Us, points: vec![(1.0, 2.0), (64.0, 0.5)] };
+        assert_eq!(chart.series, [ours, Series { name, of: Of::Limit, points: vec![(1.0, 4.0)] }]);
         let mut text = String::new();
         chart.draw(&mut text).unwrap();
         for word in

@@ -47,7 +47,7 @@ fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
 }
 
 /// Prints what both have, the most gained first, and the median.
-pub(super) fn print(old: &[Line], new: &[Line]) -> Result<()> {
+pub(crate) fn print(old: &[Line], new: &[Line]) -> Result<()> {
     let pairs = pairs(old, new);
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
