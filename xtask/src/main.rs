@@ -49,6 +49,9 @@ enum Task {
     /// Builds `iris` and starts `iris bench ...`.
     #[command(disable_help_flag = true)]
     Bench(Passed),
+    /// Builds `iris` and starts `iris record ...`: what was measured as a table, charts, a comparison.
+    #[command(disable_help_flag = true)]
+    Record(Passed),
     /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs, late on purpose.
     #[command(disable_help_flag = true)]
     Stress(Passed),
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Task::Prepush => prepush::run(&root),
         Task::Run(passed) => program::become_iris(&root, "run", &passed.arguments),
         Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),
+        Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
         Task::Attack(passed) => program::become_iris(&root, "attack", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
@@ -121,11 +125,12 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in ["run", "bench", "stress", "attack", "tune", "check-protocols"] {
+        for name in ["run", "bench", "record", "stress", "attack", "tune", "check-protocols"] {
             let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
             let (task, passed) = match Arguments::parse_from(line).task {
                 Task::Run(passed) => ("run", passed),
                 Task::Bench(passed) => ("bench", passed),
+                Task::Record(passed) => ("record", passed),
                 Task::Stress(passed) => ("stress", passed),
                 Task::Attack(passed) => ("attack", passed),
                 Task::Tune(passed) => ("tune", passed),

@@ -49,6 +49,16 @@ pub(crate) struct Options {
     /// Folders with NCCL and cuBLASLt, of cuda, before those where they usually are.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) libraries: Vec<PathBuf>,
+    /// Times NCCL with its buffers registered as windows, too, of cuda, and compares with the better.
+    #[arg(long)]
+    pub(crate) windows: bool,
+    /// Prints how the times differ from those of this record, of cuda.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) compare: Option<PathBuf>,
+    /// Times of PyTorch on this machine, of cuda: a list of {"op", "shape", "who", "us"}, which is
+    /// recorded beside ours.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) torch: Option<PathBuf>,
     /// Seconds after which the program ends whatever it waits for, of cuda.
     #[arg(long, value_name = "SECONDS", default_value_t = 400)]
     pub(crate) limit: u64,

@@ -21,6 +21,7 @@ mod problem;
 mod progress;
 mod rank;
 mod ratios;
+mod record;
 mod smoke;
 mod stress;
 mod suite;
@@ -57,6 +58,8 @@ enum Task {
     Attack(attack::Options),
     /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt.
     Bench(bench::Options),
+    /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
+    Record(record::Options),
     /// Times what the operators could choose on the CPU, and prints rows for the tuning table.
     Tune(tune::Options),
     /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC; no GPU is needed.
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Task::Stress(options) => stress::main(&options),
         Task::Tune(options) => tune::main(&options),
         Task::Kernels(options) => kernels::main(&options),
+        Task::Record(options) => record::main(&options),
         Task::Rank(options) => rank::main(&options),
     });
     match done {

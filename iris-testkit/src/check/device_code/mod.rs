@@ -183,7 +183,10 @@ fn options() -> Options {
 
 /// What was compiled before in this process, by the compiler's words and all of the text. Sources that
 /// differ in few files, as those with planted faults do, have most of their probes in common.
-struct Compilations(Mutex<Option<HashMap<(String, String), Arc<Vec<u8>>>>>);
+struct Compilations(Mutex<Option<HashMap<Words, Arc<Vec<u8>>>>>);
+
+/// The compiler's words, and the text.
+type Words = (String, String);
 
 impl Compilations {
     const fn new() -> Self {

@@ -26,6 +26,12 @@ impl Buffers {
         let [a, b, c, between, workspace] = slices.map(|slice| Buffer::of(heap, slice));
         Ok(Buffers { a: a?, b: b?, c: c?, between: between?, workspace: workspace? })
     }
+
+    /// From the first of them to the end of the last.
+    pub(crate) fn all(&self) -> Buffer {
+        let Buffers { a, b, c, between, workspace } = self;
+        Buffer::around(&[a, b, c, between, workspace])
+    }
 }
 
 /// A baseline, ready to be enqueued any number of times.

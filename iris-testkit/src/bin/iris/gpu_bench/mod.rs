@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::bench::{self, Options, Sink};
 use crate::errors::usage;
 use crate::problem::known_variant;
+use crate::record;
 use vendor::{Communicator, Multiplier, Vendors};
 
 pub(crate) use vendor::NO_MULTICAST;
@@ -26,6 +27,7 @@ mod baseline;
 mod contents;
 mod shape;
 mod sides;
+mod torch;
 mod vendor;
 
 /// What is measured unless another file is given.
@@ -93,8 +95,12 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
         "nccl": nccl, "cublaslt": blas, "commit": options.commit(),
         "date": bench::date(SystemTime::now()), "ranks": ranks,
     });
+    let torch = torch::Torch::read(options.torch.as_deref())?;
+    let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
     let done = Mutex::new((0, sink));
+    // What was measured, and until when each operator took.
+    let measured = Mutex::new((Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
     let mut failed = 0;
     loop {
@@ -104,13 +110,22 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
         }
         // After a failure the rest is measured in a world that knows nothing of it.
         let outcome = World::run_threads(ranks, |world| {
-            all_shapes(&world, &vendors, &shapes[first..], &mut |lines| {
+            all_shapes(&world, &vendors, (&shapes[first..], options.windows), &mut |lines| {
                 let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
                 done.0 += 1;
                 for mut line in lines {
+                    let pytorch = torch.us(&line, ranks);
+                    if let Some(us) = pytorch {
+                        line["torch_us"] = us.into();
+                    }
                     print_line(&line)?;
                     wrong.fetch_add(usize::from(is_wrong(&line)), Ordering::Relaxed);
                     merge(&mut line, &about);
+                    let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
+                    let op = line["op"].as_str().unwrap_or_default().to_owned();
+                    measured.1.retain(|known| known.0 != op);
+                    measured.1.push((op, Instant::now()));
+                    measured.0.push(line.clone());
                     done.1.add(line)?;
                 }
                 Ok(())
@@ -128,6 +143,15 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
         }
     }
     let wrong = wrong.into_inner();
+    let (lines, ends) = measured.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(old) = &old {
+        record::compare(old, &record::of_values(lines))?;
+    }
+    let mut from = begun;
+    for (op, end) in ends {
+        say!("{:5.1} min  --only {op}", (end - from).as_secs_f64() / 60.0)?;
+        from = end;
+    }
     say!("{} shapes, {failed} failed, {wrong} wrong, {:.0?}", shapes.len(), begun.elapsed())?;
     Ok(failed == 0 && wrong == 0)
 }
@@ -242,6 +266,8 @@ struct Rank<'a> {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     nccl: Result<Communicator<'a>, String>,
+    /// A second one, for memory that is registered as a window, where that is asked for.
+    windowed: Option<Communicator<'a>>,
     blas: Result<Multiplier, String>,
 }
 
@@ -249,7 +275,7 @@ struct Rank<'a> {
 fn all_shapes(
     world: &World,
     vendors: &Vendors,
-    shapes: &[Shape],
+    (shapes, windows): (&[Shape], bool),
     report: &mut dyn FnMut(Vec<Value>) -> Result<()>,
 ) -> Result<()> {
     let devices = BackendKind::Cuda.devices()?.len();
@@ -264,9 +290,17 @@ fn all_shapes(
         let place = (world.rank(), world.size());
         Communicator::new(vendors, id, place).map_err(|e| e.to_string())
     };
+    let windowed = match &nccl {
+        Ok(_) if windows => {
+            let id = if world.rank() == 0 { Communicator::id(vendors)? } else { Vec::new() };
+            let id = &world.allgather(&id)?[0];
+            Some(Communicator::new(vendors, id, (world.rank(), world.size()))?)
+        }
+        _ => None,
+    };
     let blas = Multiplier::new(vendors).map_err(|e| e.to_string());
     let stream = context.new_stream()?;
-    let rank = Rank { world, context, stream, nccl, blas };
+    let rank = Rank { world, context, stream, nccl, windowed, blas };
     for shape in shapes {
         let lines = shape::measure(&rank, shape)?;
         if world.rank() == 0 {
@@ -275,6 +309,7 @@ fn all_shapes(
         // What the report may have failed with must not leave the others behind.
         world.barrier()?;
     }
+    rank.windowed.map(Communicator::close).transpose()?;
     rank.nccl.ok().map(Communicator::close).transpose()?;
     Ok(())
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::baseline::{Baseline, Buffers};
 use super::contents::{Noise, Sampled, matrix, relative};
 use super::sides::{Clock, Side, Times};
-use super::vendor::Multiplier;
+use super::vendor::{Multiplier, Window};
 use super::{Rank, Shape};
 use crate::job::{gather, median, slowest};
 use crate::matrices::room;
@@ -108,6 +108,26 @@ impl Matrices {
         Ok(Operands { a, b, c, bias: None })
     }
 
+    /// What this rank must at least send in a call, as a block of memory, and to whom; of a broadcast
+    /// to more than one, what the root sends if the others pass it on.
+    fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
+        let OpOptions { m, n, k, dtype, root, .. } = shape.options;
+        let part = |elements: usize| elements / ranks.size;
+        let others: Vec<usize> = (1..ranks.size).map(|by| (ranks.rank + by) % ranks.size).collect();
+        let (elements, peers) = match shape.op {
+            OpName::Barrier | OpName::Matmul => return Ok(None),
+            OpName::AllReduce | OpName::MatmulAllReduce => (2 * part(m * n), others),
+            OpName::AllGatherMatmul => (part(m * k), others),
+            OpName::Broadcast if ranks.rank != root => (m * n, Vec::new()),
+            OpName::Broadcast => (m * n, others.into_iter().take(1).collect()),
+            _ => (part(m * n), others),
+        };
+        let bytes = elements * dtype.size();
+        let room = [self.other_c, self.between, self.a].into_iter();
+        let block = room.map(|slice| slice.slice(..bytes)).find_map(Result::ok);
+        Ok(block.filter(|_| ranks.size > 1 && bytes > 0).map(|block| (block, peers)))
+    }
+
     /// Of the product of this rank alone, as the libraries have it.
     fn operands_alone(&self, shape: &Shape, [m, n, k]: [usize; 3]) -> Result<Operands> {
         let a = if shape.op == OpName::AllGatherMatmul { self.between } else { self.a };
@@ -147,6 +167,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let nccl = rank.nccl.as_ref().map_err(String::clone);
     let blas = rank.blas.as_ref().map_err(String::clone);
     let (mut own, mut library, mut base, mut note) = (None, None, None, None);
+    let (mut transfer, mut windowed) = (None, None);
     if let Some((dimensions, plan)) = &plans.alone {
         let operands = matrices.operands_alone(shape, *dimensions)?;
         own = Some(sides.len());
@@ -164,6 +185,22 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             sides.push(Side::libraries(baseline));
         }
         Err(why) => note = Some(format!("no baseline: {why:#}")),
+    }
+    if let Some((block, peers)) = matrices.crossing(shape, ranks)? {
+        transfer = Some(sides.len());
+        sides.push(Side::copies(heap, block, peers));
+    }
+    // All of the heap's data that the libraries touch, as one window of a communicator of its own: the
+    // other one stays as it is.
+    let window = match &rank.windowed {
+        Some(of) if base.is_some() => Some(of.register(&buffers.all())?),
+        _ => None,
+    };
+    if let (Some(of), Some(_)) = (&rank.windowed, &window) {
+        let with = (Ok(of), rank.blas.as_ref().map_err(String::clone));
+        windowed = Some(sides.len());
+        let baseline = Baseline::new(shape.op, &shape.options, ranks, with, &buffers)?;
+        sides.push(Side::libraries(baseline));
     }
 
     // One call of each, compared; then times.
@@ -189,6 +226,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     for side in sides {
         side.free()?;
     }
+    window.map(Window::close).transpose()?;
     heap.close()?;
 
     let time = |side: usize, of: fn(&Times) -> &Vec<f64>| {
@@ -197,11 +235,31 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     };
     let replays: fn(&Times) -> &Vec<f64> = |times| &times.replays;
     let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;
+    let paired = |side: usize, base: usize| -> Vec<f64> {
+        let times = |side: usize| {
+            let of: Vec<Vec<f64>> =
+                all.iter().map(|seen| seen.times[side].replays.clone()).collect();
+            slowest(&of)
+        };
+        times(side).iter().zip(times(base)).map(|(time, base)| time / base).collect()
+    };
+    let sides_of = (base, windowed);
     let OpOptions { m, n, k, shard, workgroups, .. } = shape.options;
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
-        let (us, baseline) = (time(at, replays), base.map(|base| time(base, replays)));
+        let (us, plain) = (time(at, replays), base.map(|base| time(base, replays)));
+        let windowed = windowed.map(|side| time(side, replays));
+        // The better of NCCL's two ways.
+        let (baseline, better) = match (plain, windowed) {
+            (Some(plain), Some(windowed)) if windowed < plain => (Some(windowed), sides_of.1),
+            _ => (plain, sides_of.0),
+        };
+        let product = [library, own].into_iter().flatten().map(|side| time(side, replays));
+        let product = product.reduce(f64::min);
+        let transfer = transfer.map(|side| time(side, replays));
+        let limit = product.into_iter().chain(transfer).reduce(f64::max);
         let mut line = json!({
-            "op": shape.op.name(), "variant": plan.variant().name(), "dtype": dtype.name(),
+            "op": shape.op.name(), "variant": plan.variant().name(), "asked": shape.variants[at],
+            "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "tile": [plan.tile().m, plan.tile().n],
             "us": us, "eager_us": time(at, eager),
         });
@@ -214,7 +272,16 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("workgroups", workgroups.map(Value::from));
         set("baseline_us", baseline.map(Value::from));
         set("baseline_eager_us", base.map(|base| time(base, eager).into()));
-        set("ratio", baseline.map(|base| round(us / base, 1000.0).into()));
+        set("windowed_us", windowed.map(Value::from));
+        // Each sample by the one beside it: both had the same clocks.
+        let [low, middle, high] = quartiles(better.map_or(Vec::new(), |base| paired(at, base)));
+        set("ratio", better.and(middle).map(|it| round(it, 1000.0).into()));
+        let spread =
+            low.zip(high).map(|(low, high)| json!([round(low, 1000.0), round(high, 1000.0)]));
+        set("ratio_spread", spread);
+        set("transfer_us", transfer.map(Value::from));
+        set("limit_us", limit.map(Value::from));
+        set("of_limit", limit.map(|limit| round(us / limit, 1000.0).into()));
         set("product_us", library.map(|side| time(side, replays).into()));
         set("own_product_us", own.map(|side| time(side, replays).into()));
         let errors = all.iter().map(|seen| f64::from_bits(seen.errors[at]));
@@ -227,6 +294,13 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         line
     });
     Ok(lines.collect())
+}
+
+/// A quarter of the values is below the first, half of them below the second; none of none.
+fn quartiles(mut values: Vec<f64>) -> [Option<f64>; 3] {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    [1, 2, 3].map(|quarter| values.get(last * quarter / 4).copied())
 }
 
 fn round(value: f64, parts: f64) -> f64 {

@@ -1,10 +1,11 @@
 //! What is timed, and how.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cudarc::driver::{CudaEvent, CudaGraph, sys};
-use iris_heap::Stream;
+use iris_heap::{Stream, SymSlice, SymmetricHeap};
 use iris_testkit::suite::{AnyOp, Operands};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,12 @@ const SIDE_US: f64 = 600_000.0;
 pub(super) enum Work<'a> {
     Op(Box<(AnyOp, Operands)>),
     Libraries(Baseline<'a>),
+    /// What the links have to carry, by the copy engines: to each of these peers so much.
+    Copies {
+        heap: Arc<SymmetricHeap>,
+        block: SymSlice<u8>,
+        peers: Vec<usize>,
+    },
 }
 
 /// Something that is timed, with its graph and its times.
@@ -54,6 +61,14 @@ impl<'a> Side<'a> {
 
     pub(super) fn libraries(baseline: Baseline<'a>) -> Self {
         Self::of(Work::Libraries(baseline))
+    }
+
+    pub(super) fn copies(
+        heap: &Arc<SymmetricHeap>,
+        block: SymSlice<u8>,
+        peers: Vec<usize>,
+    ) -> Self {
+        Self::of(Work::Copies { heap: heap.clone(), block, peers })
     }
 
     fn of(work: Work<'a>) -> Self {
@@ -94,6 +109,11 @@ impl<'a> Clock<'a> {
             match &mut side.work {
                 Work::Op(called) => called.0.run(&called.1, &self.stream)?,
                 Work::Libraries(baseline) => baseline.run(&self.rank.stream)?,
+                Work::Copies { heap, block, peers } => {
+                    for &peer in &*peers {
+                        heap.copy_on(&self.stream, (*block, peer), (*block, heap.rank()))?;
+                    }
+                }
             }
         }
         Ok(())

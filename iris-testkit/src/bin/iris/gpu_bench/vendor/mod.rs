@@ -18,7 +18,7 @@ use iris_kernels::vendor::Blas;
 pub(crate) const NO_MULTICAST: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
 
 pub(super) use blas::{Multiplier, Product};
-pub(super) use nccl::Communicator;
+pub(super) use nccl::{Communicator, Window};
 
 mod blas;
 mod nccl;
@@ -28,7 +28,7 @@ type Handle = *mut c_void;
 
 /// The libraries of this machine; of one that is missing, why.
 pub(crate) struct Vendors {
-    nccl: Result<nccl::Table, String>,
+    nccl: Result<nccl::Nccl, String>,
     blas: Result<Arc<Blas>, String>,
 }
 
@@ -45,13 +45,13 @@ impl Vendors {
 
     /// What is there, by version, for the record.
     pub(crate) fn versions(&self) -> (String, String) {
-        let nccl = self.nccl.as_ref().map(nccl::Table::version);
+        let nccl = self.nccl.as_ref().map(|nccl| nccl.version());
         let blas = self.blas.as_ref().map(|blas| blas.version());
         let text = |found: Result<String, &String>| found.unwrap_or_else(|e| format!("none: {e}"));
         (text(nccl), text(blas))
     }
 
-    fn nccl(&self) -> Result<&nccl::Table> {
+    fn nccl(&self) -> Result<&nccl::Nccl> {
         self.nccl.as_ref().map_err(|e| anyhow::anyhow!("no NCCL: {e}"))
     }
 
@@ -74,6 +74,13 @@ impl Buffer {
     pub(crate) fn of(heap: &Arc<SymmetricHeap>, slice: SymSlice<u8>) -> Result<Buffer> {
         heap.resolve(slice, heap.rank())?;
         Ok(Buffer { heap: heap.clone(), offset: slice.offset(), bytes: slice.bytes() })
+    }
+
+    /// From the first of these, which are of one heap, to the end of the last.
+    pub(crate) fn around(all: &[&Buffer]) -> Buffer {
+        let offset = all.iter().map(|buffer| buffer.offset).min().unwrap_or_default();
+        let end = all.iter().map(|buffer| buffer.offset + buffer.bytes).max().unwrap_or_default();
+        Buffer { heap: all[0].heap.clone(), offset, bytes: end - offset }
     }
 
     /// From byte `first` on.

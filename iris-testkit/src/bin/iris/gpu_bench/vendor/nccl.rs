@@ -34,6 +34,28 @@ library! { Table,
     ncclGroupEnd() -> c_int;
 }
 
+library! { WindowTable,
+    ncclCommWindowRegister(Handle, u64, usize, *mut Handle, c_int) -> c_int;
+    ncclCommWindowDeregister(Handle, Handle) -> c_int;
+}
+
+/// `NCCL_WIN_COLL_SYMMETRIC`: all ranks have it at the same offset of theirs.
+const SYMMETRIC: c_int = 1;
+
+/// The library, and what releases of old have not.
+pub(super) struct Nccl {
+    table: Table,
+    windows: Result<WindowTable, String>,
+}
+
+impl std::ops::Deref for Nccl {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.table
+    }
+}
+
 impl Table {
     pub(super) fn version(&self) -> String {
         let mut version = 0;
@@ -44,11 +66,15 @@ impl Table {
 }
 
 /// The library of this machine, first looked for in `folders`.
-pub(super) fn load(folders: &[PathBuf]) -> Result<Table> {
-    let open = |file: &Path| {
+pub(super) fn load(folders: &[PathBuf]) -> Result<Nccl> {
+    let library = |file: &Path| {
         // SAFETY: the vendor's library is made to be loaded by any program.
         let library = unsafe { libloading::Library::new(file) };
-        library.map_err(|e| e.to_string()).and_then(Table::of)
+        library.map_err(|e| e.to_string())
+    };
+    let open = |file: &Path| {
+        let table = library(file).and_then(Table::of)?;
+        Ok(Nccl { table, windows: library(file).and_then(WindowTable::of) })
     };
     let names = ("NCCL (libnccl.so)", "IRIS_NCCL");
     let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
@@ -58,7 +84,7 @@ pub(super) fn load(folders: &[PathBuf]) -> Result<Table> {
 
 /// A rank's communicator.
 pub(crate) struct Communicator<'a> {
-    table: &'a Table,
+    table: &'a Nccl,
     handle: Handle,
     ranks: usize,
     rank: usize,
@@ -89,6 +115,21 @@ impl<'a> Communicator<'a> {
         };
         check(table, "ncclCommInitRank", code)?;
         Ok(Communicator { table, handle, ranks, rank })
+    }
+
+    /// Lets the library treat this memory of all ranks as one window, by which its kernels may reach
+    /// peers as ours do: collective, and returns when all ranks have told of theirs.
+    pub(crate) fn register(&self, memory: &Buffer) -> Result<Window<'_>> {
+        let windows =
+            self.table.windows.as_ref().map_err(|e| anyhow::anyhow!("no windows: {e}"))?;
+        let mut handle = null_mut();
+        let (address, bytes) = (memory.address(0, DType::U8)?, memory.bytes as usize);
+        // SAFETY: the memory is of this rank, and the buffer keeps it; `handle` is where the answer goes.
+        let code = unsafe {
+            (windows.ncclCommWindowRegister)(self.handle, address, bytes, &mut handle, SYMMETRIC)
+        };
+        check(self.table, "ncclCommWindowRegister", code)?;
+        Ok(Window { of: self, windows, handle, _memory: memory.clone() })
     }
 
     /// Gives it back, once what was enqueued is done. It is not a destructor: after a failure its
@@ -209,6 +250,23 @@ fn nccl_type(dtype: DType) -> Result<c_int> {
         DType::BF16 => 9,
         other => bail!("{other} is not timed with NCCL"),
     })
+}
+
+/// Memory that a communicator treats as one window.
+pub(crate) struct Window<'a> {
+    of: &'a Communicator<'a>,
+    windows: &'a WindowTable,
+    handle: Handle,
+    _memory: Buffer,
+}
+
+impl Window<'_> {
+    /// Gives it back, once what was enqueued is done: collective.
+    pub(crate) fn close(self) -> Result<()> {
+        // SAFETY: the handle is this value's, and the communicator is alive.
+        let code = unsafe { (self.windows.ncclCommWindowDeregister)(self.of.handle, self.handle) };
+        check(self.of.table, "ncclCommWindowDeregister", code)
+    }
 }
 
 fn check(table: &Table, function: &str, code: c_int) -> Result<()> {
