@@ -2,9 +2,9 @@
 
 use iris_heap::{BackendKind, DType};
 
-use super::{all_gather, all_reduce, matmul_all_reduce};
+use super::{all_gather, all_gather_matmul, all_reduce, matmul_all_reduce};
 use crate::kind::{Op, Variant};
-use crate::options::{Ranks, TileShape};
+use crate::options::{Ranks, Shard, TileShape};
 use crate::tune::MESSAGE_GROUPS;
 
 #[test]
@@ -48,6 +48,56 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     let one = one.variant(matmul_all_reduce::Variant::TwoShot).plan(ranks).unwrap();
     assert_eq!(one.choices().len(), 1);
     assert!(plan.data_bytes() >= one.data_bytes() && plan.signal_bytes() >= one.signal_bytes());
+}
+
+/// What nobody asks anything else of takes products of whole matrices on GPUs.
+#[test]
+fn on_gpus_products_are_whole_where_nothing_is_observed() {
+    use BackendKind::{Cpu, Cuda};
+    let sum = |m, size, backend| {
+        let options = matmul_all_reduce::Options::new(m, 8192, 3584).dtype(DType::BF16);
+        let plan = options.plan(Ranks::new(0, size).on(backend)).unwrap();
+        plan.at(m).variant
+    };
+    // 1 MiB of two ranks, 256 KiB of more.
+    assert_eq!(sum(64, 2, Cuda), Variant::UnfusedOneShot);
+    assert_eq!(sum(65, 2, Cuda), Variant::Unfused);
+    assert_eq!((sum(16, 4, Cuda), sum(17, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
+    assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
+    let gather = all_gather_matmul::Options::new(512, 7168, 8192).dtype(DType::BF16);
+    let variant = |options: all_gather_matmul::Options| {
+        options.plan(Ranks::new(0, 2).on(Cuda)).unwrap().variant()
+    };
+    assert_eq!(variant(gather.clone()), Variant::Unfused);
+    assert_eq!(variant(gather.clone().counted(true)), Variant::Baseline);
+    assert_eq!(variant(gather.clone().trace_spans(8)), Variant::Baseline);
+    assert_eq!(variant(gather.workgroups(8)), Variant::Baseline);
+}
+
+/// Tiles of a gathered A lie in one rank's part, and go along the lines of its memory.
+#[test]
+fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
+    use all_gather_matmul::{Options, Variant::Unfused};
+    for backend in [BackendKind::Cpu, BackendKind::Cuda] {
+        let ranks = Ranks::new(0, 4).on(backend);
+        let (m, n, k) = (1024, 3584, 8192);
+        let options = Options::new(m, n, k).dtype(DType::BF16).variant(Unfused);
+        for (options, rows, columns) in
+            [(options.clone(), m / 4, k), (options.shard(Shard::Columns), m, k / 4)]
+        {
+            let plan = options.plan(ranks).unwrap();
+            let choice = plan.at(m);
+            let TileShape { m: high, n: wide } = choice.tile;
+            assert!(high <= rows && wide <= columns && wide >= 2048, "{plan}");
+            let part = plan.split_grid(plan.grid(choice.form, choice.tile)).part(0);
+            assert_eq!((part.rows * part.cols) as usize, rows * columns);
+            assert_eq!(part.tiles() as usize, rows.div_ceil(high) * columns.div_ceil(wide));
+            // Nothing but A and what a library needs: it is gathered where it is multiplied.
+            let library = choice.needs.workspace - (m * k * 2) as u64;
+            assert_eq!((choice.needs.inbox_half(), library % 8), (0, 0));
+            assert!(plan.data_bytes() >= (m * k * 2) as u64);
+        }
+    }
 }
 
 #[test]
