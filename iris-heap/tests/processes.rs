@@ -204,7 +204,7 @@ fn unclosed() -> Result<String, Error> {
 fn open() -> Result<String, Error> {
     let w = world()?;
     let heap =
-        SymmetricHeap::open(&w, options().device_words(env("DEVICE_WORDS").parse().unwrap()))?;
+        SymmetricHeap::open(&w, options().device_words(env("DEVICE_WORDS").parse().unwrap_or(32)))?;
     heap.close()?;
     w.close()?;
     Ok("open".into())
