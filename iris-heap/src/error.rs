@@ -325,22 +325,22 @@ impl Error {
             Error::Disagreement { .. } | Error::Mismatch { .. } => ErrorKind::Disagreement,
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            Error::OutOfHeap { .. } => ErrorKind::OutOfMemory,
+            // The code is the same in the drivers of CUDA and HIP.
+            Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
             Error::Panicked { .. }
             | Error::Fault { .. }
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
             Error::AfterFault { then, .. } => then.kind(),
-            Error::Unsupported { .. } | Error::Library { .. } => ErrorKind::Unsupported,
-            // Of the drivers of CUDA and HIP alike.
-            Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
-            // There is a driver, and no device.
-            Error::Device { code: 100, .. } => ErrorKind::Unsupported,
-            Error::Device { .. } => ErrorKind::System,
-            Error::System { .. } | Error::Wire { .. } | Error::Rendezvous { .. } => {
-                ErrorKind::System
+            // There is no driver; or there is one, of CUDA or HIP alike, and no device.
+            Error::Unsupported { .. } | Error::Library { .. } | Error::Device { code: 100, .. } => {
+                ErrorKind::Unsupported
             }
+            Error::Device { .. }
+            | Error::System { .. }
+            | Error::Wire { .. }
+            | Error::Rendezvous { .. } => ErrorKind::System,
             Error::PeerFailed { .. } | Error::Other(_) => ErrorKind::Other,
         }
     }

@@ -203,7 +203,8 @@ fn unclosed() -> Result<String, Error> {
 
 fn open() -> Result<String, Error> {
     let w = world()?;
-    let heap = SymmetricHeap::open(&w, options().sources(env("SOURCES")))?;
+    let heap =
+        SymmetricHeap::open(&w, options().device_words(env("DEVICE_WORDS").parse().unwrap_or(32)))?;
     heap.close()?;
     w.close()?;
     Ok("open".into())
@@ -468,10 +469,10 @@ fn wrong_ranks_and_sizes_are_named() {
 #[test]
 fn a_difference_at_open_is_named() {
     let job = Job::new("open");
-    let texts =
-        job.results(job.ranks(3, |r| vec![("SOURCES", if r == 2 { "bbb" } else { "aaa" }.into())]));
+    let texts = job
+        .results(job.ranks(3, |r| vec![("DEVICE_WORDS", if r == 2 { "64" } else { "32" }.into())]));
     for text in texts {
-        contains(&text, &["error", "kernel sources is aaa on rank 0 and 1; bbb on rank 2"]);
+        contains(&text, &["error", "device_words is 32 on rank 0 and 1; 64 on rank 2"]);
     }
     let texts = job
         .results(job.ranks(2, |r| vec![("IRIS_DEADLINE", if r == 1 { "2" } else { "3" }.into())]));

@@ -1,5 +1,9 @@
 //! The device source, embedded: headers that any kernel may include, and the kernels of the ops.
 
+use std::sync::OnceLock;
+
+use iris_heap::fnv;
+
 macro_rules! embed {
     ($($name:literal),* $(,)?) => {
         &[$(Text { name: $name, text: include_str!(concat!("../kernels/", $name)) },)*]
@@ -84,6 +88,17 @@ pub const KERNELS: &[Text] = embed![
 /// The source of products of whole matrices, which no op is fused with: `crate::gemm`.
 pub const GEMM: Text = Text { name: "gemm_sm90.cu", text: include_str!("../kernels/gemm_sm90.cu") };
 
+/// A hash of all of it: ranks whose kernels are compiled from other sources make no op together.
+pub fn hash() -> u128 {
+    static HASH: OnceLock<u128> = OnceLock::new();
+    *HASH.get_or_init(|| hash_of(HEADERS.iter().chain(KERNELS).chain([&GEMM])))
+}
+
+fn hash_of<'a>(texts: impl Iterator<Item = &'a Text>) -> u128 {
+    let parts: Vec<_> = texts.flat_map(|it| [it.name.as_bytes(), it.text.as_bytes()]).collect();
+    fnv(&parts)
+}
+
 /// The source of the kernels of an op, by the op's name: `matmul_all_reduce`.
 pub fn kernel(op: &str) -> Option<Text> {
     KERNELS.iter().copied().find(|text| text.name.strip_suffix(".cu") == Some(op))
@@ -114,6 +129,13 @@ mod tests {
         files.sort();
         embedded.sort();
         assert_eq!(files, embedded);
+    }
+
+    #[test]
+    fn another_source_is_another_hash() {
+        let other = Text { text: "// Another.", ..KERNELS[0] };
+        let changed = hash_of(HEADERS.iter().chain([&other]).chain(&KERNELS[1..]).chain([&GEMM]));
+        assert_ne!(changed, hash());
     }
 
     #[test]

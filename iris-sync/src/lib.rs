@@ -56,5 +56,6 @@ pub const ABORT_WORD: u32 = 0;
 /// What a host tells its kernels when a rank is gone: this plus the rank.
 pub const PEER_LOST: i32 = 1000;
 
-/// Version of the words' meaning; ranks compare it when they open a heap together.
+/// Version of what ranks say to each other and of the meaning of shared words. Ranks compare it when they
+/// open a heap together, and those of different versions do not.
 pub const PROTOCOL_VERSION: u32 = 2;

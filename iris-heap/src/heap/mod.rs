@@ -20,6 +20,8 @@ use std::sync::{
 };
 use std::time::SystemTime;
 
+use iris_sync::PROTOCOL_VERSION;
+
 use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
 use crate::backend::{Backend, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose};
 use crate::bootstrap::Object;
@@ -34,10 +36,6 @@ use crate::stream::Stream;
 use crate::util::{check_may_wait, lock, unsupported};
 use crate::wire::{Reader, Writer, hash};
 use crate::world::{Registration, World};
-
-/// Version of what ranks say to each other and of the layout of shared words. Ranks of different
-/// versions do not open a heap together.
-pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Alignment of every allocation, in bytes.
 pub const ALIGNMENT: u64 = 1024;
@@ -101,8 +99,8 @@ impl SymmetricHeap {
     /// Opens a heap: collective.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, kernel sources,
-    /// options, device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
+    /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
+    /// device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
     /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; those of
     /// [`World::barrier`].
     #[track_caller]
@@ -113,7 +111,6 @@ impl SymmetricHeap {
         let mut items = vec![
             ("iris-heap version", env!("CARGO_PKG_VERSION").into()),
             ("protocol version", PROTOCOL_VERSION.to_string()),
-            ("kernel sources", options.sources.clone()),
             ("backend", options.backend.to_string()),
             ("data_bytes", options.data_bytes.to_string()),
             ("signal_bytes", options.signal_bytes.to_string()),

@@ -28,8 +28,6 @@ pub struct HeapOptions {
     /// Threads of this rank for workgroups, on the CPU; by default `IRIS_THREADS`, or cores by
     /// ranks of this host, at least 1.
     pub threads: Option<usize>,
-    /// A hash of the sources of the kernels that will run, compared between ranks; empty: none.
-    pub sources: String,
 }
 
 impl Default for HeapOptions {
@@ -42,7 +40,6 @@ impl Default for HeapOptions {
             device: None,
             legacy_memory: false,
             threads: None,
-            sources: String::new(),
         }
     }
 }
@@ -92,12 +89,6 @@ impl HeapOptions {
     /// Sets the threads of this rank.
     pub fn threads(mut self, threads: usize) -> HeapOptions {
         self.threads = Some(threads);
-        self
-    }
-
-    /// Sets the hash of the kernels' sources.
-    pub fn sources(mut self, hash: impl Into<String>) -> HeapOptions {
-        self.sources = hash.into();
         self
     }
 

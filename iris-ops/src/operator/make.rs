@@ -5,7 +5,7 @@ use std::sync::Arc;
 use iris_heap::{DevWords, SymmetricHeap};
 use iris_kernels::args::{OpArgs, dtype_code, epilogue, producer};
 use iris_kernels::build::OpBuild;
-use iris_kernels::{Kernel, Launcher, trace};
+use iris_kernels::{Kernel, Launcher, source, trace};
 
 use super::{Operator, Ready};
 use crate::error::{Error, InOp, Result};
@@ -118,6 +118,14 @@ fn agree_on_libraries(
     Ok(())
 }
 
+/// What all ranks have alike: the plan, and what it is done by.
+pub(super) fn agreed(plan: &Plan) -> Vec<(&'static str, String)> {
+    let mut items = plan.fingerprint();
+    items.push(("iris-ops version", env!("CARGO_PKG_VERSION").into()));
+    items.push(("kernel sources", format!("{:032x}", source::hash())));
+    items
+}
+
 impl Operator {
     /// The one collective step: agree on the plan, take a workspace, prepare its words.
     ///
@@ -143,7 +151,7 @@ impl Operator {
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
         let world = heap.world();
-        world.agree(op.name(), &plan.fingerprint()).in_op(op)?;
+        world.agree(op.name(), &agreed(plan)).in_op(op)?;
         let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace));
         let told = world.all_ok(op.name(), outcome(&own)).in_op(op);
         let Own { mut launchers, words } = own?;

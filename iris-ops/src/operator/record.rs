@@ -1,5 +1,6 @@
 //! What a rank says about a call, for its peers to compare with what they say.
 
+use iris_heap::fnv;
 use iris_kernels::Whole;
 use iris_kernels::args::dtype_code;
 use iris_sync::{Field, Record};
@@ -18,16 +19,14 @@ impl Operator {
         // Those of the plan: a rank that only receives has no A.
         let types = [request.dtype, request.dtype, request.output_dtype(), request.wire_dtype()];
         let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
-        let config = self.plan.fingerprint().into_iter().flat_map(|(name, value)| {
-            let text = format!("{name}={value}\n");
-            text.into_bytes()
-        });
+        let config = self.plan.fingerprint().into_iter();
+        let config: String = config.map(|(name, value)| format!("{name}={value}\n")).collect();
         let mut record = Record::default();
         let mut set = |field: Field, value: i32| record.fields[field as usize] = value;
         set(Field::K, if common.k { request.k as i32 } else { 0 });
         set(Field::Dtypes, codes.iter().fold(0, |all, code| all << 8 | code));
-        set(Field::Variant, hash(choice.variant.name().bytes()));
-        set(Field::Config, hash(config));
+        set(Field::Variant, hash(choice.variant.name().as_bytes()));
+        set(Field::Config, hash(config.as_bytes()));
         if choice.form.whole == spec::Whole::Gathered
             && let Some(whole) = self.plan.whole(choice.form)
         {
@@ -49,8 +48,8 @@ impl Operator {
         }
         if form.pulls {
             // Peers read A at this rank's own offset and leading dimension.
-            let place = [pulled.0, pulled.1].map(u64::to_le_bytes);
-            record.fields[Field::Config as usize] ^= hash(place.into_iter().flatten());
+            let place = [pulled.0.to_le_bytes(), pulled.1.to_le_bytes()];
+            record.fields[Field::Config as usize] ^= hash(place.as_flattened());
         }
         let a = call.matrices.a.and_then(|a| a.sym_offset());
         // Not where C is A itself, nor where it is transposed.
@@ -66,8 +65,8 @@ impl Operator {
     }
 }
 
-/// FNV-1a, 32 bits.
-fn hash(bytes: impl Iterator<Item = u8>) -> i32 {
-    bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
-        as i32
+/// A hash of 32 bits, to which all of the longer one contribute.
+fn hash(bytes: &[u8]) -> i32 {
+    let all = fnv(&[bytes]);
+    (all ^ all >> 32 ^ all >> 64 ^ all >> 96) as i32
 }

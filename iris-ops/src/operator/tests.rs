@@ -4,7 +4,7 @@ use iris_heap::{ErrorKind, HeapOptions, Segment, World};
 
 use super::*;
 use crate::all_reduce::{Options, Variant};
-use crate::{AllReduce, CollectiveArgs, MatRef, Op};
+use crate::{AllReduce, CollectiveArgs, MatRef, Op, Ranks};
 
 const OP: Op = Op::AllReduce;
 
@@ -52,6 +52,15 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
         heap.close()
     })
     .expect("every rank");
+}
+
+/// Ranks of two builds would else run two versions of a protocol with each other.
+#[test]
+fn kernel_sources_are_compared_when_an_op_is_made() {
+    let plan = Options::rows(8, 6).plan(Ranks::new(0, 2)).expect("a plan");
+    let items = make::agreed(&plan);
+    let sources = items.iter().find(|(name, _)| *name == "kernel sources");
+    assert_eq!(sources.map(|(_, hash)| hash.len()), Some(32));
 }
 
 #[test]

@@ -240,8 +240,8 @@ impl MemoryDriver for Fake {
         self.call("open", String::from_utf8_lossy(handle).into_owned())?;
         Ok(self.region(bytes, Vec::new()))
     }
-    fn foreign(self: Arc<Self>, _: u64, bytes: u64) -> Result<Arc<dyn Region>> {
-        Ok(self.region(bytes, Vec::new()))
+    fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>> {
+        Ok(Arc::new(FakeRegion { device: self, address, bytes, handle: Vec::new() }))
     }
     fn can_access(&self, ordinal: i32) -> Result<bool> {
         Ok(self.far != Some(ordinal))

@@ -11,6 +11,7 @@ mod fake;
 mod mapping;
 mod memory;
 mod module;
+mod order;
 mod pinned;
 mod sharing;
 mod stream;

@@ -2,8 +2,6 @@
 //!
 //! Long because what a heap's streams share, and how each of them comes and goes, is one state.
 
-mod order;
-
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
@@ -11,12 +9,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryL
 use super::driver::{Driver, RawStream, warn};
 use super::event::GpuEvent;
 use super::mapping::as_gpu;
+use super::order::{Keeper, Order, Place};
 use crate::backend::{EventBackend, Mapping, Memory, StreamBackend};
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::util::lock;
 use crate::util::unsupported;
-use order::Order;
 
 /// What the streams of a heap share.
 pub(crate) struct Shared {
@@ -44,7 +42,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(device: Arc<dyn Driver>, control: Arc<Control>) -> Result<Shared> {
-        let order = Order::new(&device)?;
+        let order = Order::new(device.clone())?;
         Ok(Shared {
             device,
             control,
@@ -79,6 +77,13 @@ impl Shared {
     pub(crate) fn refuse_work_now(&self) -> bool {
         self.closed.store(true, Ordering::Relaxed);
         !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
+    }
+
+    /// No op waits for an earlier one any more: the heap is going, and keeps no stream.
+    pub(crate) fn forget_order(&self) {
+        let last = lock(&self.order).forget();
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        drop((last, kept));
     }
 
     /// Streams that were let go while they were captured.
@@ -238,6 +243,28 @@ impl Queue {
     pub(crate) fn capture(&self) -> Result<Option<u64>> {
         // SAFETY: the stream is alive.
         unsafe { self.shared.device.capture_of(self.raw) }
+    }
+
+    /// Enqueues an op by `f` behind the last op of the heap, on whatever stream that was.
+    pub(crate) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _open = self.shared.open()?;
+        let mut order = lock(&self.shared.order);
+        // A stream of the caller's may be gone when the next op is issued.
+        let alive = !matches!(self.owner, Owner::Caller { .. });
+        let keeper = alive.then(|| self.clone() as Keeper);
+        order.op(self.place()?, keeper, f)
+    }
+
+    /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
+    /// next op does not wait for it.
+    pub(crate) fn beside(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _open = self.shared.open()?;
+        let mut order = lock(&self.shared.order);
+        order.beside(self.place()?, f)
+    }
+
+    fn place(&self) -> Result<Place> {
+        Ok(Place { raw: self.raw, number: self.number, capture: self.capture()? })
     }
 
     /// Enqueues a copy inside the heap's memory in the order of its ops.

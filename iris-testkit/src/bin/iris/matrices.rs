@@ -2,14 +2,11 @@
 
 use anyhow::{Result, bail};
 use half::{bf16, f16};
-use iris_heap::{DType, Element, SymSlice, SymmetricHeap};
+use iris_heap::{ALIGNMENT, DType, Element, SymSlice, SymmetricHeap};
 use iris_ops::MatRef;
 
 /// Every byte of what no op has written: all element types read it as NaN.
 const POISON: u8 = 0xff;
-
-/// Gaps that the heap's alignment may leave before a matrix.
-const ALIGNMENT: u64 = 1024;
 
 /// This rank's matrix of `rows` x `cols`, row by row, in a block that all ranks have.
 pub(crate) struct Matrix {

@@ -138,3 +138,24 @@ fn an_image_is_loaded_once_a_device_and_launched_in_the_order_of_ops() {
     gpu.finish();
     gpu.shutdown();
 }
+
+/// All that is asked of the caller are two numbers, whichever library they are of.
+#[test]
+fn the_callers_stream_and_memory_come_as_numbers() {
+    let (fake, gpu) = gpu(0, true);
+    let (stream, address) = (0x7f00, 0xd000_0000);
+    // SAFETY: the fake's streams and addresses are numbers.
+    let theirs = unsafe { gpu.wrap_stream(stream) }.unwrap();
+    // SAFETY: as above.
+    let memory = unsafe { gpu.register(address, 256) }.unwrap();
+    assert_eq!((theirs.raw_handle(), memory.address(), memory.bytes()), (stream, address, 256));
+    fake.taken();
+    theirs.write((memory.clone(), 16), vec![1; 4]).unwrap();
+    assert!(fake.taken().contains(&format!("write on {stream}")));
+    let beyond = theirs.write((memory, 255), vec![1; 4]).unwrap_err();
+    assert!(matches!(beyond, Error::OutOfBounds { .. }), "{beyond}");
+    drop(theirs);
+    gpu.shutdown();
+    let calls = fake.taken();
+    assert!(!calls.contains(&format!("destroy_stream {stream}")), "it is the caller's: {calls:?}");
+}
