@@ -60,7 +60,18 @@ pub const VARIABLES: &[Variable] = &[
               usually installed",
         agreed: false,
     },
-    Variable { name: "IRIS_HIPRTC", doc: "the same of AMD's", agreed: false },
+    Variable { name: "IRIS_HIPRTC", doc: "as IRIS_NVRTC, of AMD's compiler", agreed: false },
+    Variable {
+        name: "IRIS_HIP_DATA",
+        doc: "what caches do with matrices and messages on AMD's devices: plain, fine or uncached; \
+              default plain",
+        agreed: true,
+    },
+    Variable {
+        name: "IRIS_HIP_SIGNAL",
+        doc: "the same of the words that peers poll; default uncached, or fine where there is none",
+        agreed: true,
+    },
     Variable {
         name: "IRIS_DELAY",
         doc: "the longest of random delays before signals and waits of kernels, in microseconds (at \

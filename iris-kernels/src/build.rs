@@ -11,7 +11,7 @@ use iris_sync::Access;
 
 use crate::args::{DTYPES, dtype_code};
 use crate::cache::Cache;
-use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild};
+use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild, Vendor};
 use crate::source::{self, Text};
 use crate::{Kernel, Target, cpu, parallel};
 
@@ -173,27 +173,29 @@ pub fn all() -> Vec<Build> {
     builds
 }
 
-/// Compiles every build for NVIDIA architectures (`sm_90a`) into a folder, on all cores, where a
-/// program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at a time.
-/// Returns how many there are.
+/// Compiles every build for these architectures (`sm_90a`, `gfx942`), of one vendor or both, into a folder, on
+/// all cores, where a program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at
+/// a time. Returns how many there are.
 ///
 /// # Errors
 /// As [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that others may enter.
-pub fn precompile(
+pub fn precompile<'a>(
     folder: &Path,
-    arches: &[&str],
+    arches: &[&'a str],
     done: impl FnMut(&Build, &str) + Send,
 ) -> rtc::Result<usize> {
     let cache = Cache::open(folder)?;
-    let compiler = Compiler::nvrtc()?;
+    // A compiler that is missing is said before the others begin.
+    let of = |&arch: &&'a str| Ok((Compiler::of(Vendor::of(arch), arch)?, arch));
+    let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
     let mut builds = all();
     // What takes longest is begun first, so that no core is left with it in the end.
     builds.sort_by_key(|build| build.tile.map_or(0, |tile| -i64::from(tile.m * tile.n)));
     let jobs: Vec<_> =
-        builds.iter().flat_map(|build| arches.iter().map(move |&arch| (build, arch))).collect();
+        builds.iter().flat_map(|build| arches.iter().map(move |&of| (build, of))).collect();
     let done = Mutex::new(done);
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    parallel::for_each(&jobs, threads, |&(build, arch)| {
+    parallel::for_each(&jobs, threads, |&(build, (compiler, arch))| {
         let source = build.source.into();
         let key = rtc::key(source, &build.options, arch, None);
         if cache.get(&key).is_none() {

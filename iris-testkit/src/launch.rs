@@ -52,6 +52,10 @@ const KEPT: usize = 64 << 10;
 /// are. It reads the variable when it starts.
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
+/// The same of AMD's runtime, for streams that get no queue of their own; and that no copy by the host is a
+/// kernel, which would need room beside those that wait.
+pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
+
 /// Sees to it that these variables have these values: where one has another, this program starts
 /// itself again, since the libraries that read them may do so at their start only.
 pub fn with_environment(variables: &[(&str, &str)]) {

@@ -16,7 +16,7 @@
 //! each wait there is, and a place where workgroups are held up, so that it does not take luck. With
 //! the wait, and held up at the same place, they must be right.
 //!
-//! **Limits.** CUDA only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
+//! **Limits.** GPUs only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
 
 mod subject;
 
@@ -46,6 +46,8 @@ pub struct Setting {
     pub shape: (usize, usize, usize),
     /// Shape of a tile; by default chosen by the plan.
     pub tile: Option<TileShape>,
+    /// Whose GPUs.
+    pub backend: BackendKind,
     /// Element type of the matrices: f32, f16 or bf16.
     pub dtype: DType,
     /// Calls.
@@ -104,13 +106,21 @@ impl Setting {
     /// Small matrices of some tiles, of which no side is a multiple of a tile's or of eight.
     pub fn new(dtype: DType, calls: usize, injected: Injected) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
-        Self { shape: Self::SMALL, tile, dtype, calls, first_call: 1, injected }
+        let backend = BackendKind::Cuda;
+        Self { shape: Self::SMALL, tile, backend, dtype, calls, first_call: 1, injected }
     }
 
     /// Two calls with matrices of more than 2 GiB of a 16-bit type, on the tiles of the plan.
     pub fn large(dtype: DType) -> Self {
         let shape = (2_200_003, 520, 512);
         Self { shape, tile: None, ..Self::new(dtype, 2, Injected::default()) }
+    }
+
+    /// On GPUs of this kind instead of NVIDIA's.
+    #[must_use]
+    pub fn on(mut self, backend: BackendKind) -> Self {
+        self.backend = backend;
+        self
     }
 
     /// The number of the first call.
@@ -153,7 +163,7 @@ struct Given {
 const SOURCE: KernelSource<'static> =
     KernelSource { name: "stress.cu", text: include_str!("stress/stress.cu") };
 
-/// Run a subject on this rank: collective. All ranks have CUDA devices.
+/// Run a subject on this rank: collective. All ranks have devices of the setting's kind.
 ///
 /// # Errors
 /// What goes wrong before the first call; a fault of a call is part of the outcome.
@@ -179,7 +189,7 @@ fn run_as<T: Element>(
             signal = (plan.signal_bytes() + (1 << 20)).max(signal);
         }
     }
-    let options = HeapOptions::new().backend(BackendKind::Cuda).signal_bytes(signal);
+    let options = HeapOptions::new().backend(setting.backend).signal_bytes(signal);
     let matrices = 4 * room as u64 * T::DTYPE.size() as u64;
     let heap = SymmetricHeap::open(world, options.data_bytes(data + matrices + (1 << 20)))?;
     let mut bench = Bench::<T>::new(&heap, subject, setting, room)?;

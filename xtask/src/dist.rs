@@ -15,8 +15,9 @@ const LIMIT: u64 = 60 << 20;
 /// What the folder is for.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Architectures to compile the kernels for, with commas between; NVRTC is needed, a GPU is not.
-    #[arg(long, default_value = "sm_90a")]
+    /// Architectures to compile the kernels for, with commas between. NVIDIA's need NVRTC, AMD's hiprtc or clang
+    /// and lld; a GPU is not needed.
+    #[arg(long, default_value = "sm_90a,gfx942")]
     arch: String,
 }
 

@@ -11,6 +11,7 @@ use crate::util::unsupported;
 mod cpu;
 mod cuda;
 mod gpu;
+mod hip;
 mod kind;
 mod open;
 

@@ -2,7 +2,7 @@
 
 use super::cpu::CpuBackend;
 use super::gpu::{Gpu, Vendor};
-use super::{Backend, BackendKind, DeviceInfo, cuda};
+use super::{Backend, BackendKind, DeviceInfo, cuda, hip};
 use crate::error::Result;
 use crate::util::unsupported;
 use crate::world::World;
@@ -13,7 +13,7 @@ impl BackendKind {
         match self {
             BackendKind::Cpu => Err(unsupported("a GPU of backend cpu", "it has none")),
             BackendKind::Cuda => Ok(&cuda::VENDOR),
-            BackendKind::Hip => Err(unsupported("backend hip", "it is not built in")),
+            BackendKind::Hip => Ok(&hip::VENDOR),
         }
     }
 
@@ -32,6 +32,15 @@ impl BackendKind {
     /// As [`BackendKind::devices`]; [`Error::Unsupported`] if there is none.
     pub fn device_count(self) -> Result<usize> {
         self.vendor()?.device_count()
+    }
+
+    /// The version of the driver of these GPUs, or its runtime, as a number of the vendor's: 12080 is CUDA
+    /// 12.8, 60443484 is HIP 6.4.43484. No device is needed.
+    ///
+    /// # Errors
+    /// [`Error::Library`](crate::Error::Library) without the driver; as [`BackendKind::devices`].
+    pub fn driver_version(self) -> Result<u32> {
+        (self.vendor()?.version)()
     }
 
     /// Bytes of memory of GPU `index` that are free, and all of it.

@@ -32,6 +32,24 @@ pub enum Error {
         /// The compiler's log.
         log: String,
     },
+    /// The compiler is too old for an architecture: it would not say so, but end the process.
+    #[error("{compiler} does not know {arch}, and {instead}")]
+    Architecture {
+        /// The compiler, with its release.
+        compiler: String,
+        /// The architecture.
+        arch: String,
+        /// Why nothing else compiles for it.
+        instead: String,
+    },
+    /// A file for the compiler cannot be written.
+    #[error("{}, for the compiler: {why}", path.display())]
+    File {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        why: String,
+    },
     /// A text has a zero byte in it, which the compilers cannot take.
     #[error("{what} has a zero byte in it")]
     ZeroByte {

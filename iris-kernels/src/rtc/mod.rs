@@ -16,15 +16,16 @@
 //! **Limits.** A cubin runs on the architecture it was made for, no other.
 
 mod api;
+mod clang;
 mod error;
 mod hiprtc;
 mod nvrtc;
 pub(crate) mod search;
 mod slow;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub use error::Error;
@@ -32,6 +33,7 @@ pub use error::Error;
 use crate::cache::{self, Cache, Key};
 use crate::source::{HEADERS, Text};
 use api::Api;
+use clang::Clang;
 
 /// What rtc functions return.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -41,8 +43,15 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Vendor {
     /// NVRTC.
     Nvidia,
-    /// hiprtc.
+    /// hiprtc, or clang.
     Amd,
+}
+
+impl Vendor {
+    /// Whose an architecture is, by its name: `gfx942` is AMD's, all others are NVIDIA's.
+    pub fn of(arch: &str) -> Self {
+        if arch.starts_with("gfx") { Vendor::Amd } else { Vendor::Nvidia }
+    }
 }
 
 /// A source to compile, with a name for messages.
@@ -162,8 +171,15 @@ pub const BARRIER_LANES: u32 = 32;
 #[derive(Debug)]
 pub struct Compiler {
     vendor: Vendor,
-    api: Api,
+    tool: Tool,
     version: (i32, i32),
+}
+
+/// How a compiler is called.
+#[derive(Debug)]
+enum Tool {
+    Library(Api),
+    Program(Clang),
 }
 
 impl Compiler {
@@ -185,27 +201,84 @@ impl Compiler {
         LOADED.get_or_init(hiprtc::load).as_ref().map_err(Error::clone)
     }
 
-    fn of(vendor: Vendor) -> Result<&'static Compiler> {
-        match vendor {
-            Vendor::Nvidia => Self::nvrtc(),
-            Vendor::Amd => Self::hiprtc(),
+    /// clang for AMD's architectures, looked for the first time.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] says where it was looked for.
+    pub fn clang() -> Result<&'static Compiler> {
+        static FOUND: OnceLock<Result<Compiler>> = OnceLock::new();
+        let find = || {
+            let clang = Clang::find()?;
+            let version = clang.version;
+            Ok(Compiler::new(Vendor::Amd, Tool::Program(clang), version))
+        };
+        FOUND.get_or_init(find).as_ref().map_err(Error::clone)
+    }
+
+    /// The vendor's compiler for an architecture. AMD's is hiprtc, or clang where that is missing or older
+    /// than the architecture.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Architecture`] if hiprtc is too old and there is no clang.
+    pub fn of(vendor: Vendor, arch: &str) -> Result<&'static Compiler> {
+        if vendor == Vendor::Nvidia {
+            return Self::nvrtc();
+        }
+        let hiprtc = Self::hiprtc();
+        match &hiprtc {
+            Ok(compiler) if compiler.knows(arch) => return hiprtc,
+            // Who says which one it is to be is told that it is not there.
+            Err(_) if search::variable("IRIS_HIPRTC").is_some() => return hiprtc,
+            _ => {}
+        }
+        Self::clang().map_err(|no_clang| match hiprtc {
+            Err(missing) => missing,
+            Ok(old) => Error::Architecture {
+                compiler: old.title(),
+                arch: arch.into(),
+                instead: no_clang.to_string(),
+            },
+        })
+    }
+
+    fn new(vendor: Vendor, tool: Tool, version: (i32, i32)) -> Self {
+        let compiler = Self { vendor, tool, version };
+        tracing::debug!(file = %compiler.path().display(), ?version, "compiler of kernels");
+        compiler
+    }
+
+    /// Whether it can be asked for an architecture at all. Of those that it does not have, a compiler says
+    /// so; but hiprtc ends the process.
+    pub fn knows(&self, arch: &str) -> bool {
+        match (&self.tool, self.vendor) {
+            (Tool::Library(_), Vendor::Amd) => hiprtc::knows(self.version, arch),
+            _ => true,
         }
     }
 
-    fn new(vendor: Vendor, api: Api) -> Result<Self> {
-        let version = api.version()?;
-        tracing::debug!(library = %api.path().display(), ?version, "compiler of kernels");
-        Ok(Self { vendor, api, version })
+    /// Its name and version.
+    pub fn title(&self) -> String {
+        let (major, minor) = self.version;
+        match (&self.tool, self.vendor) {
+            (Tool::Library(_), Vendor::Nvidia) => format!("NVRTC {major}.{minor}"),
+            (Tool::Library(_), Vendor::Amd) => {
+                format!("hiprtc of ROCm {major}.{}.{}", minor / 100_000, minor % 100_000)
+            }
+            (Tool::Program(_), _) => format!("clang {major}.{minor}"),
+        }
     }
 
-    /// Major and minor version.
+    /// Major and minor version; of hiprtc the release of ROCm, and what its runtime has behind that.
     pub fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// The library's file.
+    /// The library's file, or the program's.
     pub fn path(&self) -> &Path {
-        self.api.path()
+        match &self.tool {
+            Tool::Library(api) => api.path(),
+            Tool::Program(clang) => clang.program(),
+        }
     }
 
     /// Compile for an architecture (`sm_90a`, `gfx942`), without the cache. With `compute_90a` the
@@ -240,7 +313,10 @@ impl Compiler {
         };
         words.extend(options.words());
         let text = self.vendor == Vendor::Nvidia && arch.starts_with("compute_");
-        self.api.compile(source, headers, &words, arch, text)
+        match &self.tool {
+            Tool::Library(api) => api.compile(source, headers, &words, arch, text),
+            Tool::Program(clang) => clang.compile(source, headers, &words, arch),
+        }
     }
 }
 
@@ -261,27 +337,32 @@ pub fn compile(
     {
         return Ok(code);
     }
-    let compiler = Compiler::of(vendor)?;
+    let compiler = Compiler::of(vendor, arch)?;
     let cache = Cache::of_user()?;
     let key = key(source, options, arch, Some(compiler.version));
+    // Ranks that are threads ask for the same at the same time: one compiles, the others wait for it.
+    let turn = turn(&key);
+    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = cache.get(&key) {
         return Ok(code);
     }
     let say = || {
-        // Ranks that are threads compile the same at the same time.
-        static SAID: Mutex<Option<HashSet<Key>>> = Mutex::new(None);
-        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.get_or_insert_default().insert(key.clone()) {
-            let (name, words) = (source.name, options.words().join(" "));
-            let folder = cache.folder().display();
-            slow::to_stderr(&format!(
-                "iris: compiling {name} for {arch} ({words}); it will be kept in {folder}"
-            ));
-        }
+        let (name, words) = (source.name, options.words().join(" "));
+        let folder = cache.folder().display();
+        slow::to_stderr(&format!(
+            "iris: compiling {name} for {arch} ({words}); it will be kept in {folder}"
+        ));
     };
     let code = slow::telling(SLOW, say, || compiler.compile(source, options, arch))?;
     cache.put(&key, &code)?;
     Ok(code)
+}
+
+/// Whose turn it is to compile what has this key.
+fn turn(key: &Key) -> Arc<Mutex<()>> {
+    static TURNS: Mutex<Option<HashMap<Key, Arc<Mutex<()>>>>> = Mutex::new(None);
+    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    turns.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
 
 /// What compiles for so long is told of.

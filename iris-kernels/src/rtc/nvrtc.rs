@@ -1,7 +1,7 @@
 //! NVRTC: where it is, and the options it always gets.
 
 use super::api::{Api, Names};
-use super::{Compiler, Result, Vendor, search};
+use super::{Compiler, Result, Tool, Vendor, search};
 
 const NAMES: Names = Names {
     what: "NVRTC (libnvrtc.so)",
@@ -32,7 +32,8 @@ pub(super) fn load() -> Result<Compiler> {
     let before = |name: &str| name.starts_with("libnvrtc-builtins.so");
     let api =
         Api::find(&NAMES, "IRIS_NVRTC", &search::cuda_folders(&WHEELS), &bare, is_library, before)?;
-    Compiler::new(Vendor::Nvidia, api)
+    let version = api.version()?;
+    Ok(Compiler::new(Vendor::Nvidia, Tool::Library(api), version))
 }
 
 pub(super) fn fixed(arch: &str) -> Vec<String> {

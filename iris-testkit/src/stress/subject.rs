@@ -1,6 +1,6 @@
 //! What is put under stress.
 
-use iris_heap::{BackendKind, Element};
+use iris_heap::Element;
 use iris_kernels::build::Hold;
 use iris_ops::{Plan, Ranks, Shard, Variant};
 use iris_sync::Access;
@@ -88,7 +88,7 @@ impl Subject {
         let (m, n, k) = setting.shape;
         let (m, n) = if op == OpName::Barrier { (0, 0) } else { (m, n) };
         let k = if op.multiplies() { k } else { 0 };
-        let mut options = Options::new(m, n, k).dtype(T::DTYPE).backend(BackendKind::Cuda);
+        let mut options = Options::new(m, n, k).dtype(T::DTYPE).backend(setting.backend);
         options.tile = setting.tile;
         if setting.shape == Setting::SMALL {
             options = options.columns_per_flag(8);

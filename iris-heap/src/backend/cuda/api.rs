@@ -7,159 +7,148 @@
 //! a test compares our numbers and structures with its own.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
-use std::path::Path;
 use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream};
+use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
 use crate::error::{Error, Result};
 
-macro_rules! driver {
-    ($($name:ident($($arg:ty),* $(,)?);)*) => {
-        /// The functions of the driver that are called. Each returns a `CUresult` as a number.
-        #[allow(non_snake_case)]
-        pub(crate) struct Api {
-            $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> u32,)*
-            /// Since CUDA 12.4: loads a kernel that lazy loading would load at its first launch.
-            pub(crate) cuFuncLoad: Option<unsafe extern "C" fn(RawFunction) -> u32>,
-            /// Never called: keeps the functions.
-            _library: Library,
+/// Hands the list of functions to a macro.
+macro_rules! functions {
+    ($take:ident) => {
+        $take! {
+            {
+                cuInit(c_uint);
+                cuDriverGetVersion(*mut c_int);
+                cuDeviceGetCount(*mut c_int);
+                cuDeviceGet(*mut Device, c_int);
+                cuDeviceGetName(*mut c_char, c_int, Device);
+                cuDeviceGetUuid_v2(*mut [u8; 16], Device);
+                cuDeviceGetAttribute(*mut c_int, c_uint, Device);
+                cuDeviceCanAccessPeer(*mut c_int, Device, Device);
+                cuDevicePrimaryCtxRetain(*mut RawContext, Device);
+                cuCtxGetCurrent(*mut RawContext);
+                cuCtxPushCurrent_v2(RawContext);
+                cuCtxPopCurrent_v2(*mut RawContext);
+                cuCtxEnablePeerAccess(RawContext, c_uint);
+                cuThreadExchangeStreamCaptureMode(*mut c_uint);
+                cuStreamCreate(*mut RawStream, c_uint);
+                cuStreamDestroy_v2(RawStream);
+                cuStreamSynchronize(RawStream);
+                cuStreamQuery(RawStream);
+                cuStreamGetCtx(RawStream, *mut RawContext);
+                cuStreamWaitEvent(RawStream, RawEvent, c_uint);
+                cuStreamGetCaptureInfo_v2(
+                    RawStream,
+                    *mut c_uint,
+                    *mut u64,
+                    *mut u64,
+                    *mut u64,
+                    *mut usize,
+                );
+                cuEventCreate(*mut RawEvent, c_uint);
+                cuEventRecord(RawEvent, RawStream);
+                cuEventQuery(RawEvent);
+                cuEventSynchronize(RawEvent);
+                cuEventDestroy_v2(RawEvent);
+                cuMemcpyAsync(Address, Address, usize, RawStream);
+                cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, RawStream);
+                cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, RawStream);
+                cuMemsetD8Async(Address, c_uchar, usize, RawStream);
+                cuMemGetInfo_v2(*mut usize, *mut usize);
+                cuMemAlloc_v2(*mut Address, usize);
+                cuDeviceGetDefaultMemPool(*mut u64, Device);
+                cuMemPoolSetAttribute(u64, c_uint, *mut c_void);
+                cuMemFree_v2(Address);
+                cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+                cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint);
+                cuMemGetAddressRange_v2(*mut Address, *mut usize, Address);
+                cuPointerGetAttribute(*mut c_void, c_uint, Address);
+                cuMemGetAllocationGranularity(
+                    *mut usize,
+                    *const Properties,
+                    c_uint,
+                );
+                cuMemCreate(
+                    *mut Physical,
+                    usize,
+                    *const Properties,
+                    c_ulonglong,
+                );
+                cuMemRelease(Physical);
+                cuMemExportToShareableHandle(
+                    *mut c_void,
+                    Physical,
+                    c_uint,
+                    c_ulonglong,
+                );
+                cuMemImportFromShareableHandle(
+                    *mut Physical,
+                    *mut c_void,
+                    c_uint,
+                );
+                cuMemAddressReserve(*mut Address, usize, usize, Address, c_ulonglong);
+                cuMemAddressFree(Address, usize);
+                cuMemMap(Address, usize, usize, Physical, c_ulonglong);
+                cuMemUnmap(Address, usize);
+                cuMemSetAccess(Address, usize, *const Access, usize);
+                cuIpcGetMemHandle(*mut LegacyHandle, Address);
+                cuIpcOpenMemHandle_v2(*mut Address, LegacyHandle, c_uint);
+                cuIpcCloseMemHandle(Address);
+                cuModuleLoadData(*mut RawModule, *const c_void);
+                cuModuleGetFunction(*mut RawFunction, RawModule, *const c_char);
+                cuFuncGetAttribute(*mut c_int, c_uint, RawFunction);
+                cuFuncSetAttribute(RawFunction, c_uint, c_int);
+                cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, RawFunction, c_int, usize);
+                cuLaunchKernel(
+                    RawFunction,
+                    c_uint,
+                    c_uint,
+                    c_uint,
+                    c_uint,
+                    c_uint,
+                    c_uint,
+                    c_uint,
+                    RawStream,
+                    *mut *mut c_void,
+                    *mut *mut c_void,
+                );
+            }
+            sometimes {
+                /// Since CUDA 12.4: loads a kernel that lazy loading would load at its first launch.
+                cuFuncLoad(RawFunction);
+            }
         }
+    };
+}
 
-        /// Each function with the sizes of its parameters, ours and cudarc's.
-        #[cfg(all(test, feature = "cudarc-0-19"))]
+functions!(table);
+
+/// Each function with the sizes of its parameters, ours and cudarc's.
+#[cfg(all(test, feature = "cudarc-0-19"))]
+macro_rules! signatures {
+    ({ $($name:ident($($arg:ty),* $(,)?);)* } sometimes { $($newer:tt)* }) => {
         pub(super) fn signatures() -> Vec<(&'static str, Vec<usize>, Vec<usize>)> {
-            /// A parameter that the compiler is to find.
-            macro_rules! theirs { ($ours:ty) => { _ }; }
             vec![$((
                 stringify!($name),
                 vec![$(size_of::<$arg>()),*],
                 (::cudarc::driver::sys::$name as unsafe fn($(theirs!($arg)),*) -> _).sizes(),
             ),)*]
         }
-
-        impl Api {
-            #[allow(non_snake_case)]
-            fn of(library: Library) -> Result<Api, String> {
-                $(
-                    let $name = {
-                        let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the type is that of the driver's header of this version of the
-                        // function, with handles, addresses and enumerations as their numbers.
-                        let symbol = unsafe {
-                            library.get::<unsafe extern "C" fn($($arg),*) -> u32>(name.as_bytes())
-                        };
-                        *symbol.map_err(|e| format!("it has no {}: {e}", stringify!($name)))?
-                    };
-                )*
-                // SAFETY: as above; the type is that of CUDA 12.4 and later.
-                let load = unsafe {
-                    library.get::<unsafe extern "C" fn(RawFunction) -> u32>(b"cuFuncLoad\0")
-                };
-                let load = load.ok().map(|symbol| *symbol);
-                Ok(Api { $($name,)* cuFuncLoad: load, _library: library })
-            }
-        }
     };
 }
 
-driver! {
-    cuInit(c_uint);
-    cuDeviceGetCount(*mut c_int);
-    cuDeviceGet(*mut Device, c_int);
-    cuDeviceGetName(*mut c_char, c_int, Device);
-    cuDeviceGetUuid_v2(*mut [u8; 16], Device);
-    cuDeviceGetAttribute(*mut c_int, c_uint, Device);
-    cuDeviceCanAccessPeer(*mut c_int, Device, Device);
-    cuDevicePrimaryCtxRetain(*mut RawContext, Device);
-    cuCtxGetCurrent(*mut RawContext);
-    cuCtxPushCurrent_v2(RawContext);
-    cuCtxPopCurrent_v2(*mut RawContext);
-    cuCtxEnablePeerAccess(RawContext, c_uint);
-    cuThreadExchangeStreamCaptureMode(*mut c_uint);
-    cuStreamCreate(*mut RawStream, c_uint);
-    cuStreamDestroy_v2(RawStream);
-    cuStreamSynchronize(RawStream);
-    cuStreamQuery(RawStream);
-    cuStreamGetCtx(RawStream, *mut RawContext);
-    cuStreamWaitEvent(RawStream, RawEvent, c_uint);
-    cuStreamGetCaptureInfo_v2(
-        RawStream,
-        *mut c_uint,
-        *mut u64,
-        *mut u64,
-        *mut u64,
-        *mut usize,
-    );
-    cuEventCreate(*mut RawEvent, c_uint);
-    cuEventRecord(RawEvent, RawStream);
-    cuEventQuery(RawEvent);
-    cuEventSynchronize(RawEvent);
-    cuEventDestroy_v2(RawEvent);
-    cuMemcpyAsync(Address, Address, usize, RawStream);
-    cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, RawStream);
-    cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, RawStream);
-    cuMemsetD8Async(Address, c_uchar, usize, RawStream);
-    cuMemGetInfo_v2(*mut usize, *mut usize);
-    cuMemAlloc_v2(*mut Address, usize);
-    cuDeviceGetDefaultMemPool(*mut u64, Device);
-    cuMemPoolSetAttribute(u64, c_uint, *mut c_void);
-    cuMemFree_v2(Address);
-    cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
-    cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint);
-    cuMemGetAddressRange_v2(*mut Address, *mut usize, Address);
-    cuPointerGetAttribute(*mut c_void, c_uint, Address);
-    cuMemGetAllocationGranularity(
-        *mut usize,
-        *const Properties,
-        c_uint,
-    );
-    cuMemCreate(
-        *mut Physical,
-        usize,
-        *const Properties,
-        c_ulonglong,
-    );
-    cuMemRelease(Physical);
-    cuMemExportToShareableHandle(
-        *mut c_void,
-        Physical,
-        c_uint,
-        c_ulonglong,
-    );
-    cuMemImportFromShareableHandle(
-        *mut Physical,
-        *mut c_void,
-        c_uint,
-    );
-    cuMemAddressReserve(*mut Address, usize, usize, Address, c_ulonglong);
-    cuMemAddressFree(Address, usize);
-    cuMemMap(Address, usize, usize, Physical, c_ulonglong);
-    cuMemUnmap(Address, usize);
-    cuMemSetAccess(Address, usize, *const Access, usize);
-    cuIpcGetMemHandle(*mut LegacyHandle, Address);
-    cuIpcOpenMemHandle_v2(*mut Address, LegacyHandle, c_uint);
-    cuIpcCloseMemHandle(Address);
-    cuModuleLoadData(*mut RawModule, *const c_void);
-    cuModuleGetFunction(*mut RawFunction, RawModule, *const c_char);
-    cuFuncGetAttribute(*mut c_int, c_uint, RawFunction);
-    cuFuncSetAttribute(RawFunction, c_uint, c_int);
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, RawFunction, c_int, usize);
-    cuLaunchKernel(
-        RawFunction,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        c_uint,
-        RawStream,
-        *mut *mut c_void,
-        *mut *mut c_void,
-    );
+/// A parameter that the compiler is to find.
+#[cfg(all(test, feature = "cudarc-0-19"))]
+macro_rules! theirs {
+    ($ours:ty) => {
+        _
+    };
 }
+
+#[cfg(all(test, feature = "cudarc-0-19"))]
+functions!(signatures);
 
 /// A context: a pointer in the driver's words, a number here, for any thread to use.
 #[repr(transparent)]
@@ -331,7 +320,8 @@ const FOLDERS: [&str; 6] = [
 pub(crate) fn driver() -> Result<&'static Api> {
     static DRIVER: OnceLock<Result<Api>> = OnceLock::new();
     let driver = DRIVER.get_or_init(|| {
-        let driver = load()?;
+        let folders = FOLDERS.map(String::from);
+        let driver = load("the CUDA driver", &["libcuda.so.1", "libcuda.so"], &folders, Api::of)?;
         // SAFETY: the flags must be zero.
         let code = unsafe { (driver.cuInit)(0) };
         if code != SUCCESS {
@@ -340,36 +330,6 @@ pub(crate) fn driver() -> Result<&'static Api> {
         Ok(driver)
     });
     driver.as_ref().map_err(Error::clone)
-}
-
-/// The library, by name through the loader, then in the known folders.
-fn load() -> Result<Api> {
-    const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-    let names = NAMES.map(String::from).into_iter();
-    let places = FOLDERS.iter().map(|folder| format!("{folder}/{}", NAMES[0]));
-    let mut problem = "no such file".to_string();
-    for candidate in names.chain(places) {
-        if candidate.starts_with('/') && !Path::new(&candidate).exists() {
-            continue;
-        }
-        // SAFETY: the driver's library is made to be loaded by any program.
-        match unsafe { Library::new(&candidate) } {
-            Ok(library) => match Api::of(library) {
-                Ok(driver) => return Ok(driver),
-                Err(e) => problem = format!("{candidate}: {e}"),
-            },
-            Err(e) => problem = e.to_string(),
-        }
-    }
-    let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_else(|_| "not set".into());
-    Err(Error::Library {
-        library: format!("{} (the CUDA driver)", NAMES[0]),
-        looked: format!(
-            "the loader's path (LD_LIBRARY_PATH is {path}), then {}",
-            FOLDERS.join(", ")
-        ),
-        problem,
-    })
 }
 
 /// An outcome of a driver's function, as a result: the one place where codes are read.

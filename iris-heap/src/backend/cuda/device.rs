@@ -39,6 +39,15 @@ const SHARED_LIMIT: u32 = 48 << 10;
 /// What first uses of streams copy.
 static ZEROS: [u8; 4] = [0; 4];
 
+/// The newest CUDA that the driver has: 12080 is 12.8.
+pub(super) fn driver_version() -> Result<u32> {
+    let driver = driver()?;
+    let mut version = 0;
+    // SAFETY: `version` is where the answer goes.
+    check("cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
+    Ok(version as u32)
+}
+
 /// How many devices this process sees.
 pub(super) fn count() -> Result<usize> {
     let driver = driver()?;

@@ -26,6 +26,7 @@ mod memory;
 
 pub(super) const VENDOR: Vendor = Vendor {
     kind: BackendKind::Cuda,
+    version: device::driver_version,
     count: device::count,
     get: |ordinal| Ok(device::Device::get(ordinal)?),
 };

@@ -15,6 +15,7 @@ mod order;
 mod pinned;
 mod sharing;
 mod stream;
+mod table;
 mod vendor;
 
 pub use backend::Gpu;
@@ -22,4 +23,5 @@ pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, war
 pub(super) use memory::{MemoryDriver, Region, Wanted};
 #[cfg(feature = "cudarc-0-19")]
 pub(super) use stream::Queue;
+pub(super) use table::{load, outcome, table};
 pub(super) use vendor::{Opened, Vendor};

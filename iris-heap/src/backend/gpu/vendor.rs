@@ -11,6 +11,8 @@ use crate::util::{lock, unsupported};
 /// A vendor's driver, loaded when it is first asked for anything.
 pub(crate) struct Vendor {
     pub(crate) kind: BackendKind,
+    /// The driver's version, as the vendor counts.
+    pub(crate) version: fn() -> Result<u32>,
     /// How many devices the process sees.
     pub(crate) count: fn() -> Result<usize>,
     /// The device of this number.

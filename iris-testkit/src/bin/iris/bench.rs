@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::device_bench;
 use crate::errors::usage;
 use crate::gpu_bench;
 use crate::job::Place;
@@ -24,9 +25,10 @@ const CASES: &str = include_str!("../../../../bench/cpu.toml");
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What computes: cpu, or cuda, where every op is timed beside NCCL and cuBLASLt.
+    /// What computes: cpu; cuda, where every op is timed beside NCCL and cuBLASLt; or hip, where ops are timed
+    /// alone.
     #[arg(long, default_value = "cpu")]
-    backend: BackendKind,
+    pub(crate) backend: BackendKind,
     /// Writes the results as JSON, one object a line.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -126,16 +128,18 @@ impl Sink {
 /// The record of this kind of device; none where there is no GPU, and nothing to record.
 fn usual_record(backend: BackendKind) -> Option<PathBuf> {
     let name = match backend {
-        BackendKind::Cuda => file_name(&backend.devices().ok()?.first()?.name),
-        other => other.to_string(),
+        BackendKind::Cpu => backend.to_string(),
+        _ => file_name(&backend.devices().ok()?.first()?.name),
     };
     Some(format!("bench/record/{name}.jsonl").into())
 }
 
-/// `NVIDIA H200 sm_90` as `h200`.
+/// `NVIDIA H200 sm_90` as `h200`, `AMD Instinct MI300X gfx942` as `mi300x`.
 fn file_name(gpu: &str) -> String {
     let name = gpu.split(" sm_").next().unwrap_or_default();
-    name.trim_start_matches("NVIDIA ").to_lowercase().replace([' ', '/'], "-")
+    let name = name.split(" gfx").next().unwrap_or_default();
+    let name = name.trim_start_matches("NVIDIA ").trim_start_matches("AMD Instinct ");
+    name.to_lowercase().replace([' ', '/'], "-")
 }
 
 /// Measures and prints; whether all ratios are as asked.
@@ -144,7 +148,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     match options.backend {
         BackendKind::Cpu => on_cpu(options, &mut sink),
         BackendKind::Cuda => gpu_bench::main(options, &mut sink),
-        other => Err(usage("--backend", other, "cpu or cuda")),
+        _ => device_bench::main(options, &mut sink),
     }
 }
 
@@ -277,6 +281,7 @@ mod tests {
     fn a_record_is_named_by_its_device() {
         assert_eq!(file_name("NVIDIA H200 sm_90"), "h200");
         assert_eq!(file_name("NVIDIA A100-SXM4-80GB sm_80"), "a100-sxm4-80gb");
+        assert_eq!(file_name("AMD Instinct MI300X gfx942"), "mi300x");
         let cpu = usual_record(BackendKind::Cpu).unwrap();
         assert_eq!(cpu, Path::new("bench/record/cpu.jsonl"));
         // Those that are kept.

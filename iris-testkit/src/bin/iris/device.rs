@@ -26,11 +26,15 @@ impl Device {
         threads: Option<usize>,
         devices: Option<Devices>,
     ) -> Result<Device> {
-        if let Some(devices) = devices {
-            if backend.traits().host_threads {
-                return Err(usage("--devices", devices, "only with --backend cuda"));
+        if backend.traits().host_threads {
+            if let Some(devices) = devices {
+                return Err(usage("--devices", devices, "only with --backend cuda or hip"));
             }
-            let visible = backend.device_count()?;
+            return Ok(Device { backend, threads, devices });
+        }
+        // What is missing is said once, before a rank is started.
+        let visible = backend.device_count()?;
+        if let Some(devices) = devices {
             if devices.last() >= visible {
                 let expected = format!("of the {visible} {backend} devices that are visible");
                 return Err(usage("--devices", devices, expected));

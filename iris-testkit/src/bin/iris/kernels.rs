@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use anyhow::Result;
 use iris_testkit::note;
 
-/// Compile the kernels of all ops into a folder, with NVRTC; no GPU is needed.
+/// Compile the kernels of all ops into a folder; no GPU is needed.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The folder. A program `iris` beside a folder `kernels` takes its kernels from there.
     #[arg(long)]
     out: PathBuf,
-    /// Architectures, with commas between.
+    /// Architectures, with commas between: sm_90a and the like with NVRTC, gfx942 and the like with hiprtc, or
+    /// with clang where that is missing or older than the architecture.
     #[arg(long, default_value = "sm_90a", value_delimiter = ',')]
     arch: Vec<String>,
 }

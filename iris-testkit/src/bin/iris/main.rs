@@ -9,6 +9,8 @@ mod attack;
 mod bench;
 mod check;
 mod device;
+mod device_bench;
+mod doctor;
 mod errors;
 mod gpu_bench;
 mod job;
@@ -22,6 +24,7 @@ mod progress;
 mod rank;
 mod ratios;
 mod record;
+mod report;
 mod smoke;
 mod stress;
 mod suite;
@@ -51,7 +54,7 @@ enum Task {
     /// Every op over ragged shapes, against the oracle.
     Test(suite::Options),
     /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait,
-    /// which must be found. NVRTC is needed.
+    /// which must be found. The vendor's compiler is needed.
     Stress(stress::Options),
     /// Kills ranks at every stage of a program, sends frames that no rank would, and counts what must
     /// not come of it.
@@ -62,24 +65,38 @@ enum Task {
     Record(record::Options),
     /// Times what the operators could choose on the CPU, and prints rows for the tuning table.
     Tune(tune::Options),
-    /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC; no GPU is needed.
+    /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
+    /// needed.
     Kernels(kernels::Options),
+    /// What is there on this machine, and what is missing: drivers, devices, compilers, variables.
+    Doctor(doctor::Options),
+    /// One file about a machine to send to whoever asked for it: doctor, a smoke test, a short stress test, a
+    /// benchmark.
+    Report(report::Options),
     /// One rank of a job: started by the other tasks.
     #[command(hide = true)]
     Rank(rank::Options),
 }
 
-/// Whether CUDA is asked for by name, or by a task that runs nowhere else.
-fn on_cuda() -> bool {
-    let mut words = std::env::args_os().skip(1);
-    words.any(|word| word == "stress" || word.to_string_lossy().contains("cuda"))
+/// The variables that the driver of the GPUs reads when it starts, where one is asked for by name, or by a
+/// task that runs nowhere else. The report only starts others.
+fn environment() -> &'static [(&'static str, &'static str)] {
+    const CUDA: &[(&str, &str)] = &[launch::QUEUES, gpu_bench::NO_MULTICAST];
+    let words: Vec<_> =
+        std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
+    let named = |text: &str| words.iter().any(|word| word.contains(text));
+    match words.first().map(String::as_str) {
+        Some("doctor" | "report") => &[],
+        _ if named("hip") => launch::HIP,
+        Some("stress") => CUDA,
+        _ if named("cuda") => CUDA,
+        _ => &[],
+    }
 }
 
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
-    if on_cuda() {
-        launch::with_environment(&[launch::QUEUES, gpu_bench::NO_MULTICAST]);
-    }
+    launch::with_environment(environment());
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
         Task::Attack(options) => attack::main(&options),
@@ -89,6 +106,8 @@ fn main() -> ExitCode {
         Task::Tune(options) => tune::main(&options),
         Task::Kernels(options) => kernels::main(&options),
         Task::Record(options) => record::main(&options),
+        Task::Doctor(options) => doctor::main(&options),
+        Task::Report(options) => report::main(&options),
         Task::Rank(options) => rank::main(&options),
     });
     match done {

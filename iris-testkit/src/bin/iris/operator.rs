@@ -49,7 +49,7 @@ pub(crate) struct Options {
     /// Number of ranks, 1 to 64.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
-    /// What computes: cpu or cuda.
+    /// What computes: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
     /// The GPUs that the ranks take in turns: how many, or a list of their numbers such as 0,2

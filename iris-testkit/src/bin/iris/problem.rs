@@ -61,6 +61,27 @@ pub(crate) fn rows_at_once(cols: usize, size: usize) -> usize {
 }
 
 impl Problem {
+    /// Of this shape, everything else chosen by the plan.
+    pub(crate) fn new(op: &str, [m, n, k]: [usize; 3], dtype: DType, backend: BackendKind) -> Self {
+        Problem {
+            op: op.into(),
+            variant: "auto".into(),
+            m,
+            n,
+            k,
+            dtype,
+            columns: false,
+            m_contiguous: false,
+            k_per_flag: None,
+            fetchers: None,
+            library: None,
+            seed: 1,
+            backend,
+            trace: false,
+            tile: None,
+        }
+    }
+
     pub(crate) fn op(&self) -> Result<OpName> {
         Ok(self.op.parse()?)
     }

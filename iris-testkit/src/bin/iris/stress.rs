@@ -1,6 +1,6 @@
 //! `iris stress`: thousands of calls on GPUs, late on purpose and compared on the device; and with
 //! each wait of the protocols left out in turn, which must be found wrong within a few calls, while
-//! the same delays with the wait must not. The kernels are builds of their own: NVRTC is needed.
+//! the same delays with the wait must not. The kernels are builds of their own: the vendor's compiler is needed.
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, MAX_RANKS, World};
@@ -14,6 +14,9 @@ use crate::job::Place;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
+    /// Whose GPUs: cuda or hip.
+    #[arg(long, default_value = "cuda")]
+    backend: BackendKind,
     /// Ranks: threads of one process, which take the GPUs in turns [default: one a GPU, at least 2].
     #[arg(long)]
     ranks: Option<usize>,
@@ -37,6 +40,10 @@ pub(crate) struct Options {
 /// Runs all; whether everything was right, and everything without a wait wrong.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     Place::new(options.ranks.unwrap_or(2), true)?;
+    let backend = options.backend;
+    if backend.traits().host_threads {
+        return Err(usage("--backend", backend, "one of GPUs: cuda or hip"));
+    }
     if let Some(ranks) = options.ranks.filter(|&ranks| ranks < 2) {
         return Err(usage("--ranks", ranks, "at least 2, which wait for each other"));
     }
@@ -58,13 +65,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     let types = if options.large { 1 } else { 2 };
     let count = types * subjects.len() + waits.len();
-    if let Some(reason) = harness::missing_gpus(BackendKind::Cuda, 1)? {
+    if let Some(reason) = harness::missing_gpus(backend, 1)? {
         say!("{count} runs skipped: {reason}\n0 passed, 0 failed, {count} skipped")?;
         return Ok(true);
     }
     let ranks = match options.ranks {
         Some(ranks) => ranks,
-        None => BackendKind::Cuda.device_count()?.clamp(2, MAX_RANKS),
+        None => backend.device_count()?.clamp(2, MAX_RANKS),
     };
     let mut failed = 0;
     let half = options.calls as i32 / 2;
@@ -78,7 +85,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
                 true => Setting::large(dtype),
                 false => Setting::new(dtype, options.calls, injected).first_call(first_call),
             };
-            let outcome = worst(ranks, subject, &setting)?;
+            let outcome = worst(ranks, subject, &setting.on(backend))?;
             failed += usize::from(!outcome.ok());
             let (calls, compared) = (outcome.calls, outcome.compared);
             let seconds = outcome.time.as_secs_f64();
@@ -94,7 +101,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let hold = Some((place, HOLD_NS));
         let held = |without, calls| {
             let injected = Injected { delay_ns: 0, without, hold };
-            worst(ranks, subject, &Setting::new(DType::F32, calls, injected))
+            worst(ranks, subject, &Setting::new(DType::F32, calls, injected).on(backend))
         };
         let waiting = held(None, HELD_CALLS / 4)?;
         let without = held(Some(access), HELD_CALLS)?;

@@ -23,7 +23,7 @@ use crate::watch::{Line, give_up, watched};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What computes: cpu or cuda.
+    /// What computes: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
     /// The GPUs that the ranks take in turns: how many, or a list of their numbers such as 0,2

@@ -4,13 +4,14 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use iris_heap::{BackendKind, DType, HeapOptions, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, SymmetricHeap, World};
 use iris_ops::Ranks;
 use iris_testkit::say;
 use iris_testkit::suite::{AnyOp, OpName, Operands};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::provenance;
+use crate::device::Device;
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::matrices::Matrix;
 use crate::problem::Problem;
@@ -27,6 +28,9 @@ pub(crate) struct Options {
     /// Calls of each choice.
     #[arg(long, default_value_t = 200)]
     iters: usize,
+    /// What computes: cpu, cuda or hip. No table takes rows of GPUs: they are for whoever mends the rules.
+    #[arg(long, default_value = "cpu")]
+    backend: BackendKind,
 }
 
 /// What is tuned: M, N and K of the whole, as in `iris run`.
@@ -63,10 +67,11 @@ struct Choice {
 
 /// Tunes and prints.
 pub(crate) fn main(options: &Options) -> Result<bool> {
+    let device = Device::new(options.backend, None, None)?;
     say!("# By `iris tune`: medians of {} calls of the slowest rank.", options.iters)?;
     for &ranks in &options.ranks {
         for shape in SHAPES {
-            let job = TuneJob::new(shape, ranks, options.iters)?;
+            let job = TuneJob::new(shape, ranks, options.iters, device)?;
             let medians = Place::new(ranks, false)?.run(&job)?;
             say!("{}", row(&job, ranks, &medians)?)?;
         }
@@ -102,31 +107,18 @@ pub(crate) struct TuneJob {
     problem: Problem,
     choices: Vec<Choice>,
     iterations: usize,
+    /// Calls that are timed together, one behind the other.
+    calls: usize,
+    device: Device,
 }
 
 type Shape = (OpName, usize, usize, usize);
 
 impl TuneJob {
     /// The rule's choice, then all that differ from it.
-    fn new((op, m, n, k): Shape, ranks: usize, iterations: usize) -> Result<Self> {
-        let problem = Problem {
-            op: op.name().into(),
-            variant: "auto".into(),
-            m,
-            n,
-            k,
-            dtype: DType::F32,
-            columns: false,
-            m_contiguous: false,
-            k_per_flag: None,
-            fetchers: None,
-            library: None,
-            seed: 1,
-            backend: BackendKind::Cpu,
-            trace: false,
-            tile: None,
-        };
-        let mut job = Self { problem, choices: Vec::new(), iterations };
+    fn new((op, m, n, k): Shape, ranks: usize, iterations: usize, device: Device) -> Result<Self> {
+        let problem = Problem::new(op.name(), [m, n, k], DType::F32, device.backend());
+        let mut job = Self { problem, choices: Vec::new(), iterations, calls: 1, device };
         let mut seen = Vec::new();
         for choice in choices(op) {
             let plan = job.problem(&choice).plan(Ranks::new(0, ranks))?;
@@ -137,6 +129,13 @@ impl TuneJob {
             }
         }
         Ok(job)
+    }
+
+    /// Each of these variants of a problem, many calls in a row.
+    pub(crate) fn variants(problem: Problem, variants: &[String], device: Device) -> Self {
+        let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
+        let choices = variants.iter().map(choice).collect();
+        Self { problem, choices, iterations: 10, calls: 20, device }
     }
 
     fn problem(&self, choice: &Choice) -> Problem {
@@ -159,8 +158,7 @@ impl Job for TuneJob {
             let (more, words) = self.problem(choice).heap_bytes(ranks.size)?;
             (data, signal) = (data + more, signal + words);
         }
-        let options = HeapOptions::new().data_bytes(data).signal_bytes(signal);
-        let heap = SymmetricHeap::open(world, options)?;
+        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
         let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);
         let matrix = |which: usize| Matrix::new(&heap, problem.dtype, most[which], shapes[which]);
         let [a, b, c] = [matrix(0)?, matrix(1)?, matrix(2)?];
@@ -180,10 +178,12 @@ impl Job for TuneJob {
             for (op, times) in ops.iter_mut().zip(&mut times) {
                 world.barrier()?;
                 let begun = Instant::now();
-                op.run(&operands, &stream)?;
+                for _ in 0..self.calls {
+                    op.run(&operands, &stream)?;
+                }
                 stream.sync()?;
                 if turn > 0 {
-                    times.push(begun.elapsed().as_secs_f64() * 1e6);
+                    times.push(begun.elapsed().as_secs_f64() * 1e6 / self.calls as f64);
                 }
             }
             progress.step();
@@ -208,7 +208,8 @@ mod tests {
 
     #[test]
     fn the_rule_stays_unless_another_choice_is_clearly_faster() {
-        let job = TuneJob::new((OpName::AllReduce, 107, 384, 0), 4, 1).unwrap();
+        let cpu = Device::new(BackendKind::Cpu, None, None).unwrap();
+        let job = TuneJob::new((OpName::AllReduce, 107, 384, 0), 4, 1, cpu).unwrap();
         let chosen = |medians: [f64; 2]| {
             let row = row(&job, 4, &medians).unwrap();
             let table: toml::Table = row.parse().unwrap();

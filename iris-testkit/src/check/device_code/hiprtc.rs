@@ -1,30 +1,19 @@
 //! What hiprtc makes of the device source for AMD's architectures: that it takes all of it, and
 //! where `llvm-objdump` is there, the same instructions as clang's.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use iris_kernels::rtc::{Compiler, KernelSource, Options};
 
 use super::{Finding, Outcome, Source, amd, compare, options, probes};
 
-/// The release of ROCm from which on hiprtc knows an architecture. Older ones do not refuse it but
-/// end the process.
-fn known_since(arch: &str) -> u32 {
-    match arch {
-        "gfx90a" => 5,
-        "gfx942" => 6,
-        _ => 7,
-    }
-}
-
 pub(super) fn check(arch: &str, source: &Source) -> Outcome {
     let compiler = match Compiler::hiprtc() {
         Ok(compiler) => compiler,
         Err(error) => return Outcome::Skipped(error.to_string()),
     };
-    let name = format!("hiprtc of ROCm {}", release(compiler.path()).unwrap_or(0));
-    if release(compiler.path()).is_none_or(|release| release < known_since(arch)) {
+    let name = compiler.title();
+    if !compiler.knows(arch) {
         return Outcome::Skipped(format!("{name} does not know {arch}"));
     }
     let headers = source.headers();
@@ -58,12 +47,6 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
     } else {
         Outcome::Failed(findings)
     }
-}
-
-/// The release that the name of the library's file says: `libhiprtc.so.6.1.40091`.
-fn release(library: &Path) -> Option<u32> {
-    let file = std::fs::canonicalize(library).unwrap_or(library.to_path_buf());
-    file.file_name()?.to_str()?.split_once(".so.")?.1.split('.').next()?.parse().ok()
 }
 
 /// A code object as text, in the form of the compiler's assembly.

@@ -1,0 +1,142 @@
+//! clang as a program, for AMD's architectures: it makes kernels ahead of time on a machine without ROCm, and
+//! takes the place of a hiprtc that is missing, or too old for the device.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Error, KernelSource, Result};
+
+/// A clang that was found.
+#[derive(Debug)]
+pub(super) struct Clang {
+    program: PathBuf,
+    pub(super) version: (i32, i32),
+}
+
+/// What it is called, the version first that the checks of compiled code read; last ROCm's own.
+const NAMES: [&str; 5] = ["clang-19", "clang-20", "clang-21", "clang", "/opt/rocm/llvm/bin/clang"];
+
+impl Clang {
+    /// The first one that has AMD's devices as targets.
+    pub(super) fn find() -> Result<Self> {
+        let mut looked = Vec::new();
+        for name in NAMES {
+            let output = |argument: &str| {
+                let mut command = Command::new(name);
+                let output = command.arg(argument).stdin(Stdio::null()).output();
+                output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+            };
+            match output("--version").and_then(|version| Ok((version, output("-print-targets")?))) {
+                Err(error) => looked.push(format!("{name} ({error})")),
+                Ok((version, targets)) => match version_of(&version) {
+                    Some(version) if targets.contains("amdgcn") => {
+                        return Ok(Self { program: name.into(), version });
+                    }
+                    _ => looked.push(format!("{name} (it has no target amdgcn)")),
+                },
+            }
+        }
+        Err(Error::NotFound { what: "clang for AMD's architectures", looked })
+    }
+
+    pub(super) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// A code object of a source that may include `headers`.
+    pub(super) fn compile(
+        &self,
+        source: KernelSource<'_>,
+        headers: &[KernelSource<'_>],
+        options: &[String],
+        arch: &str,
+    ) -> Result<Vec<u8>> {
+        let folder = Folder::new()?;
+        for text in headers.iter().chain([&source]) {
+            folder.write(text)?;
+        }
+        let made = folder.0.join("code.o");
+        let mut command = Command::new(&self.program);
+        command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only"]);
+        // Else it is wrapped for several architectures, by a program that not every clang comes with.
+        command.arg("--no-gpu-bundle-output").args(options).arg("-I").arg(&folder.0);
+        command.arg("-o").arg(&made).arg(folder.0.join(source.name)).stdin(Stdio::null());
+        let failed = |log: String| Error::Compile {
+            source_name: source.name.into(),
+            arch: arch.into(),
+            log: format!("{}: {log}", self.program.display()),
+        };
+        let output = command.output().map_err(|error| failed(error.to_string()))?;
+        if !output.status.success() {
+            return Err(failed(String::from_utf8_lossy(&output.stderr).trim_end().into()));
+        }
+        fs::read(&made).map_err(|error| failed(error.to_string()))
+    }
+}
+
+/// Major and minor version in `clang version 19.1.7 (...)`, whatever the vendor writes before it.
+fn version_of(text: &str) -> Option<(i32, i32)> {
+    let number = text.split_once("clang version ")?.1;
+    let mut parts = number.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// A folder of this user's alone, which goes when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("iris-clang-{}-{number}", std::process::id()));
+        // One of this name can only be what a killed process with our number left behind.
+        let _ = fs::remove_dir_all(&path);
+        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| wrong(&path, &error))?;
+        Ok(Self(path))
+    }
+
+    fn write(&self, text: &KernelSource<'_>) -> Result<()> {
+        let file = self.0.join(text.name);
+        let folder = file.parent().unwrap_or(&self.0);
+        let written = fs::create_dir_all(folder).and_then(|()| fs::write(&file, text.text));
+        written.map_err(|error| wrong(&file, &error))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn wrong(path: &Path, error: &std::io::Error) -> Error {
+    Error::File { path: path.into(), why: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_whoever_built_it() {
+        let debian = "Debian clang version 19.1.7 (3~deb12u1)\nTarget: x86_64";
+        let amd = "AMD clang version 17.0.0 (https://github.com/RadeonOpenCompute/llvm-project)";
+        assert_eq!(version_of(debian), Some((19, 1)));
+        assert_eq!(version_of(amd), Some((17, 0)));
+        assert_eq!(version_of("gcc 12"), None);
+    }
+
+    #[test]
+    fn a_folder_goes_with_whoever_made_it() {
+        let folder = Folder::new().expect("room");
+        let path = folder.0.clone();
+        folder.write(&KernelSource { name: "iris/a.h", text: "x" }).expect("room");
+        assert_eq!(fs::read_to_string(path.join("iris/a.h")).expect("written"), "x");
+        drop(folder);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,168 @@
+//! `iris report`: all that can be said about a machine, in one file to send to whoever asked for it.
+//!
+//! Each step is this program again, as a process of its own with a limit, so that one that hangs or dies is a
+//! part of the report and not the end of it.
+
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use iris_heap::BackendKind;
+use iris_testkit::say;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::errors::usage;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// What is looked at: cpu, cuda or hip.
+    #[arg(long)]
+    backend: BackendKind,
+    /// The file [default: iris-report-BACKEND.txt].
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Minutes that a step may take.
+    #[arg(long, default_value_t = 20)]
+    minutes: u64,
+    /// Calls of each op under stress.
+    #[arg(long, default_value_t = 500)]
+    calls: usize,
+}
+
+/// One step: its words on the command line.
+type Step = Vec<String>;
+
+/// What is done on a backend, what is quick and tells most first.
+fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
+    let words = |text: &str| text.split(' ').map(String::from).collect::<Step>();
+    let on = |task: &str| words(&format!("{task} --backend {backend}"));
+    let mut steps = vec![on("doctor"), on("test --level smoke")];
+    if backend.traits().host_threads {
+        // Stress is of GPUs, and all ratios of the CPU take minutes.
+        steps.push(words("bench --only first"));
+    } else {
+        steps.push(on(&format!("stress --calls {calls}")));
+        steps.push(on("bench"));
+    }
+    steps
+}
+
+/// Does all steps, whatever comes of them, and writes the file; whether all went well.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    let usual = || format!("iris-report-{}.txt", options.backend).into();
+    let path = options.out.clone().unwrap_or_else(usual);
+    if options.minutes == 0 {
+        return Err(usage("--minutes", 0, "at least 1"));
+    }
+    let file = File::create(&path);
+    let mut file = file.map_err(|error| {
+        usage(format!("file {}", path.display()), error, "one that can be written")
+    })?;
+    let program = std::env::current_exe().context("where this program lies is not known")?;
+    let limit = Duration::from_secs(60 * options.minutes);
+    let mut failed = Vec::new();
+    for step in steps(options.backend, options.calls) {
+        let line = step.join(" ");
+        say!("iris {line}")?;
+        let (outcome, ok) = run(&program, &step, &mut file, limit)?;
+        say!("  {outcome}")?;
+        if !ok {
+            failed.push(line);
+        }
+    }
+    let end = match failed.as_slice() {
+        [] => "all steps went well".into(),
+        failed => format!("FAILED: iris {}", failed.join("; iris ")),
+    };
+    writeln!(file, "\n=== {end}")?;
+    say!("{end}\n{} is the file to send", path.display())?;
+    Ok(failed.is_empty())
+}
+
+/// One step, with what it says in the file; how it ended, and whether well.
+fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<(String, bool)> {
+    writeln!(file, "\n=== iris {}", step.join(" "))?;
+    let begun = Instant::now();
+    let mut child = Command::new(program)
+        .args(step)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file.try_clone()?)
+        // Ranks are processes of the step's group, and end with it.
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("starting {}", program.display()))?;
+    let status = wait(&mut child, limit)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let (how, ok) = match status {
+        Some(status) => (status.to_string(), status.success()),
+        None => (format!("ended by this program after {limit:.0?}"), false),
+    };
+    let outcome = format!("{how}, {seconds:.1} s");
+    // The children have written behind where this process was.
+    file.seek(std::io::SeekFrom::End(0))?;
+    writeln!(file, "=== {outcome}")?;
+    Ok((outcome, ok))
+}
+
+/// Waits for a step; none where it took too long, and was killed with all it had started.
+fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if begun.elapsed() >= limit {
+            let group = Pid::from_child(child);
+            kill_process_group(group, Signal::KILL).context("ending a step that took too long")?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_hangs_is_ended_and_told_of() {
+        let mut file = tempfile::tempfile().unwrap();
+        let shell = |text: &str| vec!["-c".to_owned(), text.to_owned()];
+        let program = Path::new("/bin/sh");
+        // It would outlive its limit, and so would what it started.
+        let hangs = shell("echo begun; sleep 600 & wait");
+        let (outcome, ok) = run(program, &hangs, &mut file, Duration::from_millis(300)).unwrap();
+        assert!(!ok && outcome.contains("ended by this program"), "{outcome}");
+        let (outcome, ok) =
+            run(program, &shell("echo and on; exit 3"), &mut file, Duration::from_secs(60))
+                .unwrap();
+        assert!(!ok && outcome.contains("exit status: 3"), "{outcome}");
+        let (_, ok) = run(program, &shell("exit 0"), &mut file, Duration::from_secs(60)).unwrap();
+        assert!(ok);
+        file.rewind().unwrap();
+        let text = std::io::read_to_string(file).unwrap();
+        let order = ["echo begun", "begun\n", "ended by this", "and on\n", "exit status: 3"];
+        let mut rest = text.as_str();
+        for part in order {
+            let at = rest.find(part).unwrap_or_else(|| panic!("{part} in {text}"));
+            rest = &rest[at + part.len()..];
+        }
+    }
+
+    #[test]
+    fn the_report_begins_with_what_is_there() {
+        for backend in BackendKind::ALL {
+            let steps = steps(backend, 5);
+            assert_eq!(steps[0][0], "doctor");
+            assert!(steps.iter().any(|step| step.join(" ").contains("test --level smoke")));
+        }
+        let stress = steps(BackendKind::Hip, 5)[2].join(" ");
+        assert_eq!(stress, "stress --calls 5 --backend hip");
+    }
+}

@@ -1,0 +1,289 @@
+//! The HIP backend without a device of AMD's: that the real runtime says so, and what the host's side does over
+//! a runtime of our own (`hip/runtime.cpp`), whose devices are the host and whose kernels are the device
+//! source as host code. Nothing here says anything about a device.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output};
+use std::sync::OnceLock;
+
+use iris_heap::{BackendKind, Error, ErrorKind, HeapOptions, SymmetricHeap, World};
+use iris_testkit::harness::{self, Group, named};
+use libloading::os::unix::Library;
+use tempfile::TempDir;
+
+/// Says to this program that it is a child, and which test's.
+const CHILD: &str = "HIP_TEST_CHILD";
+
+fn main() -> ExitCode {
+    if let Ok(name) = std::env::var(CHILD) {
+        match name.as_str() {
+            "memory" => memory_and_streams_of_the_caller(),
+            other => panic!("no child is called {other}"),
+        }
+        return ExitCode::SUCCESS;
+    }
+    let real = match BackendKind::Hip.device_count() {
+        Ok(count) => {
+            Some(format!("{count} devices are there, which `iris test --backend hip` is for"))
+        }
+        Err(error @ Error::Library { .. }) => Some(error.to_string()),
+        Err(_) => None,
+    };
+    harness::run_together(vec![
+        Group::new(
+            real,
+            named![
+                the_real_runtime_says_that_there_is_no_device,
+                a_run_says_so_before_it_starts_ranks
+            ],
+        ),
+        Group::new(
+            harness::no_program("g++"),
+            named![
+                ranks_that_are_threads_share_memory_by_peer_access,
+                ranks_that_are_processes_share_memory_by_handles,
+                a_release_before_6_has_other_numbers,
+                streams_without_a_queue_of_their_own_are_told_of,
+                what_cannot_be_is_said,
+                the_callers_device_memory_and_streams_stay_his,
+                a_doctor_sees_the_devices,
+            ],
+        ),
+    ])
+}
+
+fn the_real_runtime_says_that_there_is_no_device() {
+    let error = BackendKind::Hip.devices().unwrap_err();
+    assert_eq!(error.to_string(), "hipGetDeviceCount: hipErrorNoDevice (code 100)");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    // The runtime is there: it tells its version.
+    assert!(BackendKind::Hip.driver_version().unwrap() >= 50_000_000);
+    let opened = World::run_threads(1, |world| {
+        let options = HeapOptions::new().backend(BackendKind::Hip);
+        Ok::<_, Error>(SymmetricHeap::open(&world, options).unwrap_err().to_string())
+    });
+    assert!(opened.unwrap()[0].contains("hipErrorNoDevice"));
+    let skipped = harness::no_backend(BackendKind::Hip).unwrap();
+    assert!(skipped.contains("hipErrorNoDevice"), "{skipped}");
+}
+
+fn a_run_says_so_before_it_starts_ranks() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    let output = command.args(["run", "all-gather", "--backend", "hip"]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let last = error.lines().last();
+    assert_eq!(last, Some("iris: hipGetDeviceCount: hipErrorNoDevice (code 100)"), "{error}");
+    assert!(!error.contains("lost"), "no rank was started: {error}");
+}
+
+/// The runtime of our own, of a release.
+struct Fake {
+    folder: TempDir,
+    library: PathBuf,
+}
+
+impl Fake {
+    fn of(release: u32) -> &'static Fake {
+        static BUILT: [OnceLock<Fake>; 2] = [const { OnceLock::new() }; 2];
+        BUILT[usize::from(release == 7)].get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let library = folder.path().join(format!("libamdhip64.so.{release}"));
+            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/runtime.cpp");
+            let arguments = ["-std=c++20", "-shared"].map(String::from).into_iter();
+            let arguments = arguments.chain([format!("-DFAKE_RELEASE={release}"), source.into()]);
+            harness::compile_for_host(arguments, &library);
+            Fake { folder, library }
+        })
+    }
+
+    /// A program that finds this runtime, and the calls that it made.
+    fn run(&self, program: &Path, arguments: &[&str], set: &[(&str, &str)]) -> (Output, String) {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let hooks = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels/tests/host");
+        let output = Command::new(program)
+            .args(arguments)
+            .env("LD_LIBRARY_PATH", self.folder.path())
+            .env("IRIS_HIPRTC", &self.library)
+            .env("IRIS_CACHE", self.folder.path().join("cache"))
+            .env("FAKE_HIP_HOOKS", hooks)
+            .env("FAKE_HIP_LOG", log.path())
+            .envs(set.iter().copied())
+            .output()
+            .unwrap();
+        (output, std::fs::read_to_string(log.path()).unwrap())
+    }
+
+    /// `iris run` with these arguments, which must be right; the calls that it made.
+    fn right(&self, arguments: &str, set: &[(&str, &str)]) -> (String, String) {
+        let words: Vec<&str> = ["run"].into_iter().chain(arguments.split(' ')).collect();
+        let words = [&words[..], &["--backend", "hip", "--iters", "2", "--json"]].concat();
+        let (output, calls) = self.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{arguments}: {out}{said}");
+        let result: serde_json::Value = serde_json::from_str(out.trim()).unwrap();
+        assert_eq!((&result["ok"], &result["backend"]), (&true.into(), &"hip".into()), "{result}");
+        (calls, said)
+    }
+}
+
+/// Calls of this name, with what follows it.
+fn calls_of<'a>(calls: &'a str, name: &str) -> Vec<&'a str> {
+    let of = |line: &'a str| line.strip_prefix(name)?.strip_prefix(' ');
+    calls.lines().filter_map(of).collect()
+}
+
+/// Calls that failed, but for access that was there already.
+fn failed(calls: &str) -> Vec<&str> {
+    let good = |line: &&str| !line.ends_with("= 0") && !line.ends_with("= 704");
+    calls.lines().filter(good).collect()
+}
+
+fn ranks_that_are_threads_share_memory_by_peer_access() {
+    let fake = Fake::of(7);
+    let (calls, _) = fake.right("all-gather --ranks 2 --threads-as-ranks --m 33 --n 65", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    // Words that peers poll are uncached, the rest is plain.
+    let signals = calls_of(&calls, "hipExtMallocWithFlags");
+    assert_eq!(signals.len(), 2, "{calls}");
+    assert!(signals.iter().all(|call| call.contains("flags 3")), "{calls}");
+    assert_eq!(calls_of(&calls, "hipMalloc").len(), 4, "{calls}");
+    let peers = calls_of(&calls, "hipDeviceEnablePeerAccess");
+    assert!(peers.contains(&"0 on 1 = 0") && peers.contains(&"1 on 0 = 0"), "{calls}");
+    // Each stream has a hardware queue of its own, on the rank's device.
+    let streams = calls_of(&calls, "hipExtStreamCreateWithCUMask");
+    assert!(streams.contains(&"1 on 0 = 0") && streams.contains(&"1 on 1 = 0"), "{calls}");
+    // What was taken was given back.
+    assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
+    let (calls, _) = fake.right(
+        "matmul-all-reduce --variant two_shot --dtype bf16 --ranks 2 --threads-as-ranks --m 33 --n 65 --k 17",
+        &[("IRIS_HIP_DATA", "fine"), ("IRIS_HIP_SIGNAL", "plain")],
+    );
+    let data = calls_of(&calls, "hipExtMallocWithFlags");
+    assert!(data.len() == 2 && data.iter().all(|call| call.contains("flags 1")), "{calls}");
+}
+
+fn ranks_that_are_processes_share_memory_by_handles() {
+    let (calls, _) = Fake::of(7).right("all-gather --ranks 3 --m 33 --n 65", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    // Data and words of two peers each; the third rank takes the first device again.
+    assert_eq!(calls_of(&calls, "hipIpcOpenMemHandle").len(), 12, "{calls}");
+    assert_eq!(calls_of(&calls, "hipIpcCloseMemHandle").len(), 12, "{calls}");
+    Fake::of(7).right("barrier --ranks 2", &[]);
+}
+
+fn a_release_before_6_has_other_numbers() {
+    // It is strict about the flags of its time, has no uncached memory, and does not tell the clock's rate.
+    let (calls, _) = Fake::of(5).right("all-gather --ranks 2 --m 33 --n 65", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    let signals = calls_of(&calls, "hipExtMallocWithFlags");
+    assert!(signals.len() == 2 && signals.iter().all(|call| call.contains("flags 1")), "{calls}");
+}
+
+fn streams_without_a_queue_of_their_own_are_told_of() {
+    let line = "all-gather --ranks 2 --m 33 --n 65";
+    let none = ("FAKE_HIP_NO_MASKS", "1");
+    let (calls, said) = Fake::of(7).right(line, &[none]);
+    assert!(!calls_of(&calls, "hipStreamCreateWithFlags").is_empty(), "{calls}");
+    // The program sees to it that there are enough.
+    assert!(!said.contains("GPU_MAX_HW_QUEUES"), "{said}");
+}
+
+fn what_cannot_be_is_said() {
+    let refused = |set: &[(&str, &str)], expected: &str| {
+        let words = "run all-gather --backend hip --ranks 2 --threads-as-ranks --m 33 --n 65";
+        let words: Vec<&str> = words.split(' ').collect();
+        let program = Path::new(env!("CARGO_BIN_EXE_iris"));
+        let (output, _) = Fake::of(7).run(program, &words, set);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{set:?}: {said}");
+    };
+    refused(&[("FAKE_HIP_DEVICES", "0")], "hipGetDeviceCount: hipErrorNoDevice (code 100)");
+    refused(&[("FAKE_HIP_WAVE", "32")], "its waves have 32 threads, and the kernels are for 64");
+    refused(&[("FAKE_HIP_NO_PEERS", "1")], "they cannot access each other's memory");
+    refused(&[("IRIS_HIP_SIGNAL", "cached")], "expected plain, fine or uncached");
+}
+
+fn the_callers_device_memory_and_streams_stay_his() {
+    let own = std::env::current_exe().unwrap();
+    let (output, calls) = Fake::of(7).run(&own, &[], &[(CHILD, "memory")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{calls}");
+    assert_eq!(failed(&calls), [""; 0]);
+}
+
+/// In a process that has loaded the runtime for itself, too.
+fn memory_and_streams_of_the_caller() {
+    type Number = unsafe extern "C" fn(*mut i32) -> u32;
+    type Take = unsafe extern "C" fn(*mut u64, usize) -> u32;
+    type Stream = unsafe extern "C" fn(*mut u64, u32) -> u32;
+    // SAFETY: the runtime is loaded by the backend as well.
+    let library = unsafe { Library::new("libamdhip64.so.7") }.unwrap();
+    // SAFETY: the types are those of the runtime's functions.
+    let (current, take, make) = unsafe {
+        (
+            *library.get::<Number>(b"hipGetDevice\0").unwrap(),
+            *library.get::<Take>(b"hipMalloc\0").unwrap(),
+            *library.get::<Stream>(b"hipStreamCreateWithFlags\0").unwrap(),
+        )
+    };
+    let rank = move |world: World| {
+        let now = || {
+            let mut device = -1;
+            // SAFETY: a place for the answer.
+            assert_eq!(unsafe { current(&mut device) }, 0);
+            device
+        };
+        let (mut memory, mut stream) = (0, 0);
+        // SAFETY: places for the answers, on device 0, which is current at first.
+        assert_eq!(unsafe { (take(&mut memory, 1 << 20), make(&mut stream, 1)) }, (0, 0));
+        for device in [0, 1] {
+            let options = HeapOptions::new().backend(BackendKind::Hip).device(device);
+            let heap = SymmetricHeap::open(&world, options.data_bytes(8 << 20))?;
+            // More than a piece of a copy, and no multiple of one.
+            let values: Vec<i32> = (0..100_003).collect();
+            let slice = heap.alloc::<i32>(values.len())?;
+            assert!(heap.read(slice)?.iter().all(|&value| value == 0), "new memory is cleared");
+            heap.write(slice, &values)?;
+            assert_eq!(heap.read(slice)?, values);
+            // SAFETY: the stream lives as long as the process.
+            let stream = unsafe { heap.stream_from_raw(stream) };
+            let import = |len| {
+                // SAFETY: so does the memory, which nobody else has.
+                unsafe { heap.import(memory as *mut i32, len) }
+            };
+            assert_eq!(import((1 << 18) + 1).unwrap_err().kind(), ErrorKind::Usage);
+            if device == 0 {
+                let (stream, imported) = (stream?, import(1000)?);
+                heap.write_on(&stream, imported, &values[..1000])?;
+                stream.sync()?;
+                assert_eq!(heap.read(imported)?, values[..1000]);
+                heap.free(imported)?;
+            } else {
+                let errors = [stream.unwrap_err(), import(1000).unwrap_err()];
+                assert_eq!(errors.map(|error| error.kind()), [ErrorKind::Usage; 2]);
+            }
+            assert_eq!(now(), 0, "the thread's device is what it was");
+            heap.close()?;
+        }
+        world.close()
+    };
+    World::run_threads(1, rank).unwrap();
+}
+
+fn a_doctor_sees_the_devices() {
+    let program = Path::new(env!("CARGO_BIN_EXE_iris"));
+    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &[]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{out}");
+    for expected in
+        ["driver 70253211", "device 1: a fake of HIP gfx942", "hiprtc of ROCm 7.2.53211"]
+    {
+        assert!(out.contains(expected), "{expected} in {out}");
+    }
+    let none = [("FAKE_HIP_DEVICES", "0")];
+    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &none);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && out.contains("hipErrorNoDevice"), "{out}");
+}

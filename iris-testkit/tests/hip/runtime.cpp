@@ -1,0 +1,588 @@
+// A runtime with the interface of HIP and hiprtc over the host, for tests of the backend where there is no
+// device: memory of a device is a file in memory, a stream is a thread, and a kernel is the device source as
+// host code, built by g++ with the hooks of iris-kernels/tests/host. It is strict where AMD's runtime is not:
+// a call on a stream takes that the stream's device is current, memory is given back once and by the call
+// that fits, and flags that a release does not know are refused. It says nothing about a device.
+//
+// Long because it is one library, with the names that HIP gives it.
+//
+// FAKE_RELEASE is the release of HIP, 5 or 7. In the environment: FAKE_HIP_DEVICES (2), FAKE_HIP_LOG (a file
+// that calls are noted in), FAKE_HIP_NO_MASKS (streams get no hardware queue of their own), FAKE_HIP_HOOKS (the
+// folder of hooks.cpp).
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#ifndef FAKE_RELEASE
+#define FAKE_RELEASE 7
+#endif
+
+namespace {
+
+using u32 = unsigned;
+using u64 = unsigned long long;
+using Error = u32;
+constexpr Error SUCCESS = 0, INVALID_VALUE = 1, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
+                INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
+                ALREADY_ENABLED = 704;
+constexpr u32 DEVICE_MEMORY = FAKE_RELEASE < 6 ? 1 : 2, LAZY_PEER = FAKE_RELEASE < 6 ? 0 : 1;
+
+std::string setting(const char* name, const char* otherwise) {
+    const char* value = std::getenv(name);
+    return value != nullptr && *value != 0 ? value : otherwise;
+}
+int devices() { return std::stoi(setting("FAKE_HIP_DEVICES", "2")); }
+
+std::mutex lock;
+thread_local int current = 0;
+thread_local u32 capture_mode = 0;
+
+void note(const std::string& line) {
+    static const std::string file = setting("FAKE_HIP_LOG", "");
+    if (file.empty()) return;
+    std::ofstream(file, std::ios::app) << line + "\n";
+}
+template <class... Parts> Error outcome(Error code, const char* call, Parts... parts) {
+    std::ostringstream line;
+    line << call;
+    ((line << ' ' << parts), ...);
+    line << " on " << current << " = " << code;
+    note(line.str());
+    return code;
+}
+
+struct Memory {
+    u64 bytes;
+    int device, file;
+    bool opened;
+};
+std::map<u64, Memory> memory;
+std::set<std::pair<int, int>> peers;
+
+/// The memory that a range lies in.
+const Memory* of(u64 address, u64 bytes) {
+    auto next = memory.upper_bound(address);
+    if (next == memory.begin()) return nullptr;
+    const auto& [base, found] = *--next;
+    return address + bytes <= base + found.bytes ? &found : nullptr;
+}
+bool reaches(int device, u64 address, u64 bytes) {
+    std::lock_guard guard(lock);
+    const Memory* found = of(address, bytes);
+    return found != nullptr && (found->opened || found->device == device || peers.count({device, found->device}));
+}
+
+u64 map(int file, u64 bytes) {
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return at == MAP_FAILED ? 0 : reinterpret_cast<u64>(at);
+}
+
+struct Stream {
+    explicit Stream(int device) : device(device), worker([this] { work(); }) {}
+    ~Stream() {
+        enqueue({});
+        worker.join();
+    }
+    void enqueue(std::function<void()> item) {
+        std::lock_guard guard(own);
+        items.push_back(std::move(item));
+        changed.notify_all();
+    }
+    bool idle() {
+        std::lock_guard guard(own);
+        return items.empty();
+    }
+    void wait() {
+        std::unique_lock guard(own);
+        changed.wait(guard, [this] { return items.empty(); });
+    }
+    int device;
+
+  private:
+    void work() {
+        for (;;) {
+            std::function<void()> item;
+            {
+                std::unique_lock guard(own);
+                changed.wait(guard, [this] { return !items.empty(); });
+                item = items.front();
+            }
+            if (!item) return;
+            item();
+            std::lock_guard guard(own);
+            items.pop_front();
+            changed.notify_all();
+        }
+    }
+    std::mutex own;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> items;
+    std::thread worker;
+};
+
+/// A recording of an event: whoever waits has the one of his time.
+struct Mark {
+    std::mutex own;
+    std::condition_variable changed;
+    bool over = false;
+    void reach() {
+        std::lock_guard guard(own);
+        over = true;
+        changed.notify_all();
+    }
+    void wait() {
+        std::unique_lock guard(own);
+        changed.wait(guard, [this] { return over; });
+    }
+    bool is_over() {
+        std::lock_guard guard(own);
+        return over;
+    }
+};
+struct Event {
+    std::shared_ptr<Mark> last;
+};
+
+std::set<Stream*> streams;
+std::set<Event*> events;
+bool known(Stream* stream) {
+    std::lock_guard guard(lock);
+    return streams.count(stream) != 0;
+}
+std::shared_ptr<Mark> last_of(Event* event) {
+    std::lock_guard guard(lock);
+    return events.count(event) ? event->last : nullptr;
+}
+/// Whether something may be enqueued: the stream's device must be current.
+Error ready(Stream* stream) {
+    if (!known(stream)) return INVALID_HANDLE;
+    return stream->device == current ? SUCCESS : INVALID_DEVICE;
+}
+
+using Run = void (*)(void* entry, const void* args, u32 index, u32 count, int is_barrier, u32 phase, u64 members,
+                     u32 last);
+struct Module {
+    void* library;
+    int device;
+};
+struct Function {
+    Module* module;
+    std::string name;
+    void* entry;
+    Run run;
+    u64 args;
+};
+
+struct Program {
+    std::string text, log, code;
+    std::map<std::string, std::string> headers;
+};
+
+} // namespace
+
+extern "C" {
+
+Error hipRuntimeGetVersion(int* version) {
+    *version = FAKE_RELEASE < 6 ? 50221153 : 70253211;
+    return SUCCESS;
+}
+const char* hipGetErrorName(Error code) {
+    switch (code) {
+    case SUCCESS: return "hipSuccess";
+    case INVALID_VALUE: return "hipErrorInvalidValue";
+    case NO_DEVICE: return "hipErrorNoDevice";
+    case INVALID_DEVICE: return "hipErrorInvalidDevice";
+    case INVALID_IMAGE: return "hipErrorInvalidImage";
+    case INVALID_HANDLE: return "hipErrorInvalidHandle";
+    case NOT_READY: return "hipErrorNotReady";
+    case ILLEGAL_ADDRESS: return "hipErrorIllegalAddress";
+    default: return "hipErrorUnknown";
+    }
+}
+Error hipGetLastError(void) { return SUCCESS; }
+Error hipGetDeviceCount(int* count) {
+    *count = devices();
+    return *count == 0 ? NO_DEVICE : SUCCESS;
+}
+Error hipGetDevice(int* device) {
+    *device = current;
+    return SUCCESS;
+}
+Error hipSetDevice(int device) {
+    if (device < 0 || device >= devices()) return INVALID_DEVICE;
+    current = device;
+    return SUCCESS;
+}
+Error hipDeviceGetName(char* name, int length, int) {
+    std::snprintf(name, length, "a fake of HIP");
+    return SUCCESS;
+}
+Error hipDeviceGetUuid(unsigned char* uuid, int) {
+    std::memset(uuid, 0, 16);
+    return SUCCESS;
+}
+Error hipDeviceGetPCIBusId(char* bus, int length, int device) {
+    std::snprintf(bus, length, "0000:%02x:00.0", device);
+    return SUCCESS;
+}
+Error hipDeviceGetAttribute(int* value, u32 attribute, int) {
+    switch (attribute) {
+    case 63: *value = 8; return SUCCESS;
+    case 74: *value = 64 << 10; return SUCCESS;
+    case 87: *value = std::stoi(setting("FAKE_HIP_WAVE", "64")); return SUCCESS;
+    case 10017:
+        *value = 100000;
+        return FAKE_RELEASE < 6 ? INVALID_VALUE : SUCCESS;
+    default: return outcome(INVALID_VALUE, "hipDeviceGetAttribute", attribute);
+    }
+}
+static Error properties(char* to, u64 bytes, u64 arch) {
+    std::memset(to, 0xff, bytes);
+    std::strcpy(to + arch, FAKE_RELEASE < 6 ? "gfx90a:sramecc+:xnack-" : "gfx942:sramecc+:xnack-");
+    return SUCCESS;
+}
+Error hipGetDeviceProperties(char* to, int) { return properties(to, 792, 396); }
+#if FAKE_RELEASE >= 6
+Error hipGetDevicePropertiesR0600(char* to, int) { return properties(to, 1472, 1160); }
+Error hipStreamGetDevice(Stream* stream, int* device) {
+    if (!known(stream)) return INVALID_HANDLE;
+    *device = stream->device;
+    return SUCCESS;
+}
+#endif
+Error hipDeviceCanAccessPeer(int* can, int, int) {
+    *can = setting("FAKE_HIP_NO_PEERS", "").empty();
+    return SUCCESS;
+}
+Error hipDeviceEnablePeerAccess(int peer, u32 flags) {
+    std::lock_guard guard(lock);
+    if (flags != 0 || peer == current) return INVALID_DEVICE;
+    const Error code = peers.insert({current, peer}).second ? SUCCESS : ALREADY_ENABLED;
+    return outcome(code, "hipDeviceEnablePeerAccess", peer);
+}
+Error hipThreadExchangeStreamCaptureMode(u32* mode) {
+    if (*mode > 2) return INVALID_VALUE;
+    std::swap(capture_mode, *mode);
+    return SUCCESS;
+}
+
+static Error create(Stream** stream) {
+    std::lock_guard guard(lock);
+    streams.insert(*stream = new Stream(current));
+    return SUCCESS;
+}
+Error hipExtStreamCreateWithCUMask(Stream** stream, u32 words, const u32* mask) {
+    const bool all = words == 1 && *mask == 0xff;
+    if (!all || !setting("FAKE_HIP_NO_MASKS", "").empty()) {
+        return outcome(INVALID_VALUE, "hipExtStreamCreateWithCUMask", words);
+    }
+    return outcome(create(stream), "hipExtStreamCreateWithCUMask", words);
+}
+Error hipStreamCreateWithFlags(Stream** stream, u32 flags) {
+    return outcome(create(stream), "hipStreamCreateWithFlags", flags);
+}
+Error hipStreamDestroy(Stream* stream) {
+    {
+        std::lock_guard guard(lock);
+        if (streams.erase(stream) == 0) return INVALID_HANDLE;
+    }
+    stream->wait();
+    delete stream;
+    return outcome(SUCCESS, "hipStreamDestroy");
+}
+Error hipStreamSynchronize(Stream* stream) {
+    if (!known(stream)) return INVALID_HANDLE;
+    stream->wait();
+    return SUCCESS;
+}
+Error hipStreamQuery(Stream* stream) {
+    if (!known(stream)) return INVALID_HANDLE;
+    return stream->idle() ? SUCCESS : NOT_READY;
+}
+Error hipStreamWaitEvent(Stream* stream, Event* event, u32 flags) {
+    const Error code = ready(stream);
+    if (code != SUCCESS || flags != 0) return outcome(code, "hipStreamWaitEvent");
+    if (const auto mark = last_of(event)) stream->enqueue([mark] { mark->wait(); });
+    return SUCCESS;
+}
+Error hipStreamGetCaptureInfo_v2(Stream* stream, u32* status, u64* id, void*, void*, void*) {
+    if (!known(stream)) return INVALID_HANDLE;
+    *status = 0, *id = 0;
+    return SUCCESS;
+}
+Error hipEventCreateWithFlags(Event** event, u32 flags) {
+    if (flags != 2) return INVALID_VALUE;
+    std::lock_guard guard(lock);
+    events.insert(*event = new Event);
+    return SUCCESS;
+}
+Error hipEventRecord(Event* event, Stream* stream) {
+    const Error code = ready(stream);
+    if (code != SUCCESS) return outcome(code, "hipEventRecord");
+    const auto mark = std::make_shared<Mark>();
+    {
+        std::lock_guard guard(lock);
+        if (events.count(event) == 0) return INVALID_HANDLE;
+        event->last = mark;
+    }
+    stream->enqueue([mark] { mark->reach(); });
+    return SUCCESS;
+}
+Error hipEventQuery(Event* event) {
+    const auto mark = last_of(event);
+    return mark == nullptr || mark->is_over() ? SUCCESS : NOT_READY;
+}
+Error hipEventSynchronize(Event* event) {
+    if (const auto mark = last_of(event)) mark->wait();
+    return SUCCESS;
+}
+Error hipEventDestroy(Event* event) {
+    std::lock_guard guard(lock);
+    if (events.erase(event) == 0) return INVALID_HANDLE;
+    delete event;
+    return SUCCESS;
+}
+
+static Error copy(const char* call, u64 to, bool device_to, u64 from, bool device_from, u64 bytes, Stream* stream) {
+    const Error code = ready(stream);
+    if (code != SUCCESS) return outcome(code, call, bytes);
+    if ((device_to && !reaches(stream->device, to, bytes)) || (device_from && !reaches(stream->device, from, bytes))) {
+        return outcome(ILLEGAL_ADDRESS, call, bytes);
+    }
+    stream->enqueue([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+    // What was seen to hang is refused.
+    const bool pageable = !device_to || !device_from;
+    return pageable && bytes > 64 << 10 ? outcome(INVALID_VALUE, call, bytes) : SUCCESS;
+}
+Error hipMemcpyAsync(u64 to, u64 from, u64 bytes, u32 kind, Stream* stream) {
+    if (kind != 4) return outcome(INVALID_VALUE, "hipMemcpyAsync", kind);
+    return copy("hipMemcpyAsync", to, true, from, true, bytes, stream);
+}
+Error hipMemcpyHtoDAsync(u64 to, u64 from, u64 bytes, Stream* stream) {
+    return copy("hipMemcpyHtoDAsync", to, true, from, false, bytes, stream);
+}
+Error hipMemcpyDtoHAsync(u64 to, u64 from, u64 bytes, Stream* stream) {
+    return copy("hipMemcpyDtoHAsync", to, false, from, true, bytes, stream);
+}
+Error hipMemsetAsync(u64, int, u64 bytes, Stream*) { return outcome(INVALID_VALUE, "hipMemsetAsync", bytes); }
+Error hipMemGetInfo(u64* free, u64* total) {
+    *free = *total = 1ull << 30;
+    return SUCCESS;
+}
+
+static Error take(const char* call, u64* address, u64 bytes, u32 flags) {
+    const int file = memfd_create("fake of a device", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return 2;
+    *address = map(file, bytes);
+    if (*address == 0) return 2;
+    // What new memory holds is not defined.
+    std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
+    std::lock_guard guard(lock);
+    memory[*address] = {bytes, current, file, false};
+    return outcome(SUCCESS, call, bytes, "flags", flags);
+}
+Error hipMalloc(u64* address, u64 bytes) { return take("hipMalloc", address, bytes, 0); }
+Error hipExtMallocWithFlags(u64* address, u64 bytes, u32 flags) {
+    const bool known = flags == 1 || (flags == 3 && FAKE_RELEASE >= 6);
+    return known ? take("hipExtMallocWithFlags", address, bytes, flags)
+                 : outcome(INVALID_VALUE, "hipExtMallocWithFlags", bytes, "flags", flags);
+}
+static Error give(const char* call, u64 address, bool opened) {
+    std::lock_guard guard(lock);
+    const auto found = memory.find(address);
+    if (found == memory.end() || found->second.opened != opened) return outcome(INVALID_VALUE, call);
+    munmap(reinterpret_cast<void*>(address), found->second.bytes);
+    close(found->second.file);
+    memory.erase(found);
+    return outcome(SUCCESS, call);
+}
+Error hipFree(u64 address) { return give("hipFree", address, false); }
+Error hipHostMalloc(void** memory, u64 bytes, u32 flags) {
+    if (flags != (1u | 2u | 0x40000000u)) return outcome(INVALID_VALUE, "hipHostMalloc", flags);
+    *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return SUCCESS;
+}
+Error hipHostGetDevicePointer(u64* address, void* host, u32 flags) {
+    *address = reinterpret_cast<u64>(host);
+    return flags == 0 ? SUCCESS : INVALID_VALUE;
+}
+Error hipMemGetAddressRange(u64* base, u64* bytes, u64 address) {
+    std::lock_guard guard(lock);
+    auto next = memory.upper_bound(address);
+    if (next == memory.begin()) return NOT_FOUND;
+    --next;
+    *base = next->first, *bytes = next->second.bytes;
+    return SUCCESS;
+}
+Error hipPointerGetAttribute(void* data, u32 attribute, u64 address) {
+    std::lock_guard guard(lock);
+    const Memory* found = of(address, 1);
+    if (found == nullptr) return INVALID_VALUE;
+    if (attribute != 2 && attribute != 9) return outcome(INVALID_VALUE, "hipPointerGetAttribute", attribute);
+    *static_cast<int*>(data) = attribute == 2 ? static_cast<int>(DEVICE_MEMORY) : found->device;
+    return SUCCESS;
+}
+
+struct Handle {
+    u64 bytes;
+    int process, file;
+    char rest[48];
+};
+static_assert(sizeof(Handle) == 64, "as HIP's");
+Error hipIpcGetMemHandle(Handle* handle, u64 address) {
+    std::lock_guard guard(lock);
+    const auto found = memory.find(address);
+    if (found == memory.end() || found->second.opened) return outcome(INVALID_VALUE, "hipIpcGetMemHandle");
+    *handle = {found->second.bytes, getpid(), found->second.file, {}};
+    return outcome(SUCCESS, "hipIpcGetMemHandle");
+}
+Error hipIpcOpenMemHandle(u64* address, Handle handle, u32 flags) {
+    // As AMD's: nothing but the one flag is taken, and not by the process whose memory it is.
+    if (flags != LAZY_PEER || handle.process == getpid()) return outcome(INVALID_VALUE, "hipIpcOpenMemHandle", flags);
+    const auto place = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
+    FILE* opened = std::fopen(place.c_str(), "r+");
+    if (opened == nullptr) return outcome(INVALID_VALUE, "hipIpcOpenMemHandle", place);
+    const int file = dup(fileno(opened));
+    std::fclose(opened);
+    *address = map(file, handle.bytes);
+    std::lock_guard guard(lock);
+    memory[*address] = {handle.bytes, current, file, true};
+    return outcome(SUCCESS, "hipIpcOpenMemHandle", flags);
+}
+Error hipIpcCloseMemHandle(u64 address) { return give("hipIpcCloseMemHandle", address, true); }
+
+Error hipModuleLoadData(Module** module, const unsigned char* image) {
+    // The end of an ELF file, by its header: behind the table of sections, which g++ puts last.
+    u64 sections;
+    std::memcpy(&sections, image + 40, 8);
+    const u64 bytes = sections + u64{image[58]} * (image[60] + 256u * image[61]);
+    const int file = memfd_create("module", 0);
+    if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) return INVALID_IMAGE;
+    void* library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return outcome(INVALID_IMAGE, "hipModuleLoadData", dlerror());
+    *module = new Module{library, current};
+    return outcome(SUCCESS, "hipModuleLoadData", bytes);
+}
+Error hipModuleGetFunction(Function** function, Module* module, const char* name) {
+    void* entry = dlsym(module->library, name);
+    const auto run = reinterpret_cast<Run>(dlsym(module->library, "iris_host_run"));
+    const auto* args = static_cast<const u64*>(dlsym(module->library, "iris_host_args"));
+    if (entry == nullptr || run == nullptr || args == nullptr) return NOT_FOUND;
+    *function = new Function{module, name, entry, run, *args};
+    return SUCCESS;
+}
+Error hipFuncGetAttribute(int* value, u32 attribute, Function*) {
+    *value = 64;
+    return attribute == 3 || attribute == 4 ? SUCCESS : INVALID_VALUE;
+}
+Error hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* each, Function*, int, u64) {
+    *each = 1;
+    return SUCCESS;
+}
+Error hipModuleLaunchKernel(Function* function, u32 groups, u32 gy, u32 gz, u32 threads, u32 ty, u32 tz, u32 shared,
+                            Stream* stream, void** parameters, void** extra) {
+    const Error code = ready(stream);
+    const bool odd = gy * gz * ty * tz != 1 || threads == 0 || threads > 1024 || shared > 64 << 10 || extra != nullptr;
+    if (code != SUCCESS || odd || function->module->device != stream->device) {
+        return outcome(code != SUCCESS ? code : INVALID_VALUE, "hipModuleLaunchKernel", function->name);
+    }
+    // The parameters are copied before this returns.
+    const auto* first = static_cast<const char*>(parameters[0]);
+    const std::vector<char> args(first, first + function->args);
+    const bool is_barrier = function->name == "iris_barrier";
+    u32 phase = 0, last = 0;
+    u64 members = 0;
+    if (is_barrier) {
+        std::memcpy(&phase, parameters[1], 4);
+        std::memcpy(&members, parameters[2], 8);
+        std::memcpy(&last, parameters[3], 4);
+    }
+    stream->enqueue([=] {
+        std::vector<std::thread> all;
+        for (u32 index = 0; index < groups; ++index) {
+            all.emplace_back([&, index] {
+                function->run(function->entry, args.data(), index, groups, is_barrier, phase, members, last);
+            });
+        }
+        for (std::thread& one : all) one.join();
+    });
+    return outcome(SUCCESS, "hipModuleLaunchKernel", function->name, groups);
+}
+
+int hiprtcVersion(int* major, int* minor) {
+    *major = 9, *minor = 0;
+    return 0;
+}
+const char* hiprtcGetErrorString(int code) { return code == 0 ? "HIPRTC_SUCCESS" : "HIPRTC_ERROR_COMPILATION"; }
+int hiprtcCreateProgram(Program** program, const char* text, const char*, int count, const char** texts,
+                        const char** names) {
+    *program = new Program{text, "", "", {}};
+    for (int i = 0; i < count; ++i) (*program)->headers[names[i]] = texts[i];
+    return 0;
+}
+int hiprtcDestroyProgram(Program** program) {
+    delete *program;
+    *program = nullptr;
+    return 0;
+}
+int hiprtcCompileProgram(Program* program, int count, const char** options) {
+    char folder[] = "/tmp/fake-hiprtc-XXXXXX";
+    if (mkdtemp(folder) == nullptr) return 6;
+    const std::string at = folder, hooks = setting("FAKE_HIP_HOOKS", ".");
+    for (const auto& [name, text] : program->headers) {
+        std::system(("mkdir -p $(dirname '" + at + "/" + name + "')").c_str());
+        std::ofstream(at + "/" + name) << text;
+    }
+    std::ofstream(at + "/source.cpp") << program->text << "\n#include \"" << hooks << "/hooks.cpp\"\n"
+                                      << "extern \"C\" const u64 iris_host_args = sizeof(OpArgs);\n";
+    std::string command = "g++ -std=c++20 -O1 -w -fPIC -fexceptions -pthread -shared -I" + at;
+    for (int i = 0; i < count; ++i) {
+        if (std::strncmp(options[i], "-D", 2) == 0) command += std::string(" ") + options[i];
+    }
+    // Each thread of a workgroup is one of the host's.
+    command += " -DIRIS_LANES=2 -o " + at + "/code.so " + at + "/source.cpp 2> " + at + "/log";
+    const int status = std::system(command.c_str());
+    const auto read = [&](const char* name) {
+        std::ostringstream text;
+        text << std::ifstream(at + name, std::ios::binary).rdbuf();
+        return text.str();
+    };
+    program->log = read("/log"), program->code = read("/code.so");
+    std::system(("rm -r " + at).c_str());
+    return status == 0 ? 0 : 6;
+}
+int hiprtcGetProgramLogSize(Program* program, u64* bytes) {
+    *bytes = program->log.size() + 1;
+    return 0;
+}
+int hiprtcGetProgramLog(Program* program, char* to) {
+    std::memcpy(to, program->log.c_str(), program->log.size() + 1);
+    return 0;
+}
+int hiprtcGetCodeSize(Program* program, u64* bytes) {
+    *bytes = program->code.size();
+    return 0;
+}
+int hiprtcGetCode(Program* program, char* to) {
+    std::memcpy(to, program->code.data(), program->code.size());
+    return 0;
+}
+}
