@@ -3,9 +3,10 @@
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, Error, HeapOptions, SymmetricHeap, World};
 use iris_kernels::UserKernel;
-use iris_kernels::rtc::{LANES, Options};
+use iris_kernels::gemm_config::THREADS;
+use iris_kernels::rtc::Options;
 
-const N: usize = LANES as usize;
+const N: usize = THREADS as usize;
 const SOURCE: &str = r#"
 #include "iris/sync.h"
 using namespace iris;
@@ -32,7 +33,7 @@ fn rank(world: World) -> Result<(), Error> {
     let heap = SymmetricHeap::open(&world, HeapOptions::new().backend(BackendKind::Cuda))?;
     let (slots, words) = (heap.alloc::<f32>(3 * N)?, heap.alloc_signal(64)?);
     heap.write(words, &[0; 64])?;
-    let ring = UserKernel::new(&heap, SOURCE.into(), &Options::new(), "ring", (LANES, 0))?;
+    let ring = UserKernel::new(&heap, SOURCE.into(), &Options::new(), "ring", (THREADS, 0))?;
     let stream = heap.stream()?;
     for round in 0..5 {
         heap.write(slots.slice(..N)?, &[(world.rank() + round) as f32; N])?;

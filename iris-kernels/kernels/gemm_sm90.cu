@@ -1,5 +1,5 @@
 // The product of whole matrices, nothing fused into it but a bias: the core of gemm/sm90.h alone.
-#include "iris/gemm/sm90.h"
+#include "iris/gemm/core.h"
 
 using namespace iris;
 using namespace iris::gemm;

@@ -1,5 +1,5 @@
 // The product of this rank alone.
-#include "iris/gemm.h"
+#include "iris/gemm/producer.h"
 
 using namespace iris;
 

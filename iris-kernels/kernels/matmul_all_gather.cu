@@ -1,6 +1,6 @@
 // Every rank's rows of the product, at every rank.
 #include "iris/body/deliver.h"
-#include "iris/gemm.h"
+#include "iris/gemm/producer.h"
 
 using namespace iris;
 

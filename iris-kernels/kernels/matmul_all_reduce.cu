@@ -1,6 +1,6 @@
 // The sum over ranks of their products, at every rank.
 #include "iris/body/accumulate.h"
-#include "iris/gemm.h"
+#include "iris/gemm/producer.h"
 #include "iris/body/reduce.h"
 
 using namespace iris;

@@ -1,5 +1,5 @@
 // The sum over ranks of their products, its rows split over the ranks.
-#include "iris/gemm.h"
+#include "iris/gemm/producer.h"
 #include "iris/body/reduce.h"
 
 using namespace iris;

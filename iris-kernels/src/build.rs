@@ -11,7 +11,8 @@ use iris_sync::Access;
 
 use crate::args::{DTYPES, dtype_code};
 use crate::cache::Cache;
-use crate::rtc::{self, BARRIER_LANES, Compiler, LANES, MESSAGE_LANES, Options, TileBuild, Vendor};
+use crate::gemm_config::{BARRIER_THREADS, MESSAGE_THREADS, THREADS, TileConfig, TileSize};
+use crate::rtc::{self, Compiler, Options, Vendor};
 use crate::source::{self, Text};
 use crate::{Kernel, Target, cpu, parallel};
 
@@ -95,20 +96,29 @@ pub struct Build {
     pub options: Options,
     /// Lanes of a workgroup.
     pub lanes: u32,
-    /// The tile, of a product.
-    pub tile: Option<TileBuild>,
+    /// How it multiplies, of a product.
+    pub tile: Option<TileConfig>,
 }
 
 impl Build {
     /// Of a source without a product.
     fn message(source: Text) -> Self {
-        let lanes = if source.name == "barrier.cu" { BARRIER_LANES } else { MESSAGE_LANES };
+        let is_barrier = source.name == "barrier.cu";
+        let lanes = if is_barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_LANES", lanes);
         Self { source, options, lanes, tile: None }
     }
 
-    fn product(source: Text, dtype: u32, tile: TileBuild) -> Self {
-        Self { source, options: Options::op(dtype, tile), lanes: LANES, tile: Some(tile) }
+    fn product(source: Text, tile: TileConfig) -> Self {
+        Self { source, options: tile.options(), lanes: THREADS, tile: Some(tile) }
+    }
+
+    /// Bytes of dynamic shared memory of a workgroup of `kernel`, which is in it.
+    pub fn shared_bytes(&self, kernel: Kernel) -> u32 {
+        match self.tile {
+            Some(tile) if kernel.multiplies() => tile.shared_bytes(),
+            _ => 0,
+        }
     }
 
     /// With what an op asks for beside its kernels: none of it is built ahead.
@@ -120,19 +130,12 @@ impl Build {
 }
 
 impl OpBuild {
-    /// Bytes of dynamic shared memory of a workgroup of `kernel`, in a build of this.
-    pub fn shared_bytes(&self, kernel: Kernel, build: &Build, arch: &str) -> u32 {
-        match (build.tile, dtype_code(self.dtype)) {
-            (Some(tile), Some(code)) if kernel.multiplies() => tile.shared_bytes(code, arch),
-            _ => 0,
-        }
-    }
-
-    /// The build that holds `kernel`; the other kernels of the op may be in another.
+    /// The build for an architecture (`sm_90a`) that holds `kernel`; the other kernels of the op may be in
+    /// another.
     ///
     /// # Errors
     /// The name of what has no kernel on devices: a source, a type, a tile that is too large.
-    pub fn of(&self, kernel: Kernel) -> Result<Build, String> {
+    pub fn of(&self, kernel: Kernel, arch: &str) -> Result<Build, String> {
         let name = match kernel {
             Kernel::Barrier { .. } => "barrier",
             Kernel::Local if self.product => "matmul",
@@ -145,11 +148,11 @@ impl OpBuild {
         }
         let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
-        let build = TileBuild::fitting(tile_m, tile_n).ok_or_else(|| {
-            let TileBuild { m, n, .. } = TileBuild::ALL[0];
+        let size = TileSize::fitting(tile_m, tile_n).ok_or_else(|| {
+            let TileSize { m, n } = TileSize::ALL[0];
             format!("a tile of {tile_m} x {tile_n} (the largest is {m} x {n})")
         })?;
-        Ok(Build::product(source, code, build).with(self))
+        Ok(Build::product(source, TileConfig::of(arch, code, size)).with(self))
     }
 }
 
@@ -158,8 +161,8 @@ pub fn multiplies(source: &str) -> bool {
     source.contains("matmul")
 }
 
-/// Every build that an op may ask for.
-pub fn all() -> Vec<Build> {
+/// Every build for an architecture that an op may ask for.
+pub fn all(arch: &str) -> Vec<Build> {
     let mut builds = Vec::new();
     for &source in source::KERNELS {
         if !multiplies(source.name) {
@@ -167,7 +170,8 @@ pub fn all() -> Vec<Build> {
             continue;
         }
         for code in 0..DTYPES.len() as u32 {
-            builds.extend(TileBuild::ALL.map(|tile| Build::product(source, code, tile)));
+            let product = |size| Build::product(source, TileConfig::of(arch, code, size));
+            builds.extend(TileSize::ALL.map(product));
         }
     }
     builds
@@ -188,14 +192,14 @@ pub fn precompile<'a>(
     // A compiler that is missing is said before the others begin.
     let of = |&arch: &&'a str| Ok((Compiler::of(Vendor::of(arch), arch)?, arch));
     let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
-    let mut builds = all();
+    let builds = |&of: &(_, &'a str)| all(of.1).into_iter().map(move |build| (build, of));
+    let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds).collect();
     // What takes longest is begun first, so that no core is left with it in the end.
-    builds.sort_by_key(|build| build.tile.map_or(0, |tile| -i64::from(tile.m * tile.n)));
-    let jobs: Vec<_> =
-        builds.iter().flat_map(|build| arches.iter().map(move |&of| (build, of))).collect();
+    let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
+    jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
     let done = Mutex::new(done);
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    parallel::for_each(&jobs, threads, |&(build, (compiler, arch))| {
+    parallel::for_each(&jobs, threads, |&(ref build, (compiler, arch))| {
         let source = build.source.into();
         let key = rtc::key(source, &build.options, arch, None);
         if cache.get(&key).is_none() {
@@ -219,6 +223,8 @@ pub fn compile(build: &Build, target: &Target) -> rtc::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
+    const ARCH: &str = "sm_90a";
+
     const OP: OpBuild = OpBuild {
         op: "matmul_all_reduce",
         product: true,
@@ -231,16 +237,16 @@ mod tests {
 
     #[test]
     fn what_an_op_asks_for_is_built_ahead() {
-        let all = all();
+        let all = all(ARCH);
         for kernel in [Kernel::OneShot, Kernel::Local] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let build = OpBuild { dtype, ..OP }.of(kernel).expect("a build");
+                let build = OpBuild { dtype, ..OP }.of(kernel, ARCH).expect("a build");
                 assert!(all.contains(&build), "{build:?}");
             }
         }
         let message = OpBuild { op: "all_gather", product: false, tile_n: 4096, ..OP };
-        assert!(all.contains(&message.of(Kernel::AllGather).expect("a build")));
-        assert!(all.contains(&message.of(Kernel::Local).expect("a build")));
+        assert!(all.contains(&message.of(Kernel::AllGather, ARCH).expect("a build")));
+        assert!(all.contains(&message.of(Kernel::Local, ARCH).expect("a build")));
     }
 
     #[test]
@@ -250,9 +256,9 @@ mod tests {
             without: Some(Access::SignalLoad),
             hold: Some((Hold::Fetching, 2000)),
         };
-        let build =
-            OpBuild { injected, observed: true, ..OP }.of(Kernel::OneShot).expect("a build");
-        let plain = OP.of(Kernel::OneShot).expect("a build");
+        let op = OpBuild { injected, observed: true, ..OP };
+        let build = op.of(Kernel::OneShot, ARCH).expect("a build");
+        let plain = OP.of(Kernel::OneShot, ARCH).expect("a build");
         let more = &build.options.defines[plain.options.defines.len()..];
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
         // SignalLoad is the fifth of the table.
@@ -267,24 +273,23 @@ mod tests {
     }
 
     #[test]
-    fn the_headers_assert_the_shared_memory_that_is_asked_for() {
-        let [large, small, _] = TileBuild::ALL;
-        let asked = large.shared_bytes(2, "sm_90a");
-        let mma = source::HEADERS.iter().find(|text| text.name == "iris/mma.h").expect("embedded");
-        assert!(mma.text.contains(&format!("== {asked}, \"what the host asks for\"")), "{asked}");
-        let others = [
-            large.shared_bytes(0, "sm_90a"),
-            large.shared_bytes(2, "sm_80"),
-            small.shared_bytes(2, "sm_90a"),
-        ];
-        assert_eq!(others, [0; 3]);
+    fn shared_memory_is_asked_for_where_a_kernel_multiplies() {
+        let op = OpBuild { tile_n: 128, tile_m: 128, ..OP };
+        let bytes =
+            |op: &OpBuild, kernel, arch| op.of(kernel, arch).expect("a build").shared_bytes(kernel);
+        assert_eq!(bytes(&op, Kernel::OneShot, "sm_90a"), 99328);
+        assert_eq!(bytes(&op, Kernel::Zero, "sm_90a"), 0);
+        assert_eq!(bytes(&op, Kernel::OneShot, "sm_80"), 0);
+        assert_eq!(bytes(&op, Kernel::OneShot, "gfx942"), 0);
+        assert_eq!(bytes(&OpBuild { dtype: DType::F32, ..op }, Kernel::OneShot, "sm_90a"), 0);
+        assert_eq!(bytes(&OP, Kernel::OneShot, "sm_90a"), 99328);
     }
 
     #[test]
     fn what_has_no_kernel_is_named() {
-        let large = OpBuild { tile_m: 256, ..OP }.of(Kernel::OneShot).unwrap_err();
+        let large = OpBuild { tile_m: 256, ..OP }.of(Kernel::OneShot, ARCH).unwrap_err();
         assert!(large.contains("256 x 96") && large.contains("128 x 128"), "{large}");
-        let odd = OpBuild { dtype: DType::I32, ..OP }.of(Kernel::OneShot).unwrap_err();
+        let odd = OpBuild { dtype: DType::I32, ..OP }.of(Kernel::OneShot, ARCH).unwrap_err();
         assert!(odd.contains("i32"), "{odd}");
     }
 
@@ -310,7 +315,7 @@ mod tests {
         for (op, kernels) in table {
             let base = if op.contains("matmul") { OP } else { message };
             for &kernel in kernels {
-                let build = OpBuild { op, ..base }.of(kernel).expect("a build");
+                let build = OpBuild { op, ..base }.of(kernel, ARCH).expect("a build");
                 let entry = format!("IRIS_KERNEL iris_{}(", kernel.name());
                 assert!(
                     build.source.text.contains(&entry),

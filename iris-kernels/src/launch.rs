@@ -374,11 +374,11 @@ fn prepare<'a>(
     op: &OpBuild,
     kernel: Kernel,
 ) -> Result<(Prepared, impl FnOnce() -> Result<u32> + use<'a>)> {
-    let build = op.of(kernel).map_err(|what| {
+    let build = op.of(kernel, &target.arch).map_err(|what| {
         unsupported(format!("{} on a GPU: {what}", op.op), "no device source has it")
     })?;
     let image = build::compile(&build, target).map_err(Error::other)?;
-    let (threads, shared_bytes) = (build.lanes, op.shared_bytes(kernel, &build, &target.arch));
+    let (threads, shared_bytes) = (build.lanes, build.shared_bytes(kernel));
     let name = kernel.name();
     let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
     let prepared = Prepared { name, function: function.clone(), threads, shared_bytes };

@@ -22,6 +22,7 @@ pub mod build;
 pub mod cache;
 pub mod cpu;
 pub mod gemm;
+pub mod gemm_config;
 mod kernel;
 mod launch;
 mod parallel;

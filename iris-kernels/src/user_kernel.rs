@@ -24,7 +24,7 @@ pub struct UserKernel {
 impl UserKernel {
     /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
     /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
-    /// do. It is launched on streams of this heap only. `threads` a workgroup are [`rtc::LANES`] for a
+    /// do. It is launched on streams of this heap only. `threads` a workgroup are [`THREADS`](crate::gemm_config::THREADS) for a
     /// kernel of `IRIS_KERNEL`; `shared_bytes` is its dynamic shared memory.
     ///
     /// # Errors

@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use iris_kernels::build::{Hold, Injected};
-use iris_kernels::rtc::{self, Compiler, Error, KernelSource, Options, TileBuild, Vendor};
+use iris_kernels::gemm_config::{TileConfig, TileSize};
+use iris_kernels::rtc::{self, Compiler, Error, KernelSource, Options, Vendor};
 use iris_kernels::source::KERNELS;
 use iris_sync::Access;
 use iris_testkit::harness::{self, Group, named};
@@ -49,18 +50,18 @@ fn nvrtc() -> &'static Compiler {
 }
 
 fn every_kernel_compiles() {
-    compile_all(&TileBuild::ALL[1..2], &[("sm_80", 2), ("sm_90a", 0), ("sm_90a", 2)]);
-    compile_all(&[TileBuild::ALL[0], TileBuild::ALL[2]], &[("sm_90a", 1)]);
+    compile_all(&TileSize::ALL[1..2], &[("sm_80", 2), ("sm_90a", 0), ("sm_90a", 2)]);
+    compile_all(&[TileSize::ALL[0], TileSize::ALL[2]], &[("sm_90a", 1)]);
 }
 
 fn every_kernel_compiles_for_every_build() {
     let types = |arch| (0..3).map(move |dtype| (arch, dtype));
     let all: Vec<_> = types("sm_80").chain(types("sm_90a")).collect();
-    compile_all(&TileBuild::ALL, &all);
+    compile_all(&TileSize::ALL, &all);
 }
 
 /// Compile all kernels for these tiles, architectures and types, and say which took longest.
-fn compile_all(tiles: &[TileBuild], targets: &[(&str, u32)]) {
+fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)]) {
     let compiler = nvrtc();
     let mut jobs = Vec::new();
     for &(arch, dtype) in targets {
@@ -76,7 +77,7 @@ fn compile_all(tiles: &[TileBuild], targets: &[(&str, u32)]) {
             let Some((arch, dtype, text, tile)) = jobs.lock().unwrap().next() else { break };
             let begun = Instant::now();
             let code = compiler
-                .compile((*text).into(), &Options::op(dtype, tile), arch)
+                .compile((*text).into(), &TileConfig::of(arch, dtype, tile).options(), arch)
                 .unwrap_or_else(|error| panic!("{error}"));
             assert!(code.starts_with(b"\x7fELF"), "{} for {arch} is a cubin", text.name);
             times.lock().unwrap().push((begun.elapsed(), text.name, dtype, tile.m, arch));

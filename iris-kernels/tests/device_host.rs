@@ -293,7 +293,7 @@ fn values(library: &Library) {
 fn a_product_is_right_with_four_lanes() {
     let options = ["-DIRIS_DTYPE=0", "-DIRIS_LANES=4"];
     let whole = |value: f32| value.to_le_bytes().to_vec();
-    products(&options, (32, 16), (1, 70), 24, 0, whole);
+    products(&options, (32, 64), (1, 70), 24, 0, whole);
 }
 
 /// AMD's matrix instructions are emulated, by tests/host/hooks.cpp: this shows that the core is right
@@ -302,25 +302,25 @@ fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
     let with = |dtype: &'static str| ["-DIRIS_HAS_MFMA=1", "-DIRIS_LANES=256", dtype];
-    products(&with("-DIRIS_DTYPE=2"), (32, 16), (19, 70), 8, 2, brain);
-    products(&with("-DIRIS_DTYPE=1"), (64, 32), (50, 90), 2, 1, half);
+    products(&with("-DIRIS_DTYPE=2"), (32, 32), (19, 70), 8, 2, brain);
+    products(&with("-DIRIS_DTYPE=1"), (64, 64), (50, 90), 2, 1, half);
     products(&with("-DIRIS_DTYPE=2"), (128, 32), (128, 140), 1, 2, brain);
 }
 
-/// Products of `rounds` shapes and layouts, by a build for so large a tile and so deep a slab, with tiles
+/// Products of `rounds` shapes and layouts, by a build for so large a tile and so many bytes of a slab, with tiles
 /// from the smallest on and shapes up to the largest; `bytes` are those of an element of A, B and the
 /// bias. C is f32.
 fn products(
     options: &[&str],
-    (tile, depth): (u32, u32),
+    (tile, slab): (u32, u32),
     (smallest, largest): (u32, u32),
     rounds: u32,
     dtype: u32,
     bytes: impl Fn(f32) -> Vec<u8>,
 ) {
     let sources = ["kernels/matmul.cu", "tests/host/hooks.cpp"];
-    let tiles = [("M", tile), ("N", tile), ("K", depth)];
-    let tiles = tiles.map(|(which, size)| format!("-DIRIS_TILE_{which}={size}"));
+    let tiles = [("TILE_M", tile), ("TILE_N", tile), ("SLAB_BYTES", slab)];
+    let tiles = tiles.map(|(which, size)| format!("-DIRIS_{which}={size}"));
     let tiles = tiles.iter().map(String::as_str);
     let options: Vec<&str> =
         ["-std=c++20"].into_iter().chain(tiles).chain(options.iter().copied()).collect();

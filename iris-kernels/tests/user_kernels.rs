@@ -13,7 +13,8 @@ use iris_heap::{
     BackendKind, Element, Error, HeapOptions, Settings, SymSlice, SymmetricHeap, World,
 };
 use iris_kernels::UserKernel;
-use iris_kernels::rtc::{self, Compiler, KernelSource, LANES, Options};
+use iris_kernels::gemm_config::THREADS;
+use iris_kernels::rtc::{self, Compiler, KernelSource, Options};
 use iris_testkit::harness::{self, Group, named};
 use libloading::os::unix::{Library, RTLD_NOW};
 
@@ -89,7 +90,7 @@ fn host() -> HostLaunch {
 impl On {
     fn lanes(self) -> u32 {
         match self {
-            On::Gpu => LANES,
+            On::Gpu => THREADS,
             On::Host => HOST_LANES,
         }
     }
@@ -122,7 +123,7 @@ impl On {
 }
 
 fn gpu(heap: &SymmetricHeap, name: &str) -> Result<UserKernel, Error> {
-    UserKernel::new(heap, SOURCE, &Options::new(), name, (LANES, 0))
+    UserKernel::new(heap, SOURCE, &Options::new(), name, (THREADS, 0))
 }
 
 enum Kernel {

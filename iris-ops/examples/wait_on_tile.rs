@@ -2,7 +2,7 @@
 //! runs. Exit code 0: the sums are right; 1: not, or a call failed; 77: no GPU, nothing was checked.
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
-use iris_kernels::{UserKernel, rtc::LANES};
+use iris_kernels::{UserKernel, gemm_config::THREADS};
 use iris_ops::matmul_all_reduce::{Options, Variant};
 use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs};
 const M: usize = 500;
@@ -29,7 +29,7 @@ fn rank(world: World) -> anyhow::Result<()> {
     let options = Options::new(M, M, 8).variant(Variant::TwoShot).workgroups(each as usize);
     let op = MatmulAllReduce::new(&heap, &options.plan(&heap)?)?;
     let none = Default::default();
-    let kernel = UserKernel::new(&heap, SOURCE.into(), &none, "add_up", (LANES, 0))?;
+    let kernel = UserKernel::new(&heap, SOURCE.into(), &none, "add_up", (THREADS, 0))?;
     let (b, c) = (heap.ones::<f32>(8 * M)?, heap.alloc::<f32>(M * M)?);
     let (stream, side) = (heap.stream()?, heap.stream()?);
     for call in 1..=3 {

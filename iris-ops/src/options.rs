@@ -5,7 +5,7 @@
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
 use iris_kernels::Library;
 use iris_kernels::build::Injected;
-use iris_kernels::rtc::TileBuild;
+use iris_kernels::gemm_config::TileSize;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
@@ -286,9 +286,9 @@ impl Request {
             }
             if !ranks.backend.traits().host_threads
                 && op.multiplies()
-                && TileBuild::fitting(m as u32, n as u32).is_none()
+                && TileSize::fitting(m as u32, n as u32).is_none()
             {
-                let TileBuild { m: most_m, n: most_n, .. } = TileBuild::ALL[0];
+                let TileSize { m: most_m, n: most_n } = TileSize::ALL[0];
                 let expected = format!("at most {most_m} x {most_n} on {}", ranks.backend);
                 return invalid("tile", &tile, &expected);
             }

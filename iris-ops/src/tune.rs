@@ -1,7 +1,7 @@
 //! Which variant and which tile: a table first, then a rule. Both depend only on values that all
 //! ranks have in common.
 
-use iris_kernels::rtc::{MESSAGE_LANES, TileBuild};
+use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
 use crate::kind::Variant;
 use crate::options::{Ranks, Request, Shard, TileShape};
@@ -108,7 +108,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
 /// the stores before it have arrived.
 fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     /// Elements of a tile, and tiles of what one rank sends or owns.
-    const LEAST: usize = MESSAGE_LANES as usize * 8;
+    const LEAST: usize = MESSAGE_THREADS as usize * 8;
     const MOST: usize = 256 << 10;
     const TILES: usize = 32;
     /// Columns that a tile may have.
@@ -157,9 +157,9 @@ fn device_tile(ranks: Ranks, request: &Request) -> TileShape {
     let rows = if row.tiles == Tiles::Whole { m } else { m.div_ceil(ranks.size) };
     let rows = rows.max(1);
     let enough =
-        |build: &&TileBuild| m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= ENOUGH;
-    let smallest = &TileBuild::ALL[TileBuild::ALL.len() - 1];
-    let build = TileBuild::ALL.iter().find(enough).unwrap_or(smallest);
+        |build: &&TileSize| m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= ENOUGH;
+    let smallest = &TileSize::ALL[TileSize::ALL.len() - 1];
+    let build = TileSize::ALL.iter().find(enough).unwrap_or(smallest);
     let (m, wide) = (build.m as usize, build.n as usize);
     TileShape { m: m.min(rows.next_multiple_of(8)), n: wide.min(n.next_multiple_of(8)) }
 }

@@ -29,7 +29,8 @@ use iris_heap::{
     BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, SymmetricHeap, World,
 };
 use iris_kernels::UserKernel;
-use iris_kernels::rtc::{self, KernelSource, LANES};
+use iris_kernels::gemm_config::THREADS;
+use iris_kernels::rtc::{self, KernelSource};
 use iris_ops::{Injected, MatRef, Ranks, TileShape};
 use iris_sync::LINE_WORDS;
 
@@ -296,7 +297,7 @@ impl<T: Element> Bench<T> {
             Subject::Ring => &["iris_stress_ring"],
             Subject::Op { .. } => &["iris_stress_fill", "iris_stress_compare"],
         };
-        let kernel = |name: &&str| UserKernel::new(heap, SOURCE, &options, name, (LANES, 0));
+        let kernel = |name: &&str| UserKernel::new(heap, SOURCE, &options, name, (THREADS, 0));
         let kernels = names.iter().map(kernel).collect::<Result<_, _>>()?;
         let address = |slice| heap.resolve(slice, ranks.rank).map(|pointer| pointer as u64);
         (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
@@ -339,7 +340,7 @@ impl<T: Element> Bench<T> {
             },
         ];
         let resident = self.kernels.iter().map(UserKernel::resident).min().unwrap_or(1);
-        let groups = shapes.map(|(rows, cols)| (rows * cols).div_ceil(LANES as usize));
+        let groups = shapes.map(|(rows, cols)| (rows * cols).div_ceil(THREADS as usize));
         let groups = groups.into_iter().max().unwrap_or(1).clamp(1, resident as usize) as u32;
         launch(&self.kernels[0], &self.stream, groups, given)?;
         op.run(&Operands { a, b, c, bias: None }, &self.stream)?;

@@ -64,11 +64,11 @@ fn plants() -> Vec<Plant> {
         ("iris/entry.h", "m.store<Access::EntryStore>", "all_gather.cu"),
         ("iris/lock.h", "m.store<Access::LockGive>", "all_reduce.cu"),
         ("iris/body/gather.h", "copy_view(shards.inbox(peer, me, parity)", "all_gather_matmul.cu"),
-        ("iris/gemm.h", "product.clear();", "matmul.cu"),
+        ("iris/gemm/producer.h", "product.clear();", "matmul.cu"),
         ("iris/body/partial.h", "copy_view(to, View::of(args.a)", "reduce_scatter.cu"),
         ("iris/body/reduce.h", "producer.produce(plan.tile(tile));", "reduce_scatter.cu"),
         ("iris/schedule.h", "return tile % size;", "all_reduce.cu"),
-        ("iris/values.h", "const u32 runs = to.transposed", "all_gather.cu"),
+        ("iris/view.h", "const u32 runs = to.transposed", "all_gather.cu"),
         ("iris/workgroup.h", "m.store<Access::SignalStore>", "all_gather.cu"),
     ] {
         add(file, text, before(text), kernel, BESIDE);
@@ -76,17 +76,17 @@ fn plants() -> Vec<Plant> {
     // Not in the form for the other vendor, or only there.
     // On devices products of 16 bits do not come by here.
     let text = "const u32 m = a.transposed ?";
-    add("iris/mma.h", text, before(text), "matmul.cu", &["hook", "tidy"]);
+    add("iris/gemm/fma.h", text, before(text), "matmul.cu", &["hook", "tidy"]);
     // A release at the scope of the device is what a flag is, so that compiled code may have it there.
     let text = "m.dev_store<Access::FlagStore>";
     add("iris/tile_flags.h", text, before(text), "all_gather_matmul.cu", &["hook", "tidy"]);
     let text = "asm volatile(\"cp.async.commit_group;\"";
-    add("iris/mma_sm80.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
+    add("iris/gemm/sm80_ptx.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
     let text = "asm volatile(\"wgmma.fence.sync.aligned;\"";
     // Not in matmul.cu, which is not the only one that is read with the tile of these instructions.
-    add("iris/mma_sm90.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
+    add("iris/gemm/sm90.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
     let text = "const u32 lane = port::lane() % WAVE, wave = port::lane() / WAVE;";
-    add("iris/mma_cdna3.h", text, before(text), "matmul.cu", &["isa", "tidy"]);
+    add("iris/gemm/cdna3.h", text, before(text), "matmul.cu", &["isa", "tidy"]);
     // These may name a scope. Nobody gives up in what the hooks see.
     let text = "m.record(fault);";
     add("iris/wait.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);

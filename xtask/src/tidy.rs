@@ -65,6 +65,7 @@ const RULES: &[(&str, Rule)] = &[
     ("unsafe", unsafe_code::check),
     ("kernels", kernels::check),
     ("assembly", kernels::check_assembly),
+    ("headers", kernels::check_layers),
     ("twins", twins::check),
     ("words", words::check),
     ("python", words::check_python),

@@ -2,14 +2,9 @@
 //! words of a mapped heap, with the `gemm` crate for the products. Sums are f32 whatever the
 //! element type.
 
-mod accumulate;
+mod body;
 mod delay;
 pub(crate) use delay::longest as longest_delay;
-mod deliver;
-mod gather;
-mod ll;
-mod partial;
-mod reduce;
 mod view;
 mod words;
 
@@ -19,7 +14,8 @@ use iris_sync::{End, Stop};
 use crate::args::OpArgs;
 use crate::kernel::Kernel;
 use crate::schedule::{Grid, Shard, SplitGrid, Units, owner};
-use partial::Partial;
+use body::partial::Partial;
+use body::{accumulate, deliver, gather, ll, reduce};
 use words::Words;
 
 /// Nanoseconds of the clock that trace spans are given in: the same in all processes of a host.

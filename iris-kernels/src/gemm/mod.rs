@@ -13,7 +13,7 @@
 //! **Limits.** f16 and bf16, C of the same type by rows, no GELU; addresses, leading dimensions and rows
 //! of C that are multiples of 16 bytes. What does not fit is left to the other kernels: [`Gemm::fits`].
 
-mod config;
+mod choice;
 mod tensor_map;
 
 use bytemuck::{Pod, Zeroable};
@@ -22,7 +22,7 @@ use iris_heap::{DType, Error, Function, Gpu, LaunchShape, Result, Stream, Symmet
 use crate::args::{Matrix, OpArgs, dtype_code};
 use crate::{Target, rtc, source};
 
-pub use config::Config;
+pub use crate::gemm_config::CoreConfig as Config;
 use tensor_map::TensorMap;
 
 /// The longest that the loader of a workgroup waits for its consumers: none of them waits for another

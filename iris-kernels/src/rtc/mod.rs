@@ -106,66 +106,12 @@ impl Options {
         self
     }
 
-    /// What the kernels of an op are built for: the type of A and B ([`crate::args::dtype_code`])
-    /// and the largest tile.
-    pub fn op(dtype: u32, tile: TileBuild) -> Self {
-        Self::new()
-            .define("IRIS_DTYPE", dtype)
-            .define("IRIS_TILE_M", tile.m)
-            .define("IRIS_TILE_N", tile.n)
-            .define("IRIS_TILE_K", tile.k)
-            // One multiplies while the other waits.
-            .define("IRIS_TOGETHER", 2)
-    }
-
     /// The options as the compilers of both vendors take them.
     fn words(&self) -> Vec<String> {
         let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
         defines.chain(self.arguments.iter().cloned()).collect()
     }
 }
-
-/// The largest tile that a build of kernels takes, and the depth it has in shared memory at a time.
-/// Plans may use any smaller tile.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs, reason = "as the type says")]
-pub struct TileBuild {
-    pub m: u32,
-    pub n: u32,
-    pub k: u32,
-}
-
-impl TileBuild {
-    /// The builds there are, largest first; 32 x 32 needs 16 KiB of shared memory at most.
-    pub const ALL: [TileBuild; 3] = [
-        TileBuild { m: 128, n: 128, k: 32 },
-        TileBuild { m: 64, n: 64, k: 32 },
-        TileBuild { m: 32, n: 32, k: 16 },
-    ];
-
-    /// Bytes of dynamic shared memory that a product of this build takes on an architecture, of
-    /// elements of type `dtype` ([`crate::args::dtype_code`]); 0 if it gets what it needs without
-    /// asking. `mma.h` asserts the number.
-    pub fn shared_bytes(self, dtype: u32, arch: &str) -> u32 {
-        let by_warpgroups = arch == "sm_90a" && dtype != 0 && (self.m, self.n) == (128, 128);
-        if by_warpgroups { 99328 } else { 0 }
-    }
-
-    /// The smallest build that takes a tile of this size; none if it is too large.
-    pub fn fitting(tile_m: u32, tile_n: u32) -> Option<TileBuild> {
-        Self::ALL.into_iter().rev().find(|build| tile_m <= build.m && tile_n <= build.n)
-    }
-}
-
-/// Lanes of a workgroup of the kernels with a product on a device, and of users' kernels.
-pub const LANES: u32 = 256;
-
-/// Lanes of a workgroup of the kernels of messages: few workgroups with many bytes under way fill a
-/// link, and each signal of a workgroup waits for its stores once.
-pub const MESSAGE_LANES: u32 = 512;
-
-/// Lanes of the one workgroup of a barrier.
-pub const BARRIER_LANES: u32 = 32;
 
 /// A compiler that was found.
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "iris/values.h"
+#include "iris/view.h"
 
 using namespace iris;
 

@@ -2,7 +2,7 @@
 #include "iris/args.h"
 #include "iris/body/deliver.h"
 #include "iris/body/gather.h"
-#include "iris/gemm.h"
+#include "iris/gemm/producer.h"
 #include "iris/body/accumulate.h"
 #include "iris/body/reduce.h"
 #include "iris/tiles.h"

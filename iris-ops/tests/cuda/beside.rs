@@ -11,7 +11,8 @@ use iris_heap::{
 };
 use iris_kernels::UserKernel;
 use iris_kernels::args::TileView;
-use iris_kernels::rtc::{Compiler, LANES, Options};
+use iris_kernels::gemm_config::THREADS;
+use iris_kernels::rtc::{Compiler, Options};
 use iris_ops::{MatRef, Ranks};
 use iris_testkit::harness;
 use iris_testkit::suite::{AnyOp, OpName, Operands};
@@ -186,7 +187,7 @@ struct Taker {
 impl Taker {
     fn new(heap: &Arc<SymmetricHeap>, c: SymSlice<f32>) -> Result<Taker> {
         let none = Options::new();
-        let kernel = UserKernel::new(heap, SOURCE.into(), &none, "take", (LANES, 0))?;
+        let kernel = UserKernel::new(heap, SOURCE.into(), &none, "take", (THREADS, 0))?;
         Ok(Taker { kernel, c, seen: heap.alloc(c.len())? })
     }
 

@@ -1,7 +1,7 @@
 // What the stress test runs around an op: fill its inputs, run it, compare what came of it. Inputs
 // are small integers that anybody can work out from call, rank and place, so sums are exact, nothing
 // has to be sent for comparison, and no host takes part.
-#include "iris/values.h"
+#include "iris/view.h"
 
 using namespace iris;
 

@@ -30,8 +30,8 @@ const RULES: &[Confined] = &[
             "__nvvm_*",
             "__builtin_amdgcn_*",
         ],
-        may: |path| is_port(path) || is_mma(path) || is_gemm(path),
-        place: "iris/port*.h, iris/mma*.h and iris/gemm/*_ptx.h, *_wgmma.h",
+        may: |path| is_port(path) || is_gemm(path),
+        place: "iris/port*.h and the instructions in iris/gemm/",
     },
     Confined {
         // The scope of an access is in the type of its word; these would go around it.
@@ -68,8 +68,8 @@ const RULES: &[Confined] = &[
             "atomicSub*",
             "atomicXor*",
         ],
-        may: |path| is_port(path) || is_mma(path) || is_gemm(path),
-        place: "iris/port*.h, iris/mma*.h and iris/gemm/*_ptx.h, *_wgmma.h",
+        may: |path| is_port(path) || is_gemm(path),
+        place: "iris/port*.h and the instructions in iris/gemm/",
     },
     Confined {
         // The types of words say it; whoever says it besides goes around them.
@@ -114,13 +114,12 @@ fn header(path: &str) -> &str {
     path.strip_prefix("iris/").unwrap_or_default()
 }
 
-/// The instructions of whole products on one architecture: what is written with them names none.
+/// The instructions of products: what is written with them names none.
 fn is_gemm(path: &str) -> bool {
-    path.starts_with("iris/gemm/") && (path.ends_with("_ptx.h") || path.ends_with("_wgmma.h"))
-}
-
-fn is_mma(path: &str) -> bool {
-    path.starts_with("iris/mma") && path.ends_with(".h")
+    const CORES: [&str; 3] = ["gemm/cdna3.h", "gemm/sm80.h", "gemm/sm90.h"];
+    CORES.contains(&header(path))
+        || path.starts_with("iris/gemm/")
+            && (path.ends_with("_ptx.h") || path.ends_with("_wgmma.h"))
 }
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -139,6 +138,33 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
                 let message = format!("{word}: {} belongs into {}", rule.what, rule.place);
                 Finding::new(&file.path, line, message)
             }));
+        }
+    }
+    findings
+}
+
+/// Where the headers are embedded, in the order of their layers.
+const SOURCE: &str = "iris-kernels/src/source.rs";
+
+/// Headers include only what stands before them in the list of what is embedded: no circle, and a
+/// reader's order.
+pub(super) fn check_layers(tree: &Tree) -> Vec<Finding> {
+    let Some(source) = tree.file(SOURCE) else { return Vec::new() };
+    let listed = source.text.lines().filter_map(|line| {
+        line.trim().strip_prefix('"')?.strip_suffix("\",").filter(|name| name.ends_with(".h"))
+    });
+    let order: Vec<&str> = listed.collect();
+    let place = |name: &str| order.iter().position(|&it| it == name);
+    let mut findings = Vec::new();
+    for file in tree.files() {
+        let Some(own) = file.path.strip_prefix(KERNELS).and_then(place) else { continue };
+        for (number, line) in file.text.lines().enumerate() {
+            let included = line.strip_prefix("#include \"").and_then(|it| it.strip_suffix('"'));
+            let Some(name) = included.filter(|name| place(name).is_none_or(|it| it >= own)) else {
+                continue;
+            };
+            let message = format!("{name} does not stand before this header in {SOURCE}");
+            findings.push(Finding::new(&file.path, number + 1, message));
         }
     }
     findings
@@ -208,19 +234,19 @@ mod tests {
         assert!(lines("iris/port.h", VENDOR).is_empty());
         assert!(lines("iris/port_cuda.h", VENDOR).is_empty());
         assert!(!lines("port_cuda.h", VENDOR).is_empty());
-        assert!(lines("iris/mma_sm90.h", VENDOR).is_empty());
+        assert!(lines("iris/gemm/sm90.h", VENDOR).is_empty());
+        assert_eq!(lines("iris/gemm/product.h", VENDOR), ["1", "2", "3"]);
     }
 
     #[test]
     fn raw_atomics_stay_in_the_port() {
         // The last line is a vendor's function besides.
         assert_eq!(lines("iris/memory.h", RAW), ["2", "3", "4", "5"]);
-        assert_eq!(lines("mma_sm90.h", RAW), ["2", "3", "4", "5"]);
+        assert_eq!(lines("gemm/sm90.h", RAW), ["2", "3", "4", "5"]);
         assert!(lines("iris/port.h", RAW).is_empty());
-        assert!(lines("iris/mma.h", RAW).is_empty());
         // The instructions of the core, but not what is written with them.
         assert!(lines("iris/gemm/sm90_ptx.h", RAW).is_empty());
-        assert_eq!(lines("iris/gemm/sm90.h", RAW), ["2", "3", "4", "5"]);
+        assert_eq!(lines("iris/gemm/core.h", RAW), ["2", "3", "4", "5"]);
         assert_eq!(lines("gemm_sm90.cu", RAW), ["2", "3", "4", "5"]);
     }
 
@@ -236,7 +262,21 @@ mod tests {
         assert_eq!(lines("helper.h", "SymWord w;\nDevWord d;"), ["1", "2"]);
         assert_eq!(lines("iris/flow/reduce.h", "SymWord w;\nDevWord d;"), ["1", "2"]);
         assert!(lines("iris/workgroup.h", word).is_empty());
-        assert!(lines("iris/values.h", "v.word[1] = sword(2);").is_empty());
+        assert!(lines("iris/view.h", "v.word[1] = sword(2);").is_empty());
+    }
+
+    #[test]
+    fn headers_include_lower_layers_only() {
+        let path = |name: &str| format!("{KERNELS}{name}");
+        let (low, high) = (path("iris/low.h"), path("iris/high.h"));
+        let list = "HEADERS: embed![\n    \"iris/low.h\",\n    \"iris/high.h\",\n];";
+        let with = |in_low: &str, in_high: &str| {
+            found(check_layers, &[(SOURCE, list), (&low, in_low), (&high, in_high)])
+        };
+        assert!(with("", "#include \"iris/low.h\"").is_empty());
+        assert_eq!(with("\n#include \"iris/high.h\"", ""), [format!("{low}:2")]);
+        assert_eq!(with("", "#include \"iris/none.h\""), [format!("{high}:1")]);
+        assert_eq!(with("#include \"iris/low.h\"", ""), [format!("{low}:1")]);
     }
 
     #[test]

@@ -14,21 +14,22 @@ struct Twins {
     only_rust: &'static [&'static str],
     /// Public names that only the header has.
     only_header: &'static [&'static str],
+    /// Whether their names are compared at all.
+    names: bool,
 }
 
 const SYNC: &str = "iris-sync/src/";
 const CRATE: &str = "iris-sync/src/lib.rs";
-const BODIES: &str = "iris-kernels/src/cpu/";
+const KERNELS: &str = "iris-kernels/src/";
+const BODIES: &str = "iris-kernels/src/cpu/body/";
 const HEADERS: &str = "iris-kernels/kernels/iris/";
 
 /// Headers without a twin: what only devices need, what is of the host alone here, and the two that
 /// include others.
-const ALONE: &[&str] =
-    &["args.h", "copy.h", "flow.h", "gemm.h", "sym.h", "sync.h", "tiles.h", "trace.h", "values.h"];
+const ALONE: &[&str] = &["copy.h", "flow.h", "flow/launch.h", "sym.h", "sync.h", "tiles.h"];
 
-/// Rust files without one: the crate's root, what all skeletons share, and what only the CPU needs.
-const ALONE_IN_RUST: &[&str] =
-    &["lib.rs", "flow/mod.rs", "cpu/delay.rs", "cpu/mod.rs", "cpu/view.rs", "cpu/words.rs"];
+/// Rust files without one: the crate's root, what all skeletons share, and the list of bodies.
+const ALONE_IN_RUST: &[&str] = &["lib.rs", "flow/mod.rs", "mod.rs"];
 
 /// A protocol: files of one name, whose public names are the same but for these.
 const fn sync(
@@ -37,7 +38,12 @@ const fn sync(
     only_rust: &'static [&'static str],
     only_header: &'static [&'static str],
 ) -> Twins {
-    Twins { rust, header, only_rust, only_header }
+    Twins { rust, header, only_rust, only_header, names: true }
+}
+
+/// The two forms of one thing, each in the words of its language.
+const fn stem(rust: &'static str, header: &'static str) -> Twins {
+    Twins { rust, header, only_rust: &[], only_header: &[], names: false }
 }
 
 /// What both say. A header's words have addresses where Rust's have a rank and an index; what a trait
@@ -161,25 +167,115 @@ const TWINS: &[Twins] = &[
     ),
 ];
 
-/// Who computes what: the one pair outside the protocols that says the same by the same names.
-const SCHEDULE: Twins = Twins {
-    rust: "iris-kernels/src/schedule.rs",
-    header: "schedule.h",
-    only_rust: &["blocks", "most", "own_first", "shard_of"],
-    only_header: &[
-        "Block",
-        "Range",
-        "div_up",
-        "groups_of",
-        "len",
-        "min_of",
-        "need",
-        "owner_of",
-        "row_blocks_of",
-        "shard_cols",
-        "shard_rows",
-    ],
-};
+/// What kernels are beside the protocols, in both languages.
+const IN_KERNELS: &[Twins] = &[
+    stem("args.rs", "args.h"),
+    stem("gemm_config.rs", "gemm_config.h"),
+    // Who computes what.
+    sync(
+        "schedule.rs",
+        "schedule.h",
+        &["blocks", "most", "own_first", "shard_of"],
+        &[
+            "Block",
+            "Range",
+            "div_up",
+            "groups_of",
+            "len",
+            "min_of",
+            "need",
+            "owner_of",
+            "row_blocks_of",
+            "shard_cols",
+            "shard_rows",
+        ],
+    ),
+    stem("trace.rs", "trace.h"),
+    stem("cpu/view.rs", "view.h"),
+    sync(
+        "cpu/body/accumulate.rs",
+        "body/accumulate.h",
+        &["Accumulate"],
+        &["AccumulateBody", "run_add", "run_convert", "run_zero", "tiles"],
+    ),
+    sync(
+        "cpu/body/deliver.rs",
+        "body/deliver.h",
+        &["Deliver", "Plan", "Sent"],
+        &[
+            "AllGatherPlan",
+            "AllToAllPlan",
+            "BroadcastPlan",
+            "DeliverBody",
+            "area",
+            "own",
+            "place",
+            "run_deliver",
+            "source_row",
+            "target_row",
+        ],
+    ),
+    sync("cpu/body/epilogue.rs", "body/epilogue.h", &[], &["erf"]),
+    sync(
+        "cpu/body/gather.rs",
+        "body/gather.h",
+        &["Gather", "Staged"],
+        &[
+            "GatherBody",
+            "GatheredBody",
+            "Shards",
+            "StagingPlan",
+            "block_of",
+            "inbox",
+            "need",
+            "own",
+            "parts",
+            "staging",
+            "units_of",
+        ],
+    ),
+    sync(
+        "cpu/body/ll.rs",
+        "body/ll.h",
+        &["run", "sent"],
+        &["ExchangeBody", "ItemsOf", "load", "pack", "run_exchange", "store", "unpack"],
+    ),
+    sync(
+        "cpu/body/partial.rs",
+        "body/partial.h",
+        &["Partial", "bytes", "epilogue", "finish", "in_slot", "ld", "new", "tile_at"],
+        &[
+            "LoadProducer",
+            "Places",
+            "Shared",
+            "apart",
+            "count_bytes",
+            "emit",
+            "grid_of",
+            "run_local",
+            "split_of",
+            "workspace",
+            "write_to",
+        ],
+    ),
+    sync(
+        "cpu/body/reduce.rs",
+        "body/reduce.h",
+        &["Plan", "Reduce"],
+        &[
+            "OneShotPlan",
+            "ReduceBody",
+            "ScatterPlan",
+            "TwoShotPlan",
+            "place",
+            "result",
+            "run_one_shot",
+            "run_reduce_scatter",
+            "run_two_shot",
+            "tile",
+        ],
+    ),
+];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -187,42 +283,36 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     if tree.file(CRATE).is_none() {
         return findings;
     }
-    let mut pairs: Vec<(String, &Twins)> =
-        TWINS.iter().map(|twins| (format!("{SYNC}{}", twins.rust), twins)).collect();
-    pairs.push((SCHEDULE.rust.to_owned(), &SCHEDULE));
+    let of = |root: &'static str, all: &'static [Twins]| {
+        all.iter().map(move |twins| (format!("{root}{}", twins.rust), twins))
+    };
+    let pairs: Vec<(String, &Twins)> = of(SYNC, TWINS).chain(of(KERNELS, IN_KERNELS)).collect();
     for (rust, twins) in &pairs {
         let header = format!("{HEADERS}{}", twins.header);
         match (tree.file(rust), tree.file(&header)) {
+            (Some(_), Some(_)) if !twins.names => {}
             (Some(rust), Some(header)) => findings.extend(compare(twins, rust, header)),
             (None, None) => {}
             (Some(_), None) => findings.push(alone(rust, &header)),
             (None, Some(_)) => findings.push(alone(&header, rust)),
         }
     }
-    let listed = |path: &str| pairs.iter().any(|(rust, _)| rust == path);
     for file in tree.files() {
         let path = file.path.as_str();
-        if let Some(name) = path.strip_prefix(HEADERS) {
-            let vendors = ["port", "mma", "gemm/"].iter().any(|it| name.starts_with(it));
-            let known = pairs.iter().any(|(_, twins)| twins.header == name);
-            let body = name.strip_prefix("body/").map(|name| name.replace(".h", ".rs"));
-            let twin = body.map(|name| format!("{BODIES}{name}"));
-            match twin {
-                Some(twin) if tree.file(&twin).is_none() => findings.push(alone(path, &twin)),
-                Some(_) => {}
-                None if vendors || known || ALONE.contains(&name) || name == "flow/launch.h" => {}
-                None => findings.push(alone(path, "xtask's table of twins")),
-            }
-        } else if let Some(name) = path.strip_prefix(SYNC) {
-            if name.ends_with(".rs") && !listed(path) && !ALONE_IN_RUST.contains(&name) {
-                findings.push(alone(path, "xtask's table of twins"));
-            }
-        } else if let Some(name) = path.strip_prefix(BODIES) {
-            let header = format!("{HEADERS}body/{}", name.replace(".rs", ".h"));
-            let own = ALONE_IN_RUST.contains(&format!("cpu/{name}").as_str());
-            if !own && tree.file(&header).is_none() {
-                findings.push(alone(path, &header));
-            }
+        let listed = if let Some(name) = path.strip_prefix(HEADERS) {
+            // What vendors have of their own is no protocol.
+            ["port", "gemm/"].iter().any(|it| name.starts_with(it))
+                || ALONE.contains(&name)
+                || pairs.iter().any(|(_, twins)| twins.header == name)
+        } else if let Some(name) = path.strip_prefix(SYNC).or_else(|| path.strip_prefix(BODIES)) {
+            !name.ends_with(".rs")
+                || ALONE_IN_RUST.contains(&name)
+                || pairs.iter().any(|(rust, _)| rust == path)
+        } else {
+            true
+        };
+        if !listed {
+            findings.push(alone(path, "xtask's table of twins"));
         }
     }
     findings
@@ -257,17 +347,25 @@ fn identifier(text: &str) -> Option<String> {
     (end > 0).then(|| text[..end].to_owned())
 }
 
-/// Public names of a file in Rust: items, methods, and what a public trait asks for.
+/// Public names of a file in Rust: items, methods, and what a public trait asks for. Of the kernels
+/// those within the crate, too, and what bodies do for their skeletons.
 fn rust_names(file: &File) -> BTreeSet<String> {
     const ITEMS: [&str; 8] =
         ["const fn ", "fn ", "struct ", "enum ", "const ", "trait ", "type ", "static "];
+    let inside = file.path.starts_with(KERNELS);
     let mut names = BTreeSet::new();
     let mut in_trait = false;
     for line in code_of(&file.text, true).lines() {
-        in_trait = line.starts_with("pub trait ") || in_trait && line != "}";
-        let text = match line.trim().strip_prefix("pub ") {
+        let begins = line.starts_with("pub trait ")
+            || inside && line.starts_with("impl") && line.contains(" for ");
+        in_trait = begins || in_trait && line != "}";
+        let text = line.trim();
+        let shown = text
+            .strip_prefix("pub ")
+            .or_else(|| text.strip_prefix("pub(crate) ").filter(|_| inside));
+        let text = match shown {
             Some(item) => item,
-            None if in_trait && line.trim().starts_with("fn ") => line.trim(),
+            None if in_trait && text.starts_with("fn ") => text,
             None => continue,
         };
         names.extend(ITEMS.iter().find_map(|item| identifier(text.strip_prefix(item)?)));
@@ -372,13 +470,12 @@ mod tests {
             ("iris-kernels/kernels/iris/team.h", ""),
             ("iris-kernels/kernels/iris/flow/team.h", ""),
             ("iris-kernels/kernels/iris/body/team.h", ""),
-            ("iris-kernels/src/cpu/team.rs", ""),
+            ("iris-kernels/src/cpu/body/team.rs", ""),
+            ("iris-kernels/src/trace.rs", ""),
         ] {
             assert_eq!(found(&[(path, text)]).len(), 1, "{path}");
         }
-        let both =
-            [("iris-kernels/kernels/iris/body/team.h", ""), ("iris-kernels/src/cpu/team.rs", "")];
-        assert!(found(&both).is_empty());
+        assert!(found(&[("iris-kernels/kernels/iris/gemm/team.h", "")]).is_empty());
     }
 
     #[test]

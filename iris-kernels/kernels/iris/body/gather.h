@@ -2,7 +2,7 @@
 #ifndef IRIS_BODY_GATHER_H
 #define IRIS_BODY_GATHER_H
 
-#include "iris/mma.h"
+#include "iris/gemm/product.h"
 #include "iris/body/partial.h"
 
 namespace iris {

@@ -2,7 +2,7 @@
 #ifndef IRIS_BODY_PARTIAL_H
 #define IRIS_BODY_PARTIAL_H
 
-#include "iris/values.h"
+#include "iris/body/epilogue.h"
 
 namespace iris {
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use iris_kernels::rtc::TileBuild;
+use iris_kernels::gemm_config::TileSize;
 use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
@@ -60,14 +60,14 @@ pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
     let source = Source::embedded();
     source.write_to(folder.path()).map_err(|error| error.to_string())?;
     let checker = Checker { clang, arch, source: &source, folder: folder.path() };
-    let (largest, smallest) = (TileBuild::ALL[0], TileBuild::ALL[TileBuild::ALL.len() - 1]);
+    let (largest, smallest) = (TileSize::ALL[0], TileSize::ALL[TileSize::ALL.len() - 1]);
     let mut all = Vec::new();
-    for build in iris_kernels::build::all() {
+    for build in iris_kernels::build::all(arch) {
         let options = &build.options;
         let is_bf16 = options.defines.contains(&("IRIS_DTYPE".into(), "2".into()));
         let label = match build.tile {
-            Some(tile) if is_bf16 && (tile == largest || tile == smallest) => {
-                format!("{}, bf16, {} x {}", build.source.name, tile.m, tile.n)
+            Some(tile) if is_bf16 && (tile.size == largest || tile.size == smallest) => {
+                format!("{}, bf16, {} x {}", build.source.name, tile.size.m, tile.size.n)
             }
             Some(_) => continue,
             None => build.source.name.to_string(),
@@ -139,7 +139,7 @@ impl Checker<'_> {
             |entry| operations(&language, entry),
             |probe| Some(ir(probe)),
         );
-        let defines = options().defines;
+        let defines = options(self.arch).defines;
         let defines: Vec<String> =
             defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
         for (name, _) in &self.source.kernels {

@@ -39,7 +39,7 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
         Err(finding) => findings.push(finding),
     }
     for (name, text) in &source.kernels {
-        findings.extend(compile(name, text, &options()).err());
+        findings.extend(compile(name, text, &options(arch)).err());
     }
     if findings.is_empty() {
         let kernels = source.kernels.len();

@@ -25,7 +25,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use iris_kernels::rtc::{KernelSource, Options, TileBuild};
+use iris_kernels::gemm_config::{TileConfig, TileSize};
+use iris_kernels::rtc::{KernelSource, Options};
 use iris_kernels::source::{HEADERS, KERNELS};
 
 pub use amd::{has_clang, resources};
@@ -176,9 +177,9 @@ const STAGED: &str = "iris_staged";
 
 /// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all; and
 /// observed, since others have less of the same.
-fn options() -> Options {
-    let smallest = TileBuild::ALL[TileBuild::ALL.len() - 1];
-    Options::op(1, smallest).define("IRIS_OBSERVED", 1)
+fn options(arch: &str) -> Options {
+    let smallest = TileSize::ALL[TileSize::ALL.len() - 1];
+    TileConfig::of(arch, 1, smallest).options().define("IRIS_OBSERVED", 1)
 }
 
 /// What was compiled before in this process, by the compiler's words and all of the text. Sources that

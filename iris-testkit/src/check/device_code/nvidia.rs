@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use iris_kernels::build;
-use iris_kernels::rtc::{Compiler, Error, KernelSource, Options, TileBuild};
+use iris_kernels::gemm_config::{TileConfig, TileSize};
+use iris_kernels::rtc::{Compiler, Error, KernelSource, Options};
 use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
@@ -13,7 +14,7 @@ use super::{Compilations, Finding, LOCAL, Outcome, STAGED, Source, compare, firs
 /// The first NVRTC that has atomic functions of its own.
 const HAS_ATOMICS: (i32, i32) = (12, 8);
 
-/// The architecture where products of the largest tile are by other instructions, in mma_sm90.h:
+/// The architecture where products of the largest tile are by other instructions, in gemm/sm90.h:
 /// there every source with a product is read with that tile, too.
 const BY_WARPGROUPS: &str = "sm_90a";
 
@@ -90,9 +91,9 @@ impl Checker<'_> {
         self.kept(findings)?;
         let twice = self.machine_code(&text, &probes, findings)?;
         for (name, text) in &self.source.kernels {
-            let mut all = vec![options()];
+            let mut all = vec![options(self.arch)];
             if self.arch == BY_WARPGROUPS && build::multiplies(name) {
-                all.push(Options::op(1, TileBuild::ALL[0]));
+                all.push(TileConfig::of(self.arch, 1, TileSize::ALL[0]).options());
             }
             for (index, options) in all.into_iter().enumerate() {
                 let before = findings.len();

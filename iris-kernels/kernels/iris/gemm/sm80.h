@@ -1,71 +1,11 @@
 // Products on the tensor cores of sm_80 and later: mma.sync m16n8k16 of f16 or bf16 with f32 sums,
-// fed by cp.async through two stages of shared memory. Included by mma.h.
-#ifndef IRIS_MMA_SM80_H
-#define IRIS_MMA_SM80_H
+// fed by cp.async through two stages of shared memory. Included by gemm/product.h.
+#ifndef IRIS_GEMM_SM80_H
+#define IRIS_GEMM_SM80_H
+
+#include "iris/gemm/sm80_ptx.h"
 
 namespace iris {
-
-IRIS_DEVICE u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-/// Copies from memory to shared memory that go on while the lane does other things.
-struct AsyncCopy {
-    IRIS_DEVICE static void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-    /// Until all but the newest `PENDING` groups have come.
-    template <u32 PENDING> IRIS_DEVICE static void wait() {
-        asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-    }
-    /// The first `bytes` bytes of a vector; the others are 0.
-    IRIS_DEVICE static void vector_or_zero(u16* to, u64 from, u32 bytes) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                     "l"(from), "r"(bytes)
-                     : "memory");
-    }
-    /// Eight items that lie side by side at any address, of which `count` exist: not asynchronous.
-    IRIS_DEVICE static void items(u16* to, u64 from, u32 count) {
-        Vec16 all;
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) {
-            const u32 low = 2 * i < count ? port::read<u16>(from + 4 * i) : 0;
-            const u32 high = 2 * i + 1 < count ? port::read<u16>(from + 4 * i + 2) : 0;
-            all.word[i] = low | high << 16;
-        }
-        *reinterpret_cast<Vec16*>(to) = all;
-    }
-};
-
-/// 16 rows of a warp, `COLS` columns: what the lanes have of it after mma.sync or wgmma.
-template <u32 COLS> struct WarpTile {
-    static constexpr u32 LD = COLS + 4, ITEMS = 16 * LD;
-
-    /// Through shared memory of this warp, so that a sink gets whole vectors and neighbouring lanes
-    /// neighbouring ones. The rows begin at `row`, the columns at `col`.
-    template <class Sink>
-    IRIS_DEVICE static void emit(float* out, const float (&sums)[COLS / 2], u32 row, u32 col,
-                                 Sink sink) {
-        const u32 lane = port::lane() % 32;
-        float* first = out + lane / 4 * LD + lane % 4 * 2;
-        IRIS_UNROLL
-        for (u32 j = 0; j < COLS / 8; ++j) {
-            first[j * 8] = sums[j * 4];
-            first[j * 8 + 1] = sums[j * 4 + 1];
-            first[j * 8 + 8 * LD] = sums[j * 4 + 2];
-            first[j * 8 + 8 * LD + 1] = sums[j * 4 + 3];
-        }
-        __syncwarp();
-        constexpr u32 ACROSS = COLS / WIDTH;
-        IRIS_NO_UNROLL
-        for (u32 vector = lane; vector < 16 * ACROSS; vector += 32) {
-            const float* from = out + vector / ACROSS * LD + vector % ACROSS * WIDTH;
-            Values values;
-            IRIS_UNROLL
-            for (u32 e = 0; e < WIDTH; ++e) values.v[e] = from[e];
-            sink(row + vector / ACROSS, col + vector % ACROSS * WIDTH, values);
-        }
-        __syncwarp();
-    }
-};
 
 class MmaSync {
     // Eight warps in two rows of four, each with a part of the tile.
@@ -83,7 +23,7 @@ class MmaSync {
     static constexpr u32 B_WIDE = TILE_K * (TILE_N + PAD), B_TALL = TILE_N * (TILE_K + PAD);
     static constexpr u32 A_ITEMS = A_WIDE > A_TALL ? A_WIDE : A_TALL;
     static constexpr u32 B_ITEMS = B_WIDE > B_TALL ? B_WIDE : B_TALL;
-    static constexpr u32 STAGES = 2;
+    static_assert(STAGES == 2, "one is multiplied while the other comes");
 
   public:
     union alignas(16) Shared {

@@ -1,7 +1,7 @@
 use iris_sync::flow::ReduceTiles;
 
 use crate::args::counter;
-use crate::cpu::partial::{Partial, bytes, in_slot};
+use crate::cpu::body::partial::{Partial, bytes, in_slot};
 use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Grid, SplitGrid, Tile};

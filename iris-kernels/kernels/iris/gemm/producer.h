@@ -1,8 +1,8 @@
 // Partials that are products of A and B.
-#ifndef IRIS_GEMM_H
-#define IRIS_GEMM_H
+#ifndef IRIS_GEMM_PRODUCER_H
+#define IRIS_GEMM_PRODUCER_H
 
-#include "iris/mma.h"
+#include "iris/gemm/product.h"
 #include "iris/body/partial.h"
 
 namespace iris {

@@ -1,29 +1,6 @@
-//! The builds of the product, and which is for what.
+//! Which build of the product is for what.
 
-use crate::rtc::Options;
-
-/// The shape of a build: the macros of `iris/gemm/sm90.h`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Config {
-    /// Columns of a tile.
-    pub width: u32,
-    /// Consumers, each with 64 rows of a tile.
-    pub groups: u32,
-    /// Workgroups of a cluster.
-    pub cluster: u32,
-    /// Places of the ring.
-    pub stages: u32,
-    /// Whether a tile is stored in the shadow of the next.
-    pub hold: bool,
-    /// Whether tiles are those of C transposed.
-    pub flipped: bool,
-    /// Whether the depth goes from line to line of the tiles' left factor.
-    pub a_across: bool,
-    /// The same of the right factor.
-    pub b_across: bool,
-    /// Rows of clusters that are taken before the next column of tiles.
-    pub group: u32,
-}
+use crate::gemm_config::CoreConfig as Config;
 
 /// What a column of a tile costs, in percent of one of the widest, and clusters and stages of each
 /// width, as measured on an H200: bench/NOTES.md.
@@ -40,52 +17,6 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
 const FLIPPED_ROWS: usize = 128;
 
 impl Config {
-    /// Tiles of C of this width, of A and B by rows.
-    pub fn wide(width: u32, cluster: u32, stages: u32) -> Config {
-        Config {
-            width,
-            groups: 2,
-            cluster,
-            stages,
-            hold: width > 64,
-            flipped: false,
-            a_across: false,
-            b_across: true,
-            group: 8,
-        }
-    }
-
-    /// Tiles of C transposed, for up to `width` rows of C, of A and B by rows. With one consumer there
-    /// are more workgroups that load at a time.
-    pub fn flipped(width: u32, groups: u32, stages: u32) -> Config {
-        Config {
-            width,
-            groups,
-            cluster: 1,
-            stages,
-            hold: false,
-            flipped: true,
-            a_across: true,
-            b_across: false,
-            group: 8,
-        }
-    }
-
-    /// The same where A and B lie by columns or not.
-    #[must_use]
-    pub fn with_layout(self, (a_columns, b_columns): (bool, bool)) -> Config {
-        if self.flipped {
-            Config { a_across: !b_columns, b_across: a_columns, ..self }
-        } else {
-            Config { a_across: a_columns, b_across: !b_columns, ..self }
-        }
-    }
-
-    /// Whether A and B lie by columns.
-    pub fn layout(&self) -> (bool, bool) {
-        if self.flipped { (self.b_across, !self.a_across) } else { (self.a_across, !self.b_across) }
-    }
-
     /// The build for a product of this shape, of A and B by rows.
     pub fn choose(shape: [usize; 3], multiprocessors: u32) -> Config {
         let all = Self::all(shape[2]).into_iter().filter(|config| config.takes(shape));
@@ -113,7 +44,7 @@ impl Config {
         let wide = WIDTHS.iter().map(|&(width, cluster, stages, _)| {
             let config = Self::wide(width, cluster, stages);
             // The chunks of a tile go into the shadow of as many slabs of the next, and one more.
-            let hold = config.hold && k.div_ceil(64) > config.chunks() as usize;
+            let hold = config.hold && k.div_ceil(Self::DEPTH as usize) > config.chunks() as usize;
             Config { hold, ..config }
         });
         let flipped = [16, 32, 64, 128].map(|width| Self::flipped(width, 1, 8));
@@ -122,7 +53,7 @@ impl Config {
 
     /// Whether it multiplies matrices of this shape.
     pub fn takes(&self, [m, _, k]: [usize; 3]) -> bool {
-        let slabs = k.div_ceil(64);
+        let slabs = k.div_ceil(Self::DEPTH as usize);
         (!self.flipped || m <= self.width as usize)
             && (!self.hold || slabs > self.chunks() as usize)
     }
@@ -154,71 +85,6 @@ impl Config {
         let waves = all.div_ceil(u64::from(multiprocessors)) * u64::from(multiprocessors);
         let area = waves * u64::from(self.rows()) * u64::from(self.width);
         u64::from(rows) * u64::from(cols) * 100 / area.max(1)
-    }
-
-    /// Rows of a tile.
-    pub fn rows(&self) -> u32 {
-        64 * self.groups
-    }
-
-    /// Threads of a workgroup.
-    pub fn threads(&self) -> u32 {
-        128 * (self.groups + 1)
-    }
-
-    /// Columns that are stored at a time.
-    pub(super) fn chunk_cols(&self) -> u32 {
-        match self.width {
-            width if self.flipped => width,
-            width if width % 64 == 0 => 64,
-            _ => 32,
-        }
-    }
-
-    fn chunks(&self) -> u32 {
-        self.width / self.chunk_cols()
-    }
-
-    /// Clusters below each other, and tiles beside each other.
-    pub(super) fn tiles(&self, rows: u32, cols: u32) -> (u32, u32) {
-        (rows.div_ceil(self.rows() * self.cluster), cols.div_ceil(self.width))
-    }
-
-    /// Workgroups of a launch that has so many tiles for a cluster.
-    pub(super) fn workgroups(&self, tiles: u32, multiprocessors: u32) -> u32 {
-        let most = multiprocessors / self.cluster;
-        // Whole waves without four multiprocessors are faster than more of them that are cut off.
-        let whole = 128 / self.cluster;
-        let clusters = if most > whole && tiles.is_multiple_of(whole) { whole } else { most };
-        clusters.min(tiles) * self.cluster
-    }
-
-    /// Bytes of dynamic shared memory: `SHARED_BYTES`.
-    pub fn shared_bytes(&self) -> u32 {
-        let b_loaded = match self.b_across {
-            true => self.width.div_ceil(64) * 8192,
-            false => self.width * 128,
-        };
-        let stage = self.rows() * 128 + b_loaded.next_multiple_of(1024);
-        let staging = self.groups * 2 * 64 * self.chunk_cols() * 2;
-        let barriers = (2 * self.stages + 4 * self.groups) * 8;
-        self.stages * stage + staging + barriers + 1024
-    }
-
-    /// What it is compiled with, for elements of this type ([`crate::args::dtype_code`]).
-    pub fn options(&self, dtype: u32) -> Options {
-        let flag = u32::from;
-        Options::new()
-            .define("IRIS_DTYPE", dtype)
-            .define("IRIS_GEMM_WIDTH", self.width)
-            .define("IRIS_GEMM_GROUPS", self.groups)
-            .define("IRIS_GEMM_CLUSTER", self.cluster)
-            .define("IRIS_GEMM_STAGES", self.stages)
-            .define("IRIS_GEMM_HOLD", flag(self.hold))
-            .define("IRIS_GEMM_FLIPPED", flag(self.flipped))
-            .define("IRIS_GEMM_A_ACROSS", flag(self.a_across))
-            .define("IRIS_GEMM_B_ACROSS", flag(self.b_across))
-            .define("IRIS_GEMM_SHARED_BYTES", self.shared_bytes())
     }
 }
 

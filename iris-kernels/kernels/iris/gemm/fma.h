@@ -1,36 +1,11 @@
-// The product of a tile: IRIS_TILE_M x IRIS_TILE_N sums in f32 of factors of type IRIS_DTYPE, by
-// all lanes of a workgroup. Product is what kernels use: on tensor cores where there is a header for
-// them (mma_<arch>.h), else MultiplyAdd below, which every compiler takes.
-//
-// A product has: Shared, its shared memory; clear(); multiply(a, b, rows, cols, depth), which adds
-// a[rows x depth] * b[depth x cols] of views that begin at the tile's first elements; and
-// emit(sink), which calls sink(row, col, values) for vectors of WIDTH sums that cover the whole
-// tile, each once. The sink leaves out what is beyond the edge.
-#ifndef IRIS_MMA_H
-#define IRIS_MMA_H
+// Products by multiply-add in f32, which every compiler takes. Included by gemm/product.h.
+#ifndef IRIS_GEMM_FMA_H
+#define IRIS_GEMM_FMA_H
 
-#include "iris/values.h"
-
-#ifndef IRIS_TILE_M
-#define IRIS_TILE_M 64
-#endif
-#ifndef IRIS_TILE_N
-#define IRIS_TILE_N 64
-#endif
-#ifndef IRIS_TILE_K
-#define IRIS_TILE_K 32
-#endif
-#ifndef IRIS_DTYPE
-#define IRIS_DTYPE 2
-#endif
+#include "iris/gemm_config.h"
+#include "iris/view.h"
 
 namespace iris {
-
-/// The largest tile of this build, the depth that is in shared memory at a time, and the type of A
-/// and B.
-constexpr u32 TILE_M = IRIS_TILE_M, TILE_N = IRIS_TILE_N, TILE_K = IRIS_TILE_K;
-constexpr u32 DTYPE = IRIS_DTYPE;
-static_assert(TILE_N % WIDTH == 0, "a row of a tile is whole vectors");
 
 /// Sums by multiply-add in f32.
 class MultiplyAdd {
@@ -118,28 +93,5 @@ class MultiplyAdd {
 };
 
 } // namespace iris
-
-#if IRIS_HAS_WGMMA && IRIS_DTYPE != 0 && IRIS_TILE_M == 128 && IRIS_TILE_N == 128
-#include "iris/mma_sm90.h"
-namespace iris {
-using Product = WgMma;
-// The host launches with so much: see rtc::TileBuild::shared_bytes.
-static_assert(sizeof(Product::Shared) + port::SHARED_ALIGNMENT == 99328, "what the host asks for");
-}
-#elif IRIS_HAS_MMA_SYNC && IRIS_DTYPE != 0
-#include "iris/mma_sm80.h"
-namespace iris {
-using Product = MmaSync;
-}
-#elif IRIS_HAS_MFMA && IRIS_DTYPE != 0
-#include "iris/mma_cdna3.h"
-namespace iris {
-using Product = MfmaCore;
-}
-#else
-namespace iris {
-using Product = MultiplyAdd;
-}
-#endif
 
 #endif

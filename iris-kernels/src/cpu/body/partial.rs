@@ -1,6 +1,7 @@
 //! What all bodies share: the partial of a tile, slots of inboxes, and finished values.
 
-use crate::args::{Matrix, OpArgs, epilogue, producer};
+use crate::args::{Matrix, OpArgs, producer};
+use crate::cpu::body::epilogue::finish_values;
 use crate::cpu::view::{self, Scratch};
 use crate::schedule::Tile;
 
@@ -43,21 +44,8 @@ impl<'a> Partial<'a> {
 
     /// Add the bias and apply the epilogue to the sum of `tile`.
     pub(crate) fn epilogue(&mut self, tile: Tile) {
-        let (args, ld) = (self.args, self.ld());
-        let (rows, cols) = (tile.rows as usize, tile.cols as usize);
-        if args.bias.address != 0 {
-            let row = Tile { row: 0, rows: 1, ..tile };
-            let mut bias = vec![0.0; cols];
-            view::load(&args.bias, row, &mut bias, cols, false);
-            for sums in self.sum.chunks_mut(ld).take(rows) {
-                sums[..cols].iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias);
-            }
-        }
-        if args.epilogue & epilogue::GELU != 0 {
-            for sums in self.sum.chunks_mut(ld).take(rows) {
-                sums[..cols].iter_mut().for_each(|sum| *sum = gelu(*sum));
-            }
-        }
+        let ld = self.ld();
+        finish_values(self.args, tile, &mut self.sum, ld);
     }
 
     /// A place in the inbox of `at` as a matrix: what `source` sent as number `place`.
@@ -103,8 +91,4 @@ pub(crate) fn in_slot(tile: Tile) -> Tile {
 /// Bytes of a rectangle of this element type.
 pub(crate) fn bytes(tile: Tile, dtype: u32) -> u64 {
     u64::from(tile.rows) * u64::from(tile.cols) * view::element_bytes(dtype) as u64
-}
-
-fn gelu(x: f32) -> f32 {
-    x * 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
 }

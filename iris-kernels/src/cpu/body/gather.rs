@@ -1,7 +1,7 @@
 use iris_sync::flow::{GatherTiles, StagedTiles, Staging};
 
 use crate::args::{Matrix, counter};
-use crate::cpu::partial::{Partial, bytes};
+use crate::cpu::body::partial::{Partial, bytes};
 use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Shard, Tile, Units};

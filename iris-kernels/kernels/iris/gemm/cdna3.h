@@ -1,5 +1,5 @@
 // Products on the matrix cores of gfx90a and gfx942, and of gfx950, which has these instructions too:
-// MFMA 32x32x8, or 16x16x16 in the smallest tile, of f16 or bf16 with f32 sums. Included by mma.h.
+// MFMA 32x32x8, or 16x16x16 in the smallest tile, of f16 or bf16 with f32 sums. Included by gemm/product.h.
 //
 // Slabs of A and B lie in shared memory in two stages, both with the depth along a line: four
 // neighbours in depth are what a lane gives to an instruction. What comes from memory is held in
@@ -15,8 +15,11 @@
 //     sums  [r / 4 * 8 + l / S * 4 + r % 4][l % S]    r of 0 to 15, or to 3 where S is 16
 //
 // On a host port::Mfma is a hook, which does the same by those lines.
-#ifndef IRIS_MMA_CDNA3_H
-#define IRIS_MMA_CDNA3_H
+#ifndef IRIS_GEMM_CDNA3_H
+#define IRIS_GEMM_CDNA3_H
+
+#include "iris/gemm_config.h"
+#include "iris/view.h"
 
 #if IRIS_PORT_HOST
 extern "C" {
@@ -80,8 +83,9 @@ class MfmaCore {
     // The depth of a stage: two stages of the largest tile leave room for a second workgroup, which
     // multiplies while this one waits. A line is half a vector longer than its data, which spreads the
     // lines over the banks.
-    static constexpr u32 DEPTH = TILE_M * TILE_K <= 2048 ? TILE_K : 2048 / TILE_M;
-    static constexpr u32 LINE = DEPTH + 4, STAGES = 2;
+    static constexpr u32 DEPTH = TILE_K;
+    static_assert(STAGES == 2, "one is multiplied while the other comes");
+    static constexpr u32 LINE = DEPTH + 4;
     static_assert(DEPTH % Instruction::DEPTH == 0 && DEPTH % WIDTH == 0, "whole instructions");
     // A row of a block of sums, likewise.
     static constexpr u32 ROW = SIZE + 4;

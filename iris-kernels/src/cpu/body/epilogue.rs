@@ -1,0 +1,28 @@
+//! What is done to finished sums before they are rounded: bias, then GELU.
+
+use crate::args::{OpArgs, epilogue};
+use crate::cpu::view;
+use crate::schedule::Tile;
+
+/// The final values of `tile` of this rank's result, whose sums are `ld` apart from row to row: bias, then
+/// GELU, once.
+pub(crate) fn finish_values(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usize) {
+    let (rows, cols) = (tile.rows as usize, tile.cols as usize);
+    if args.bias.address != 0 {
+        let row = Tile { row: 0, rows: 1, ..tile };
+        let mut bias = vec![0.0; cols];
+        view::load(&args.bias, row, &mut bias, cols, false);
+        for sums in sums.chunks_mut(ld).take(rows) {
+            sums[..cols].iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias);
+        }
+    }
+    if args.epilogue & epilogue::GELU != 0 {
+        for sums in sums.chunks_mut(ld).take(rows) {
+            sums[..cols].iter_mut().for_each(|sum| *sum = gelu(*sum));
+        }
+    }
+}
+
+fn gelu(x: f32) -> f32 {
+    x * 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+}
