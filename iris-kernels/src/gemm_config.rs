@@ -51,7 +51,7 @@ pub enum Core {
     Sm90,
     /// mma.sync, of f16 and bf16.
     Sm80,
-    /// MFMA, of f16 and bf16.
+    /// MFMA.
     Cdna3,
     /// Multiply-add, which every compiler and type has.
     Fma,
@@ -67,7 +67,7 @@ impl Core {
         match arch {
             "sm_90a" | "compute_90a" if short && size == TileSize::ALL[0] => Core::Sm90,
             _ if short && (arch.starts_with("sm_") || arch.starts_with("compute_")) => Core::Sm80,
-            "gfx90a" | "gfx942" | "gfx950" if short => Core::Cdna3,
+            "gfx90a" | "gfx942" | "gfx950" => Core::Cdna3,
             _ => Core::Fma,
         }
     }
@@ -101,8 +101,9 @@ impl TileConfig {
             // Lines as long as the swizzle; two workgroups share a multiprocessor.
             Core::Sm90 => (128, 3),
             Core::Sm80 => (if smallest { 32 } else { 64 }, 2),
-            // Two stages of the largest tile leave room for a second workgroup on a compute unit.
-            Core::Cdna3 => (if size.m == 64 { 64 } else { 32 }, 2),
+            // Two stages of the largest tile leave room for three workgroups on a compute unit; blocks of
+            // 16 x 16 take 64 bytes at a time.
+            Core::Cdna3 => (if size.m == 128 { 32 } else { 64 }, 2),
             Core::Fma => (element_bytes(dtype) * if smallest { 16 } else { 32 }, 1),
         };
         TileConfig { size, dtype, core, slab_bytes, stages }
@@ -298,7 +299,7 @@ mod tests {
                     "sm_90a" if short && size.m == 128 => Core::Sm90,
                     "sm_80" | "sm_90a" if short => Core::Sm80,
                     "gfx1100" => Core::Fma,
-                    _ if short && arch.starts_with("gfx9") => Core::Cdna3,
+                    _ if arch.starts_with("gfx9") => Core::Cdna3,
                     _ => Core::Fma,
                 };
                 assert_eq!(config.core, expected, "{arch}");

@@ -302,9 +302,16 @@ fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
     let with = |dtype: &'static str| ["-DIRIS_HAS_MFMA=1", "-DIRIS_LANES=256", dtype];
-    products(&with("-DIRIS_DTYPE=2"), (32, 32), (19, 70), 8, 2, brain);
-    products(&with("-DIRIS_DTYPE=1"), (64, 64), (50, 90), 2, 1, half);
+    products(&with("-DIRIS_DTYPE=2"), (32, 64), (19, 70), 8, 2, brain);
+    products(&with("-DIRIS_DTYPE=1"), (64, 64), (50, 90), 4, 1, half);
     products(&with("-DIRIS_DTYPE=2"), (128, 32), (128, 140), 1, 2, brain);
+    let whole = |value: f32| value.to_le_bytes().to_vec();
+    products(&with("-DIRIS_DTYPE=0"), (32, 64), (19, 70), 4, 0, whole);
+    products(&with("-DIRIS_DTYPE=0"), (64, 64), (50, 90), 1, 0, whole);
+    // The instructions of gfx950.
+    let wide = |dtype| [&with(dtype)[..], &["-DIRIS_HAS_MFMA_16=1"]].concat();
+    products(&wide("-DIRIS_DTYPE=1"), (32, 64), (19, 70), 4, 1, half);
+    products(&wide("-DIRIS_DTYPE=2"), (64, 64), (50, 90), 1, 2, brain);
 }
 
 /// Products of `rounds` shapes and layouts, by a build for so large a tile and so many bytes of a slab, with tiles

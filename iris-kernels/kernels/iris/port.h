@@ -57,6 +57,10 @@
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define IRIS_HAS_MFMA 1
 #endif
+// Those that take 16 bytes of a lane.
+#if defined(__gfx950__)
+#define IRIS_HAS_MFMA_16 1
+#endif
 #define IRIS_UNROLL _Pragma("unroll")
 #define IRIS_NO_UNROLL _Pragma("unroll 1")
 #define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)

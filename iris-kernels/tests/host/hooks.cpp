@@ -96,23 +96,27 @@ int iris_hook_vote(int ok, int) {
 
 #if IRIS_HAS_MFMA
 // An emulation of AMD's matrix instructions, by the layouts of their fragments alone: lane l of a wave
-// has left[l % s][l / s * 4 + j] and right[l / s * 4 + j][l % s], and its sums are those of
+// has left[l % s][l / s * count + j] and right[l / s * count + j][l % s], and its sums are those of
 // [r / 4 * 8 + l / s * 4 + r % 4][l % s]; with s = 16, of [l / 16 * 4 + r][l % 16].
-void iris_hook_mfma(u32 size, u32 dtype, u64 left, u64 right, float* sums) {
+void iris_hook_mfma(u32 size, u32 dtype, u32 count, const void* left, const void* right, float* sums) {
     // Two places by turns: nobody can be two products ahead of a lane that still reads.
-    static u64 places[2][2][LANES];
+    static float places[2][2][LANES][8];
     auto& [lefts, rights] = places[products++ % 2];
-    lefts[lane_index] = left;
-    rights[lane_index] = right;
+    const auto element = [&](const void* from, u32 j) {
+        if (dtype == F32) return static_cast<const float*>(from)[j];
+        return widen(dtype, static_cast<const u16*>(from)[j]);
+    };
+    for (u32 j = 0; j < count; ++j) {
+        lefts[lane_index][j] = element(left, j);
+        rights[lane_index][j] = element(right, j);
+    }
     group->meet.arrive_and_wait();
     const u32 lane = lane_index % 64, first = lane_index - lane;
-    const auto item = [&](const u64(&all)[LANES], u32 line, u32 k) {
-        return widen(dtype, static_cast<u16>(all[first + line + k / 4 * size] >> k % 4 * 16));
-    };
     for (u32 r = 0; r < size * size / 64; ++r) {
         const u32 row = size == 32 ? r / 4 * 8 + lane / 32 * 4 + r % 4 : lane / 16 * 4 + r;
-        for (u32 k = 0; k < 256 / size; ++k) {
-            sums[r] += item(lefts, row, k) * item(rights, lane % size, k);
+        for (u32 k = 0; k < 64 / size * count; ++k) {
+            const u32 high = first + k / count * size;
+            sums[r] += lefts[high + row][k % count] * rights[high + lane % size][k % count];
         }
     }
 }

@@ -1,18 +1,21 @@
-// Products on the matrix cores of gfx90a and gfx942, and of gfx950, which has these instructions too:
-// MFMA 32x32x8, or 16x16x16 in the smallest tile, of f16 or bf16 with f32 sums. Included by gemm/product.h.
+// Products on the matrix cores of gfx90a, gfx942 and gfx950: MFMA of f16, bf16 or f32 with f32 sums, in
+// blocks of 32 x 32, or of 16 x 16 in the smallest tile. Included by gemm/product.h.
 //
-// Slabs of A and B lie in shared memory in two stages, both with the depth along a line: four
-// neighbours in depth are what a lane gives to an instruction. What comes from memory is held in
-// registers while the stage before is multiplied.
+// Slabs of A and B lie in shared memory in two stages, both with the depth along a line. What comes from
+// memory is held in registers while the stage before is multiplied.
 //
 // Multiplied is transposed: B's columns are the instruction's rows, so that four sums of a lane are
-// neighbours in a row of C.
+// neighbours in a row of C. Waves write finished sums to shared memory of their own, and read whole vectors
+// of it, neighbouring lanes neighbouring ones: bench/NOTES.md says what exchanging halves between lanes took.
 //
-// A fragment, of lane l of 64, with S = 32 or 16 rows and columns:
+// What a lane l of 64 gives to an instruction, and its sums, with S = 32 or 16 rows and columns:
 //
-//     left  [l % S][l / S * 4 + j]    j of 0 to 3
-//     right [l / S * 4 + j][l % S]
+//     left  [l % S][l / S * G + j]    j of 0 to G - 1: G = 4 of f16 or bf16, 8 on gfx950, 1 of f32
+//     right [l / S * G + j][l % S]
 //     sums  [r / 4 * 8 + l / S * 4 + r % 4][l % S]    r of 0 to 15, or to 3 where S is 16
+//
+// A lane reads 16 bytes of a line at a time, which are one, two or four such operands. So the depths of an
+// instruction are not neighbours, but those of both factors are the same, and nothing else counts.
 //
 // On a host port::Mfma is a hook, which does the same by those lines.
 #ifndef IRIS_GEMM_CDNA3_H
@@ -23,40 +26,91 @@
 
 #if IRIS_PORT_HOST
 extern "C" {
-/// One product of a wave, as all of its lanes call it: `size` is 32 or 16, `dtype` that of the factors;
-/// four of left and right each, and size * size / 64 sums.
-void iris_hook_mfma(iris::u32 size, iris::u32 dtype, iris::u64 left, iris::u64 right, float* sums);
+/// One instruction of a wave, as all of its lanes call it: `size` is 32 or 16, `dtype` that of the factors,
+/// of which a lane gives `count` each; it has size * size / 64 sums.
+void iris_hook_mfma(iris::u32 size, iris::u32 dtype, iris::u32 count, const void* left,
+                    const void* right, float* sums);
 }
 #endif
 
 namespace iris {
 
-/// One product of a wave: 32 x 32, depth 8, or 16 x 16, depth 16.
+/// The product of what the lanes of a wave have in 16 bytes each: 32 x 32 or 16 x 16 sums.
 template <u32 SIZE> struct Mfma {
     static_assert(SIZE == 32 || SIZE == 16, "the instructions there are");
-    static constexpr u32 DEPTH = 256 / SIZE, SUMS = SIZE * SIZE / 64;
+    static constexpr u32 SUMS = SIZE * SIZE / 64;
+    /// Bytes of a line that it multiplies.
+    static constexpr u32 BYTES = 64 / SIZE * 16;
 
 #if IRIS_PORT_HIP
     using Sums = float __attribute__((ext_vector_type(SUMS)));
 
-    IRIS_DEVICE static void multiply_add(Sums& sums, u64 left, u64 right) {
-        if constexpr (DTYPE == BF16) {
+#if IRIS_DTYPE == 0
+    IRIS_DEVICE static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            const float a = __builtin_bit_cast(float, left.word[i]);
+            const float b = __builtin_bit_cast(float, right.word[i]);
+            if constexpr (SIZE == 32) {
+                sums = __builtin_amdgcn_mfma_f32_32x32x2f32(a, b, sums, 0, 0, 0);
+            } else {
+                sums = __builtin_amdgcn_mfma_f32_16x16x4f32(a, b, sums, 0, 0, 0);
+            }
+        }
+    }
+#elif IRIS_HAS_MFMA_16
+    IRIS_DEVICE static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
+#if IRIS_DTYPE == 2
+        using Eight = __bf16 __attribute__((ext_vector_type(8)));
+        const Eight a = __builtin_bit_cast(Eight, left), b = __builtin_bit_cast(Eight, right);
+        if constexpr (SIZE == 32) {
+            sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(a, b, sums, 0, 0, 0);
+        } else {
+            sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(a, b, sums, 0, 0, 0);
+        }
+#else
+        using Eight = _Float16 __attribute__((ext_vector_type(8)));
+        const Eight a = __builtin_bit_cast(Eight, left), b = __builtin_bit_cast(Eight, right);
+        if constexpr (SIZE == 32) {
+            sums = __builtin_amdgcn_mfma_f32_32x32x16_f16(a, b, sums, 0, 0, 0);
+        } else {
+            sums = __builtin_amdgcn_mfma_f32_16x16x32_f16(a, b, sums, 0, 0, 0);
+        }
+#endif
+    }
+#else
+    IRIS_DEVICE static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; i += 2) {
+            const u64 lefts = left.word[i] | u64(left.word[i + 1]) << 32;
+            const u64 rights = right.word[i] | u64(right.word[i + 1]) << 32;
+#if IRIS_DTYPE == 2
             using Four = short __attribute__((ext_vector_type(4)));
-            const Four a = __builtin_bit_cast(Four, left), b = __builtin_bit_cast(Four, right);
+            const Four a = __builtin_bit_cast(Four, lefts), b = __builtin_bit_cast(Four, rights);
             if constexpr (SIZE == 32) {
                 sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, sums, 0, 0, 0);
             } else {
                 sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, sums, 0, 0, 0);
             }
-        } else {
+#else
             using Four = _Float16 __attribute__((ext_vector_type(4)));
-            const Four a = __builtin_bit_cast(Four, left), b = __builtin_bit_cast(Four, right);
+            const Four a = __builtin_bit_cast(Four, lefts), b = __builtin_bit_cast(Four, rights);
             if constexpr (SIZE == 32) {
                 sums = __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, sums, 0, 0, 0);
             } else {
                 sums = __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, sums, 0, 0, 0);
             }
+#endif
         }
+    }
+#endif
+
+    /// What lanes of a wave have written to its own shared memory, all of them have: they run in lockstep, and
+    /// their accesses are done in order.
+    IRIS_DEVICE static void meet() {
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+        __builtin_amdgcn_wave_barrier();
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
     }
 #else
     struct Sums {
@@ -64,9 +118,18 @@ template <u32 SIZE> struct Mfma {
         float& operator[](u32 i) { return v[i]; }
     };
 
-    static void multiply_add(Sums& sums, u64 left, u64 right) {
-        iris_hook_mfma(SIZE, DTYPE, left, right, sums.v);
+    static void multiply_add(Sums& sums, const Vec16& left, const Vec16& right) {
+        // Elements that a lane gives to an instruction, and the words they are in.
+#if IRIS_HAS_MFMA_16
+        constexpr u32 COUNT = DTYPE == F32 ? 1 : 8;
+#else
+        constexpr u32 COUNT = DTYPE == F32 ? 1 : 4;
+#endif
+        for (u32 i = 0; i < 4; i += COUNT * ELEMENT_BYTES / 4) {
+            iris_hook_mfma(SIZE, DTYPE, COUNT, left.word + i, right.word + i, sums.v);
+        }
     }
+    static void meet() { port::barrier(Site::Body); }
 #endif
 };
 
@@ -80,25 +143,22 @@ class MfmaCore {
     static_assert(LANES == WAVE * WAVES_M * WAVES_N, "four waves");
     static_assert(WAVE_M % SIZE == 0 && WAVE_N % SIZE == 0, "whole blocks");
 
-    // The depth of a stage: two stages of the largest tile leave room for a second workgroup, which
-    // multiplies while this one waits. A line is half a vector longer than its data, which spreads the
-    // lines over the banks.
-    static constexpr u32 DEPTH = TILE_K;
+    // Elements of 16 bytes, and such vectors of a line of a slab.
+    static constexpr u32 ITEMS = 16 / ELEMENT_BYTES, VECTORS = SLAB_BYTES / 16;
+    // Lines as long as all banks together; and a row of a block of sums, which is a vector longer than that.
+    static constexpr u32 ROUND = 128 / SLAB_BYTES, ROW = SIZE + 4;
+    static_assert(SLAB_BYTES % Instruction::BYTES == 0, "whole instructions");
     static_assert(STAGES == 2, "one is multiplied while the other comes");
-    static constexpr u32 LINE = DEPTH + 4;
-    static_assert(DEPTH % Instruction::DEPTH == 0 && DEPTH % WIDTH == 0, "whole instructions");
-    // A row of a block of sums, likewise.
-    static constexpr u32 ROW = SIZE + 4;
 
   public:
     union alignas(16) Shared {
         struct Stage {
-            u16 a[TILE_M * LINE];
-            u16 b[TILE_N * LINE];
+            u8 a[TILE_M * SLAB_BYTES];
+            u8 b[TILE_N * SLAB_BYTES];
         } stage[STAGES];
         float out[WAVES_M * WAVES_N][SIZE * ROW];
     };
-    static_assert(sizeof(Shared) <= 32 * 1024 - 1024, "room for two workgroups, and for their votes");
+    static_assert(sizeof(Shared) <= 20 * 1024, "room for three workgroups, and for their votes");
 
     IRIS_DEVICE explicit MfmaCore(Shared& shared) : shared(shared) {}
 
@@ -111,7 +171,7 @@ class MfmaCore {
     }
 
     IRIS_DEVICE void multiply(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
-        const u32 steps = div_up(depth, DEPTH);
+        const u32 steps = div_up(depth, TILE_K);
         if (steps == 0) return;
         // The last product or sink may still read.
         port::barrier(Site::Body);
@@ -119,7 +179,7 @@ class MfmaCore {
         // filled while the other is multiplied; whoever read it has come to the barrier since.
         IRIS_NO_UNROLL
         for (u32 step = 0; step <= steps; ++step) {
-            const u32 k = step * DEPTH;
+            const u32 k = step * TILE_K;
             Held held_a, held_b;
             if (step < steps) {
                 held_a = fetch<TILE_M>(a.at(0, k), a.ld, a.transposed, rows, depth - k);
@@ -138,11 +198,11 @@ class MfmaCore {
         const u32 lane = port::lane() % WAVE, wave = port::lane() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;
         float* out = shared.out[wave];
+        // Nobody reads the stages any more.
+        port::barrier(Site::Body);
         // The sink stands in the code once; registers need constant indices, hence the inner loop.
         IRIS_NO_UNROLL
         for (u32 block = 0; block < BLOCKS_M * BLOCKS_N; ++block) {
-            // Nobody reads the stages, or the block before, any more.
-            port::barrier(Site::Body);
             typename Instruction::Sums own = sums[0];
             IRIS_UNROLL
             for (u32 i = 1; i < BLOCKS_M * BLOCKS_N; ++i) {
@@ -150,10 +210,10 @@ class MfmaCore {
             }
             // The lane's row of C, and four neighbours in it at a time.
             float* first = out + lane % SIZE * ROW + lane / SIZE * 4;
+            Instruction::meet();
             IRIS_UNROLL
             for (u32 r = 0; r < Instruction::SUMS; ++r) first[r / 4 * 8 + r % 4] = own[r];
-            port::barrier(Site::Body);
-            // Neighbouring lanes have neighbouring vectors.
+            Instruction::meet();
             constexpr u32 ACROSS = SIZE / WIDTH;
             const u32 block_row = row + block / BLOCKS_N * SIZE;
             const u32 block_col = col + block % BLOCKS_N * SIZE;
@@ -169,85 +229,102 @@ class MfmaCore {
     }
 
   private:
-    /// What a lane holds of a slab on its way to shared memory: a vector along the depth, or two
-    /// neighbours in depth of a vector across it.
+    /// What a lane holds of a slab on its way to shared memory: a vector along the depth, or, of lines that
+    /// are neighbours in memory, what is to become a word of each: one vector of f32, two of 16 bits.
     struct Held {
         Vec16 vector[2];
     };
 
-    /// Eight items that lie side by side, of which `count` exist; the others are 0.
+    /// Elements that lie side by side, of which `count` exist, as 16 bytes; the others are 0.
     IRIS_DEVICE static Vec16 load_vector(u64 from, u32 count) {
-        if (is_whole(from, min_of(count, WIDTH))) return port::read<Vec16>(from);
+        if (count >= ITEMS && (from & 15) == 0) return port::read<Vec16>(from);
         Vec16 all;
         IRIS_UNROLL
         for (u32 i = 0; i < 4; ++i) {
-            const u32 low = 2 * i < count ? port::read<u16>(from + 4 * i) : 0;
-            const u32 high = 2 * i + 1 < count ? port::read<u16>(from + 4 * i + 2) : 0;
-            all.word[i] = low | high << 16;
+            if constexpr (ELEMENT_BYTES == 4) {
+                all.word[i] = i < count ? port::read<u32>(from + 4 * i) : 0;
+            } else {
+                const u32 low = 2 * i < count ? port::read<u16>(from + 4 * i) : 0;
+                const u32 high = 2 * i + 1 < count ? port::read<u16>(from + 4 * i + 2) : 0;
+                all.word[i] = low | high << 16;
+            }
         }
         return all;
     }
 
-    /// A slab of `LINES` lines, rows of A or columns of B, of which `lines` exist, and DEPTH items of
+    /// Where in a slab this lane's vectors lie: the first of its lines, and its first element there. Lanes
+    /// go along the depth first, in memory and in shared memory.
+    struct Place {
+        u32 line, k;
+        IRIS_DEVICE explicit Place(bool across) {
+            constexpr u32 WORDS = SLAB_BYTES / 4;
+            line = across ? port::lane() / WORDS * ITEMS : port::lane() / VECTORS;
+            k = across ? port::lane() % WORDS * (4 / ELEMENT_BYTES) : port::lane() % VECTORS * ITEMS;
+        }
+    };
+
+    /// A slab of `LINES` lines, rows of A or columns of B, of which `lines` exist, and TILE_K items of
     /// each, of which `depth` exist. ACROSS: lines are neighbours in memory, and a line is not.
     template <u32 LINES>
     IRIS_DEVICE static Held fetch(u64 from, u64 ld, bool across, u32 lines, u32 depth) {
-        static_assert(LINES * DEPTH / WIDTH <= LANES, "a vector a lane");
+        static_assert(LINES * VECTORS <= LANES, "a vector a lane");
         Held held{};
+        const Place at(across);
+        if (at.line >= LINES) return held;
         if (across) {
-            const u32 line = port::lane() % (LINES / WIDTH) * WIDTH;
-            const u32 k = port::lane() / (LINES / WIDTH) * 2;
-            if (k >= DEPTH) return held;
             IRIS_UNROLL
-            for (u32 i = 0; i < 2; ++i) {
-                const u32 count = k + i < depth && line < lines ? lines - line : 0;
-                held.vector[i] = load_vector(from + ((k + i) * ld + line) * 2, count);
+            for (u32 i = 0; i < 4 / ELEMENT_BYTES; ++i) {
+                const u32 count = at.k + i < depth && at.line < lines ? lines - at.line : 0;
+                held.vector[i] = load_vector(from + ((at.k + i) * ld + at.line) * ELEMENT_BYTES, count);
             }
         } else {
-            const u32 line = port::lane() / (DEPTH / WIDTH);
-            const u32 k = port::lane() % (DEPTH / WIDTH) * WIDTH;
-            if (line >= LINES) return held;
-            const u32 count = line < lines && k < depth ? depth - k : 0;
-            held.vector[0] = load_vector(from + (line * ld + k) * 2, count);
+            const u32 count = at.line < lines && at.k < depth ? depth - at.k : 0;
+            held.vector[0] = load_vector(from + (at.line * ld + at.k) * ELEMENT_BYTES, count);
         }
         return held;
     }
 
+    /// Where vector `vector` of a line lies: they change places from one round of the banks to the next, so
+    /// that those of eight neighbouring lines meet in no bank.
+    IRIS_DEVICE static u32 offset(u32 line, u32 vector) {
+        return line * SLAB_BYTES + (vector ^ line / ROUND % VECTORS) * 16;
+    }
+
     /// Put what fetch has brought into shared memory.
-    template <u32 LINES> IRIS_DEVICE static void put(u16* to, const Held& held, bool across) {
+    template <u32 LINES> IRIS_DEVICE static void put(u8* to, const Held& held, bool across) {
+        const Place at(across);
+        if (at.line >= LINES) return;
+        const u32 vector = at.k * ELEMENT_BYTES / 16, within = at.k * ELEMENT_BYTES % 16;
         if (across) {
-            const u32 line = port::lane() % (LINES / WIDTH) * WIDTH;
-            const u32 k = port::lane() / (LINES / WIDTH) * 2;
-            if (k >= DEPTH) return;
             IRIS_UNROLL
-            for (u32 i = 0; i < WIDTH; ++i) {
-                const u32 low = held.vector[0].word[i / 2] >> i % 2 * 16 & 0xffff;
-                const u32 high = held.vector[1].word[i / 2] >> i % 2 * 16 << 16;
-                *reinterpret_cast<u32*>(to + (line + i) * LINE + k) = low | high;
+            for (u32 i = 0; i < ITEMS; ++i) {
+                u32 word = held.vector[0].word[i * ELEMENT_BYTES / 4];
+                if constexpr (ELEMENT_BYTES == 2) {
+                    const u32 low = word >> i % 2 * 16 & 0xffff;
+                    word = low | held.vector[1].word[i / 2] >> i % 2 * 16 << 16;
+                }
+                *reinterpret_cast<u32*>(to + offset(at.line + i, vector) + within) = word;
             }
         } else {
-            const u32 line = port::lane() / (DEPTH / WIDTH);
-            const u32 k = port::lane() % (DEPTH / WIDTH) * WIDTH;
-            if (line >= LINES) return;
-            u64* place = reinterpret_cast<u64*>(to + line * LINE + k);
-            const Vec16& all = held.vector[0];
-            place[0] = all.word[0] | u64(all.word[1]) << 32;
-            place[1] = all.word[2] | u64(all.word[3]) << 32;
+            *reinterpret_cast<Vec16*>(to + offset(at.line, vector)) = held.vector[0];
         }
     }
 
     IRIS_DEVICE void compute(const typename Shared::Stage& stage) {
         const u32 lane = port::lane() % WAVE, wave = port::lane() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;
-        const u16* a = stage.a + (row + lane % SIZE) * LINE + lane / SIZE * 4;
-        const u16* b = stage.b + (col + lane % SIZE) * LINE + lane / SIZE * 4;
+        // Blocks begin where the vectors are in the same places.
+        static_assert(SIZE % (ROUND * VECTORS) == 0, "whole rounds");
+        const u8* a = stage.a + row * SLAB_BYTES;
+        const u8* b = stage.b + col * SLAB_BYTES;
         IRIS_UNROLL
-        for (u32 d = 0; d < DEPTH; d += Instruction::DEPTH) {
-            u64 left[BLOCKS_N], right[BLOCKS_M];
+        for (u32 at = 0; at < SLAB_BYTES; at += Instruction::BYTES) {
+            Vec16 left[BLOCKS_N], right[BLOCKS_M];
+            const u32 place = offset(lane % SIZE, at / 16 + lane / SIZE);
             IRIS_UNROLL
-            for (u32 j = 0; j < BLOCKS_N; ++j) left[j] = four(b + j * SIZE * LINE + d);
+            for (u32 j = 0; j < BLOCKS_N; ++j) left[j] = vector(b + j * SIZE * SLAB_BYTES + place);
             IRIS_UNROLL
-            for (u32 i = 0; i < BLOCKS_M; ++i) right[i] = four(a + i * SIZE * LINE + d);
+            for (u32 i = 0; i < BLOCKS_M; ++i) right[i] = vector(a + i * SIZE * SLAB_BYTES + place);
             IRIS_UNROLL
             for (u32 i = 0; i < BLOCKS_M; ++i) {
                 IRIS_UNROLL
@@ -258,7 +335,7 @@ class MfmaCore {
         }
     }
 
-    IRIS_DEVICE static u64 four(const u16* from) { return *reinterpret_cast<const u64*>(from); }
+    IRIS_DEVICE static Vec16 vector(const u8* from) { return *reinterpret_cast<const Vec16*>(from); }
 
     Shared& shared;
     typename Instruction::Sums sums[BLOCKS_M * BLOCKS_N];

@@ -27,7 +27,7 @@ namespace iris {
 using Product = MmaSync;
 constexpr u32 SHARED_BYTES = 0;
 }
-#elif IRIS_HAS_MFMA && IRIS_DTYPE != 0
+#elif IRIS_HAS_MFMA
 #include "iris/gemm/cdna3.h"
 namespace iris {
 using Product = MfmaCore;
