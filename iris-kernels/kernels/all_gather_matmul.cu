@@ -12,18 +12,19 @@ IRIS_KERNEL iris_gather(IRIS_ARGS OpArgs args) {
 IRIS_KERNEL iris_gathered(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<false> body(args, shared);
-    flow::local(launch_of(args), body.tiles(), body);
+    flow::local(launch_of(args, DIES), body.tiles(), body);
 }
 
 IRIS_KERNEL iris_pull(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
-    flow::pull(launch_of(args), body.tiles(), body);
+    flow::pull(launch_of(args, DIES), body.tiles(), body);
 }
 
 IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
     const StagingPlan staging{body.shards.units, args.channel.rank, body.across()};
+    // The first workgroups fetch, and are not to be of one die: nobody is renumbered.
     flow::staged(launch_of(args), args.fetchers, staging, body);
 }

@@ -61,8 +61,7 @@ impl Core {
     /// That of an architecture (`sm_90a`, `gfx942`), of elements of type `dtype`
     /// ([`crate::args::dtype_code`]).
     pub fn of(arch: &str, dtype: u32, size: TileSize) -> Core {
-        // Of `gfx942:sramecc+` the architecture is what is before the colon.
-        let arch = arch.split(':').next().unwrap_or_default();
+        let arch = arch_of(arch);
         let short = element_bytes(dtype) == 2;
         match arch {
             "sm_90a" | "compute_90a" if short && size == TileSize::ALL[0] => Core::Sm90,
@@ -71,6 +70,11 @@ impl Core {
             _ => Core::Fma,
         }
     }
+}
+
+/// Of `gfx942:sramecc+` the architecture is what is before the colon.
+fn arch_of(arch: &str) -> &str {
+    arch.split(':').next().unwrap_or_default()
 }
 
 fn element_bytes(dtype: u32) -> u32 {
@@ -90,7 +94,13 @@ pub struct TileConfig {
     pub slab_bytes: u32,
     /// Slabs in shared memory at a time.
     pub stages: u32,
+    /// Dies of the device, each with a cache of its own, to which it hands workgroups in turns:
+    /// [`crate::schedule::dealt`]. Another number than the device has is slower, and no less right.
+    pub dies: u32,
 }
+
+/// Dies of MI300X, MI325X and MI355X, as one device.
+const DIES_GFX94: u32 = 8;
 
 impl TileConfig {
     /// The build for an architecture.
@@ -106,7 +116,11 @@ impl TileConfig {
             Core::Cdna3 => (if size.m == 128 { 32 } else { 64 }, 2),
             Core::Fma => (element_bytes(dtype) * if smallest { 16 } else { 32 }, 1),
         };
-        TileConfig { size, dtype, core, slab_bytes, stages }
+        let dies = match arch_of(arch) {
+            "gfx942" | "gfx950" => DIES_GFX94,
+            _ => 1,
+        };
+        TileConfig { size, dtype, core, slab_bytes, stages, dies }
     }
 
     /// Columns of A and rows of B in a slab.
@@ -133,6 +147,7 @@ impl TileConfig {
             .define("IRIS_SLAB_BYTES", self.slab_bytes)
             .define("IRIS_STAGES", self.stages)
             .define("IRIS_SHARED_BYTES", self.shared_bytes())
+            .define("IRIS_DIES", self.dies)
             // One multiplies while the other waits.
             .define("IRIS_TOGETHER", 2)
     }
@@ -303,6 +318,8 @@ mod tests {
                     _ => Core::Fma,
                 };
                 assert_eq!(config.core, expected, "{arch}");
+                let dies = if ["gfx942", "gfx950"].contains(&arch_of(arch)) { 8 } else { 1 };
+                assert_eq!(config.dies, dies, "{arch}");
                 // Two workgroups on a multiprocessor of 227 KiB.
                 assert!(config.shared_bytes() <= 227 * 512, "{config:?}");
             }

@@ -1,5 +1,5 @@
 //! Who computes what, and who waits for what: pure functions of (shape, tile, world), the same in
-//! `kernels/iris/schedule.h`. Nothing here depends on the size of the grid.
+//! `kernels/iris/schedule.h`. Nothing here depends on the size of the grid, but for [`dealt`].
 
 use std::ops::Range;
 
@@ -17,6 +17,18 @@ pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
     let (each, more) = (total / parts, total % parts);
     let long = more * (each + 1);
     if at < long { at / (each + 1) } else { more + (at - long) / each }
+}
+
+/// The number under which workgroup `workgroup` of `count` works, on a device that hands workgroups to its
+/// `dies` in turns: each die has numbers that follow each other, and so tiles that share operands, which
+/// its own cache then holds. A permutation of the workgroups; 0 stays 0.
+///
+/// Which workgroup of a rank takes which tile is nothing to its peers.
+pub fn dealt(workgroup: u32, count: u32, dies: u32) -> u32 {
+    if dies <= 1 {
+        return workgroup;
+    }
+    split(count, dies, workgroup % dies).start + workgroup / dies
 }
 
 /// A rectangle of a matrix, in elements.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use iris_kernels::args::{DTYPES, Matrix, OpArgs, TileView, dtype_code, epilogue};
-use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, owner, split};
+use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, dealt, owner, split};
 use iris_kernels::source::KERNELS;
 use iris_sync::{Access, Order, Scope};
 use iris_testkit::harness::{self, Group, named};
@@ -168,6 +168,18 @@ fn grids(library: &Library) {
     type At = unsafe extern "C" fn(*const u32, u32, *mut u32) -> u32;
     let theirs: [At; 2] = [symbol(library, "mirror_grid"), symbol(library, "mirror_split_grid")];
     let parts: unsafe extern "C" fn(u32, u32, u32, *mut u32) = symbol(library, "mirror_split");
+    let theirs_dealt: unsafe extern "C" fn(u32, u32, u32) -> u32 = symbol(library, "mirror_dealt");
+    for (count, dies) in [(1, 8), (7, 8), (64, 8), (304, 8), (301, 8), (20, 1)] {
+        for workgroup in 0..count {
+            // SAFETY: takes any numbers.
+            let theirs = unsafe { theirs_dealt(workgroup, count, dies) };
+            assert_eq!(
+                theirs,
+                dealt(workgroup, count, dies),
+                "{workgroup} of {count}, {dies} dies"
+            );
+        }
+    }
     let mut numbers = Numbers(1);
     for _ in 0..400 {
         let [rows, cols] = [numbers.below(200), 1 + numbers.below(200)];

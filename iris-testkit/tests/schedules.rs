@@ -9,7 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
-use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, owner, part_of, split};
+use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, dealt, owner, part_of, split};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
     self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlTiles,
@@ -23,6 +23,28 @@ use iris_testkit::Level;
 use iris_testkit::model::schedule::Shape as Tuned;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
+
+/// Whether the workgroups of a launch, numbered so, are all of them, each once, 0 as 0, and those of a die
+/// one behind the other.
+fn deals(number: impl Fn(u32, u32, u32) -> u32, count: u32, dies: u32) -> bool {
+    let all: HashSet<u32> = (0..count).map(|workgroup| number(workgroup, count, dies)).collect();
+    let whole = all.len() == count as usize && all.iter().all(|&it| it < count);
+    let side_by_side = (0..count.saturating_sub(dies)).all(|workgroup| {
+        number(workgroup + dies, count, dies) == number(workgroup, count, dies) + 1
+    });
+    whole && side_by_side && number(0, count, dies) == 0
+}
+
+#[test]
+fn dealing_workgroups_to_dies_is_a_permutation() {
+    for (count, dies) in (1..700).flat_map(|count| (1..10).map(move |dies| (count, dies))) {
+        assert!(deals(dealt, count, dies), "{count} workgroups, {dies} dies");
+    }
+    // What forgets the remainder is found, and so is what leaves them as they are.
+    let even = |workgroup, count, dies| workgroup % dies * (count / dies) + workgroup / dies;
+    assert!(deals(even, 304, 8) && !deals(even, 301, 8));
+    assert!(!deals(|workgroup, _, _| workgroup, 304, 8));
+}
 
 fn config() -> ProptestConfig {
     let cases = Level::from_env().pick(100, 1000, 20_000);

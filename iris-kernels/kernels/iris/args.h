@@ -3,6 +3,7 @@
 #define IRIS_ARGS_H
 
 #include "iris/flow.h"
+#include "iris/schedule.h"
 
 namespace iris {
 
@@ -69,13 +70,14 @@ static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1440, "trace_spans");
 static_assert(sizeof(OpArgs) == 1448, "as iris_kernels::args::OpArgs");
 
 /// The launch that these arguments, the first of the kernel, describe, as this workgroup sees it. It
-/// refers to them where they are: functions that are not inlined are handed the references.
-IRIS_DEVICE Launch launch_of(const OpArgs& given) {
+/// refers to them where they are: functions that are not inlined are handed the references. Workgroups are
+/// numbered as a device of so many dies deals them, where they multiply.
+IRIS_DEVICE Launch launch_of(const OpArgs& given, u32 dies = 1) {
     const OpArgs& args = port::in_place(given);
     return Launch{args.heap,
                   args.channel,
                   args.record,
-                  port::workgroup(),
+                  dealt(port::workgroup(), port::workgroups(), dies),
                   port::workgroups(),
                   Trace(args.trace, args.trace_spans, args.counters, port::workgroup())};
 }

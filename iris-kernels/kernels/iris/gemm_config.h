@@ -17,6 +17,9 @@
 #ifndef IRIS_SLAB_BYTES
 #define IRIS_SLAB_BYTES 64
 #endif
+#ifndef IRIS_DIES
+#define IRIS_DIES 1
+#endif
 #ifndef IRIS_STAGES
 #define IRIS_STAGES 2
 #endif
@@ -33,6 +36,8 @@ constexpr u32 SLAB_BYTES = IRIS_SLAB_BYTES, TILE_K = SLAB_BYTES / ELEMENT_BYTES;
 static_assert(element_bytes(DTYPE) == ELEMENT_BYTES, "as the table");
 /// Slabs in shared memory: one is multiplied while the others are on their way.
 constexpr u32 STAGES = IRIS_STAGES;
+/// Dies of the device, to which it hands workgroups in turns, and each of which has a cache of its own.
+constexpr u32 DIES = IRIS_DIES;
 
 } // namespace iris
 

@@ -1,5 +1,5 @@
 // Who computes what, and who waits for what: pure functions of (shape, tile, world), the same as in
-// iris_kernels::schedule. Nothing here depends on the size of the grid.
+// iris_kernels::schedule. Nothing here depends on the size of the grid, but for dealt.
 #ifndef IRIS_SCHEDULE_H
 #define IRIS_SCHEDULE_H
 
@@ -28,6 +28,14 @@ IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
     const u32 each = total / parts, more = total % parts;
     const u32 longer = more * (each + 1);
     return at < longer ? at / (each + 1) : more + (at - longer) / each;
+}
+
+/// The number under which a workgroup works, on a device that hands workgroups to its `dies` in turns: each
+/// die has numbers that follow each other, and so tiles that share operands, which its own cache then
+/// holds. A permutation of the workgroups; 0 stays 0.
+IRIS_DEVICE u32 dealt(u32 workgroup, u32 count, u32 dies) {
+    if (dies <= 1) return workgroup;
+    return split(count, dies, workgroup % dies).start + workgroup / dies;
 }
 
 /// A rectangle of a matrix, in elements.

@@ -52,6 +52,8 @@ u32 mirror_dtype(u32 index, const char** name, u32* code, u32* bytes) {
     return count;
 }
 
+u32 mirror_dealt(u32 workgroup, u32 count, u32 dies) { return dealt(workgroup, count, dies); }
+
 void mirror_split(u32 total, u32 parts, u32 part, u32* out) {
     const Range range = split(total, parts, part);
     out[0] = range.start;

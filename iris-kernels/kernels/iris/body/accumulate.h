@@ -71,8 +71,8 @@ IRIS_DEVICE void run_add(const OpArgs& args, typename Producer::Shared& shared) 
     AccumulateBody<Producer, ATOMIC> body(args, shared);
     const u32 size = args.channel.size;
     flow::add(
-        launch_of(args), body.tiles(), [=](u32 tile) { return owner_of(tile, size); }, !ATOMIC,
-        body);
+        launch_of(args, Producer::DIES), body.tiles(),
+        [=](u32 tile) { return owner_of(tile, size); }, !ATOMIC, body);
 }
 
 // Clearing and reading do not depend on where partials come from.

@@ -125,7 +125,7 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
 template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
-    flow::deliver(launch_of(args), body.plan, body);
+    flow::deliver(launch_of(args, Producer::DIES), body.plan, body);
 }
 
 } // namespace iris

@@ -62,6 +62,8 @@ class LoadProducer {
     /// Write the partial to a view, rounded to its type. It is in memory, so that this may be done
     /// any number of times, and the elements need not be looked at where the type stays.
     static constexpr bool REPEATS = true;
+    /// Tiles of a message have nothing in common.
+    static constexpr u32 DIES = 1;
     IRIS_DEVICE void write_to(const View& to) {
         copy_view(to, View::of(args.a).from(area.row, area.col), area.rows, area.cols);
     }
@@ -86,7 +88,8 @@ IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared
     Trace trace(args.trace, args.trace_spans, args.counters, port::workgroup());
     const View c = View::of(args.c);
     const Grid grid = grid_of(args);
-    for (u32 tile = port::workgroup(); tile < grid.tiles(); tile += port::workgroups()) {
+    const u32 index = dealt(port::workgroup(), port::workgroups(), Producer::DIES);
+    for (u32 tile = index; tile < grid.tiles(); tile += port::workgroups()) {
         trace.begin(Span::Gemm, tile);
         const Tile area = grid.tile(tile);
         producer.produce(area);

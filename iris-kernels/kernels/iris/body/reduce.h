@@ -157,21 +157,21 @@ template <class Plan, class Producer> class ReduceBody {
 template <class Producer>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<OneShotPlan, Producer> body(args, shared);
-    flow::one_shot(launch_of(args), body.plan.tiles(), body);
+    flow::one_shot(launch_of(args, Producer::DIES), body.plan.tiles(), body);
 }
 
 template <class Producer>
 IRIS_DEVICE void run_two_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<TwoShotPlan, Producer> body(args, shared);
     flow::two_shot(
-        launch_of(args), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
+        launch_of(args, Producer::DIES), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
 }
 
 template <class Producer>
 IRIS_DEVICE void run_reduce_scatter(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<ScatterPlan, Producer> body(args, shared);
     flow::reduce_scatter(
-        launch_of(args), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
+        launch_of(args, Producer::DIES), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
 }
 
 } // namespace iris
