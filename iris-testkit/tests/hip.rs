@@ -26,7 +26,10 @@ fn main() -> ExitCode {
         Ok(count) => {
             Some(format!("{count} devices are there, which `iris test --backend hip` is for"))
         }
-        Err(error @ Error::Library { .. }) => Some(error.to_string()),
+        // A person's machine may lack it; CI's may not.
+        Err(error @ Error::Library { .. }) if std::env::var("CI").as_deref() != Ok("true") => {
+            Some(error.to_string())
+        }
         Err(_) => None,
     };
     harness::run_together(vec![
@@ -174,7 +177,8 @@ fn ranks_that_are_processes_share_memory_by_handles() {
 }
 
 fn a_release_before_6_has_other_numbers() {
-    // It is strict about the flags of its time, has no uncached memory, and does not tell the clock's rate.
+    // That of 5.4 is strict about the flags of its time, and has no uncached memory; ours does not tell the clock's
+    // rate either, as releases before it.
     let (calls, _) = Fake::of(5).right("all-gather --ranks 2 --m 33 --n 65", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let signals = calls_of(&calls, "hipExtMallocWithFlags");

@@ -201,7 +201,7 @@ struct Program {
 extern "C" {
 
 Error hipRuntimeGetVersion(int* version) {
-    *version = FAKE_RELEASE < 6 ? 50221153 : 70253211;
+    *version = FAKE_RELEASE < 6 ? 50422804 : 70253211;
     return SUCCESS;
 }
 const char* hipGetErrorName(Error code) {
