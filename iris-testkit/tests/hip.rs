@@ -159,6 +159,12 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
     assert!(streams.contains(&"1 on 0 = 0") && streams.contains(&"1 on 1 = 0"), "{calls}");
     // What was taken was given back.
     assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
+    // Peers' memory is read on a stream of the owner's that waits for none of its others: on its null stream, where
+    // the runtime would make the copy, it could stand behind a kernel that waits for the reader.
+    let (calls, _) = fake.right("barrier --ranks 2 --threads-as-ranks", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    let others = calls_of(&calls, "hipStreamCreateWithFlags");
+    assert_eq!(others.len(), 2, "{calls}");
     let (calls, _) = fake.right(
         "matmul-all-reduce --variant two_shot --dtype bf16 --ranks 2 --threads-as-ranks --m 33 --n 65 --k 17",
         &[("IRIS_HIP_DATA", "fine"), ("IRIS_HIP_SIGNAL", "plain")],
