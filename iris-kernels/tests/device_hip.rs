@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use iris_kernels::rtc::{Compiler, Options};
 use iris_kernels::source::KERNELS;
 use iris_testkit::harness::{self, Group, named};
 
@@ -12,10 +13,17 @@ const KERNEL_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 fn main() -> ExitCode {
     let looked = "no clang with a target amdgcn; looked for clang-19, clang-20, clang";
     let missing = find_clang().is_none().then(|| looked.into());
-    harness::run_together(vec![Group::new(
-        missing,
-        named![every_kernel_compiles, kernels_of_users_compile, sums_in_f32_are_swapped_in,],
-    )])
+    let no_linker = missing.clone().or_else(|| {
+        let linkers = ["ld.lld-19", "ld.lld-20", "ld.lld"].map(harness::no_program);
+        linkers.iter().all(Option::is_some).then(|| "no ld.lld, which links code objects".into())
+    });
+    harness::run_together(vec![
+        Group::new(
+            missing,
+            named![every_kernel_compiles, kernels_of_users_compile, sums_in_f32_are_swapped_in,],
+        ),
+        Group::new(no_linker, named![clang_makes_what_a_device_loads]),
+    ])
 }
 
 /// The first clang there is that knows HIP for these devices.
@@ -54,6 +62,26 @@ fn every_kernel_compiles() {
             assert!(text.contains("\niris_"), "{} has a kernel", source.display());
         }
     }
+}
+
+/// A code object as the runtime takes it, and a log where a source is wrong.
+fn clang_makes_what_a_device_loads() {
+    let clang = Compiler::clang().unwrap_or_else(|error| panic!("{error}"));
+    let source = KERNELS.iter().find(|text| text.name == "barrier.cu").expect("a kernel");
+    for (arch, machine) in [("gfx90a", 0x3f), ("gfx942", 0x4c)] {
+        let code = clang.compile((*source).into(), &Options::new(), arch).expect("it compiles");
+        // An ELF file for AMD's devices, and which of them.
+        assert!(code.starts_with(b"\x7fELF") && code[18..20] == [0xe0, 0]);
+        assert_eq!(code[48], machine, "{arch}");
+        let name = b"iris_barrier.kd";
+        assert!(code.windows(name.len()).any(|bytes| bytes == name), "its descriptor for {arch}");
+    }
+    let error = clang.compile("#include \"iris/nothing.h\"".into(), &Options::new(), "gfx942");
+    let error = error.expect_err("no such header").to_string();
+    assert!(error.contains("nothing.h") && error.contains("gfx942"), "{error}");
+    let unknown =
+        clang.compile((*source).into(), &Options::new(), "gfx1").expect_err("no such arch");
+    assert!(unknown.to_string().contains("gfx1"), "{unknown}");
 }
 
 fn kernels_of_users_compile() {

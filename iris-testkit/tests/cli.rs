@@ -471,3 +471,28 @@ fn a_smoke_test_can_be_of_one_op_and_of_threads_alone() {
     let error = refused(&["test", "--level", "smokey"]);
     assert!(error.contains("smokey") && error.contains("smoke, quick, normal, full"), "{error}");
 }
+
+#[test]
+fn a_report_is_one_file_with_every_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.txt");
+    let output = iris(&["report", "--backend", "cpu", "--out", file.to_str().unwrap()]);
+    let (out, report) = (text(&output.stdout), std::fs::read_to_string(&file).unwrap());
+    // A ratio may be missed on a busy machine: that is no error of the report's.
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{out}{}", text(&output.stderr));
+    assert!(out.contains("is the file to send"), "{out}");
+    let steps = ["iris doctor", "iris test --level smoke", "iris bench --only crate, 1 thread"];
+    let mut rest = report.as_str();
+    for step in steps {
+        let (_, found) =
+            rest.split_once(&format!("=== {step}")).unwrap_or_else(|| panic!("{step}: {report}"));
+        rest = found;
+    }
+    for expected in ["cores", "all_reduce", "gemm crate, 1 thread"] {
+        assert!(report.contains(expected), "{expected}: {report}");
+    }
+    let (_, smoke) = report.split_once("=== iris test").unwrap();
+    assert!(smoke.split("\n=== ").nth(1).unwrap().starts_with("exit status: 0"), "{report}");
+    let refused = refused(&["report", "--backend", "cpu", "--out", "/nowhere/report.txt"]);
+    assert!(refused.contains("/nowhere/report.txt"), "{refused}");
+}

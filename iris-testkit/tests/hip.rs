@@ -26,7 +26,10 @@ fn main() -> ExitCode {
         Ok(count) => {
             Some(format!("{count} devices are there, which `iris test --backend hip` is for"))
         }
-        Err(error @ Error::Library { .. }) => Some(error.to_string()),
+        // A person's machine may lack it; CI's may not.
+        Err(error @ Error::Library { .. }) if std::env::var("CI").as_deref() != Ok("true") => {
+            Some(error.to_string())
+        }
         Err(_) => None,
     };
     harness::run_together(vec![
@@ -156,6 +159,12 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
     assert!(streams.contains(&"1 on 0 = 0") && streams.contains(&"1 on 1 = 0"), "{calls}");
     // What was taken was given back.
     assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
+    // Peers' memory is read on a stream of the owner's that waits for none of its others: on its null stream, where
+    // the runtime would make the copy, it could stand behind a kernel that waits for the reader.
+    let (calls, _) = fake.right("barrier --ranks 2 --threads-as-ranks", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    let others = calls_of(&calls, "hipStreamCreateWithFlags");
+    assert_eq!(others.len(), 2, "{calls}");
     let (calls, _) = fake.right(
         "matmul-all-reduce --variant two_shot --dtype bf16 --ranks 2 --threads-as-ranks --m 33 --n 65 --k 17",
         &[("IRIS_HIP_DATA", "fine"), ("IRIS_HIP_SIGNAL", "plain")],
@@ -174,7 +183,8 @@ fn ranks_that_are_processes_share_memory_by_handles() {
 }
 
 fn a_release_before_6_has_other_numbers() {
-    // It is strict about the flags of its time, has no uncached memory, and does not tell the clock's rate.
+    // That of 5.4 is strict about the flags of its time, and has no uncached memory; ours does not tell the clock's
+    // rate either, as releases before it.
     let (calls, _) = Fake::of(5).right("all-gather --ranks 2 --m 33 --n 65", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let signals = calls_of(&calls, "hipExtMallocWithFlags");

@@ -8,6 +8,7 @@
 mod beside;
 mod check_protocols;
 mod dist;
+mod hip;
 #[path = "../../iris-testkit/src/level.rs"]
 #[allow(
     dead_code,

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::check_protocols;
+use crate::hip;
 use crate::level::Level;
 use crate::program::{become_iris, cargo};
 use crate::steps::{self, Step};
@@ -41,6 +42,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     let mut steps = lint_steps(root);
     steps.push(test_step(root, level));
+    steps.push(hip::step(root));
     steps.push(check_protocols::step(root, level == Level::Full));
     steps.push(doc_step(root));
     steps.push(deny_step(root));

@@ -79,13 +79,14 @@ fn in_name(library: &Path) -> Option<(i32, i32)> {
     Some((major, minor.checked_mul(MINOR)?.checked_add(number()?)?))
 }
 
-/// Whether hiprtc of this release of ROCm knows an architecture. Where it does not, it says nothing but ends
-/// the process.
-pub(super) fn knows((release, _): (i32, i32), arch: &str) -> bool {
+/// Whether hiprtc of this release of ROCm compiles our kernels for an architecture. Asked for one that it does
+/// not know, it says nothing but ends the process; and that of 5.2, which Debian 12 has, lacks a function that
+/// the kernels call.
+pub(super) fn knows(release: (i32, i32), arch: &str) -> bool {
     let since = match arch {
-        "gfx90a" => 5,
-        "gfx942" => 6,
-        _ => 7,
+        "gfx90a" => (5, 300_000),
+        "gfx942" => (6, 0),
+        _ => (7, 0),
     };
     release >= since
 }
@@ -109,9 +110,10 @@ mod tests {
 
     #[test]
     fn releases_know_the_architectures_of_their_time() {
-        let known = |release| ["gfx90a", "gfx942", "gfx950"].map(|arch| knows((release, 0), arch));
-        assert_eq!(known(5), [true, false, false]);
-        assert_eq!(known(6), [true, true, false]);
-        assert_eq!(known(7), [true, true, true]);
+        let known = |release| ["gfx90a", "gfx942", "gfx950"].map(|arch| knows(release, arch));
+        assert_eq!(known((5, 221_153)), [false; 3]);
+        assert_eq!(known((5, 422_804)), [true, false, false]);
+        assert_eq!(known((6, 443_484)), [true, true, false]);
+        assert_eq!(known((7, 253_211)), [true, true, true]);
     }
 }

@@ -90,6 +90,13 @@ bool reaches(int device, u64 address, u64 bytes) {
     return found != nullptr && (found->opened || found->device == device || peers.count({device, found->device}));
 }
 
+/// The device that has it, or has opened it.
+int owner_of(u64 address) {
+    std::lock_guard guard(lock);
+    const Memory* found = of(address, 1);
+    return found == nullptr ? -1 : found->device;
+}
+
 u64 map(int file, u64 bytes) {
     void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     return at == MAP_FAILED ? 0 : reinterpret_cast<u64>(at);
@@ -201,7 +208,7 @@ struct Program {
 extern "C" {
 
 Error hipRuntimeGetVersion(int* version) {
-    *version = FAKE_RELEASE < 6 ? 50221153 : 70253211;
+    *version = FAKE_RELEASE < 6 ? 50422804 : 70253211;
     return SUCCESS;
 }
 const char* hipGetErrorName(Error code) {
@@ -367,6 +374,9 @@ static Error copy(const char* call, u64 to, bool device_to, u64 from, bool devic
     if ((device_to && !reaches(stream->device, to, bytes)) || (device_from && !reaches(stream->device, from, bytes))) {
         return outcome(ILLEGAL_ADDRESS, call, bytes);
     }
+    // AMD's would make it on the owner's null stream, behind all that the owner has to do.
+    const int owner = owner_of(device_to ? to : from);
+    if (device_to != device_from && owner != stream->device) return outcome(INVALID_DEVICE, call, bytes, "of", owner);
     stream->enqueue([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
     // What was seen to hang is refused.
     const bool pageable = !device_to || !device_from;

@@ -6,14 +6,14 @@ use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::api::{self, Api, Runtime, check, check_for, runtime};
 use crate::backend::gpu::{Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn};
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
-use crate::util::unsupported;
+use crate::util::{lock, unsupported};
 
 /// A device. What the process has on it belongs to the process: there is no context.
 pub(super) struct Device {
@@ -30,6 +30,8 @@ pub(super) struct Device {
     shared_bytes: u32,
     /// A stream was made that has no hardware queue of its own.
     shares_queues: AtomicBool,
+    /// The stream of [`Device::for_others`].
+    for_others: Mutex<Option<RawStream>>,
 }
 
 /// The most that is copied between host and device at a time. Larger copies of pageable memory were seen
@@ -92,6 +94,7 @@ impl Device {
             wave: attribute(api::WAVE)?,
             shared_bytes: attribute(api::SHARED_BYTES)?,
             shares_queues: AtomicBool::new(false),
+            for_others: Mutex::default(),
         };
         match attribute(api::CLOCK_RATE) {
             Ok(CLOCK_RATE) => {}
@@ -158,6 +161,74 @@ impl Device {
             unsafe { (self.runtime.api.hipDeviceCanAccessPeer)(&mut can, self.ordinal, other) };
         check("hipDeviceCanAccessPeer", code)?;
         Ok(can != 0)
+    }
+
+    /// The device whose memory an address is in; memory that another process gave is the device's that
+    /// opened it.
+    fn owner_of(&self, address: u64) -> c_int {
+        let mut owner = self.ordinal;
+        let to = (&raw mut owner).cast::<c_void>();
+        // SAFETY: of this attribute the answer is one number of 4 bytes.
+        let code =
+            unsafe { (self.runtime.api.hipPointerGetAttribute)(to, api::MEMORY_DEVICE, address) };
+        if code == api::SUCCESS {
+            return owner;
+        }
+        self.forget_error();
+        self.ordinal
+    }
+
+    /// Enqueues a copy between the host and memory of a device, in pieces that `copy` enqueues.
+    ///
+    /// Of another device's memory the runtime would make the copy on that device's null stream, whatever
+    /// stream it is given, and behind all of its blocking streams: behind a kernel of the owner that waits for
+    /// this rank. So it is made on a stream of the owner's that waits for none, when what the given stream had
+    /// to do is done, and is over when this returns.
+    fn in_pieces(
+        &self,
+        name: &'static str,
+        address: u64,
+        bytes: usize,
+        stream: RawStream,
+        copy: impl Fn(&Api, usize, usize, RawStream) -> u32,
+    ) -> Result<()> {
+        let api = &self.runtime.api;
+        let pieces = |stream| {
+            (0..bytes)
+                .step_by(PIECE)
+                .try_for_each(|at| check(name, copy(api, at, PIECE.min(bytes - at), stream)))
+        };
+        let sync = |stream| {
+            // SAFETY: both streams that this is called with are alive.
+            check("hipStreamSynchronize", unsafe { (api.hipStreamSynchronize)(stream) })
+        };
+        let owner = self.owner_of(address);
+        let _bound = self.bind_apart()?;
+        if owner == self.ordinal {
+            return pieces(stream);
+        }
+        sync(stream)?;
+        let owner = Device::get(owner as usize)?;
+        let _bound = owner.bind_apart()?;
+        let own = owner.for_others()?;
+        let enqueued = pieces(own);
+        let waited = sync(own);
+        enqueued.and(waited)
+    }
+
+    /// The stream on which other devices' ranks copy this one's memory to or from the host: made at its first
+    /// use, with the device current, and kept.
+    fn for_others(&self) -> Result<RawStream> {
+        let mut made = lock(&self.for_others);
+        if let Some(stream) = *made {
+            return Ok(stream);
+        }
+        let mut stream = RawStream::default();
+        // SAFETY: `stream` is where the answer goes.
+        let code =
+            unsafe { (self.runtime.api.hipStreamCreateWithFlags)(&mut stream, api::NON_BLOCKING) };
+        check("hipStreamCreateWithFlags", code)?;
+        Ok(*made.insert(stream))
     }
 
     /// Lets kernels of this device access memory of the other.
@@ -482,29 +553,17 @@ impl Driver for Device {
         bytes: usize,
         stream: RawStream,
     ) -> Result<()> {
-        let bound = self.bind_apart()?;
-        for at in (0..bytes).step_by(PIECE) {
-            let count = PIECE.min(bytes - at);
+        self.in_pieces("hipMemcpyHtoDAsync", to, bytes, stream, |api, at, count, stream| {
             // SAFETY: the caller vouches for both ranges, which the piece is in, and the stream.
-            let code = unsafe {
-                (bound.api.hipMemcpyHtoDAsync)(to + at as u64, from.add(at).cast(), count, stream)
-            };
-            check("hipMemcpyHtoDAsync", code)?;
-        }
-        Ok(())
+            unsafe { (api.hipMemcpyHtoDAsync)(to + at as u64, from.add(at).cast(), count, stream) }
+        })
     }
 
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
-        let bound = self.bind_apart()?;
-        for at in (0..bytes).step_by(PIECE) {
-            let count = PIECE.min(bytes - at);
+        self.in_pieces("hipMemcpyDtoHAsync", from, bytes, stream, |api, at, count, stream| {
             // SAFETY: as in `write`, the other way round.
-            let code = unsafe {
-                (bound.api.hipMemcpyDtoHAsync)(to.add(at).cast(), from + at as u64, count, stream)
-            };
-            check("hipMemcpyDtoHAsync", code)?;
-        }
-        Ok(())
+            unsafe { (api.hipMemcpyDtoHAsync)(to.add(at).cast(), from + at as u64, count, stream) }
+        })
     }
 
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {

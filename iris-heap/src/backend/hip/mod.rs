@@ -12,7 +12,8 @@
 //! queue; of these the runtime has 4 by default for all streams of a device. So each stream of a heap is
 //! made with a mask of all compute units, which gets it a queue of its own. Where that cannot be had, and for
 //! streams of the caller's, set `GPU_MAX_HW_QUEUES=32`. Such streams also wait for the null stream, and it for
-//! them: a program that enqueues on the null stream while a rank's kernel waits may wait for ever.
+//! them: a program that enqueues on the null stream while a rank's kernel waits may wait for ever. The runtime
+//! itself does so for copies between the host and memory of another device, which are made otherwise here.
 //!
 //! Copies by the host are made in pieces of 64 KiB, on a stream of their own. Releases since 7 copy up to
 //! 16 KiB by a kernel, which needs room beside those that wait: where ranks share a device, set

@@ -43,7 +43,7 @@ fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     let mut steps = vec![on("doctor"), on("test --level smoke")];
     if backend.traits().host_threads {
         // Stress is of GPUs, and all ratios of the CPU take minutes.
-        steps.push(words("bench --only first"));
+        steps.push(["bench", "--only", "crate, 1 thread"].map(String::from).to_vec());
     } else {
         steps.push(on(&format!("stress --calls {calls}")));
         steps.push(on("bench"));
