@@ -34,30 +34,30 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         return member(plan).map(|()| Call { m: 0, n: 0, matrices: Matrices::default() });
     }
     let mut matrices = *matrices;
-    let root = row.a == Part::Root;
-    if root && request.root != plan.ranks().rank {
-        matrices.a = None;
-    }
+    // What only the root has nobody else is asked for.
+    let has = |part| part != Part::Root || request.root == plan.ranks().rank;
+    matrices.a = matrices.a.filter(|_| has(row.a));
+    matrices.c = matrices.c.filter(|_| has(row.c));
     let needed = |matrix: Option<MatRef>, what: &str| {
         matrix.ok_or_else(|| Error::Invalid {
             op,
             what: what.into(),
             value: "missing".into(),
-            expected: "a matrix: every rank sends".into(),
+            expected: "a matrix, which this rank has".into(),
         })
     };
     let names = if op.multiplies() { ["A", "C"] } else { ["input", "output"] };
-    let sends = !root || request.root == plan.ranks().rank;
-    let a = if sends { Some(needed(matrices.a, names[0])?) } else { None };
-    let c = needed(matrices.c, names[1])?;
+    let a = has(row.a).then(|| needed(matrices.a, names[0])).transpose()?;
+    let c = has(row.c).then(|| needed(matrices.c, names[1])).transpose()?;
     let call = if request.elements {
         let (a, c, n) = elements(plan, names, a, c)?;
-        matrices = Matrices { a, c: Some(c), ..matrices };
+        matrices = Matrices { a, c, ..matrices };
         Call { m: request.m, n, matrices }
     } else {
-        let m = match (row.a, a) {
-            (Part::All, Some(a)) => a.rows(),
-            _ => c.rows(),
+        let m = match (row.a, a, c) {
+            (Part::All, Some(a), _) | (_, Some(a), None) => a.rows(),
+            (_, _, Some(c)) => c.rows(),
+            (_, None, None) => 0,
         };
         Call { m, n: request.n, matrices }
     };
@@ -118,8 +118,8 @@ fn elements(
     plan: &Plan,
     names: [&'static str; 2],
     a: Option<MatRef>,
-    c: MatRef,
-) -> Result<(Option<MatRef>, MatRef, usize)> {
+    c: Option<MatRef>,
+) -> Result<(Option<MatRef>, Option<MatRef>, usize)> {
     let (op, row, size) = (plan.op(), plan.row(), plan.ranks().size);
     let parts = |part: Part| match part {
         Part::Own => 1,
@@ -139,9 +139,11 @@ fn elements(
     };
     let (parts_a, parts_c) = (parts(row.a), parts(row.c));
     // The one with fewer parts says how long a part is.
-    let count = match a {
-        Some(a) if parts_a < parts_c => len(names[0], &a)? / parts_a,
-        _ => len(names[1], &c)? / parts_c,
+    let count = match (a, c) {
+        (Some(a), Some(_)) if parts_a < parts_c => len(names[0], &a)? / parts_a,
+        (_, Some(c)) => len(names[1], &c)? / parts_c,
+        (Some(a), None) => len(names[0], &a)? / parts_a,
+        (None, None) => 0,
     };
     let in_rows = |name: &'static str, matrix: MatRef, parts: usize| {
         if Some(len(name, &matrix)?) == parts.checked_mul(count) {
@@ -151,7 +153,8 @@ fn elements(
         Err(refused(name, &matrix, expected))
     };
     let a = a.map(|a| in_rows(names[0], a, parts_a)).transpose()?;
-    Ok((a, in_rows(names[1], c, parts_c)?, count))
+    let c = c.map(|c| in_rows(names[1], c, parts_c)).transpose()?;
+    Ok((a, c, count))
 }
 
 /// Whether this rank takes part in a barrier.
@@ -194,4 +197,40 @@ fn typed(op: Op, name: &'static str, matrix: &MatRef, expected: DType) -> Result
         return Ok(());
     }
     Err(Error::Dtype { op, matrix: name, dtype: matrix.dtype(), expected })
+}
+
+#[cfg(test)]
+mod tests {
+    use iris_heap::{HeapOptions, SymmetricHeap, World};
+
+    use super::*;
+    use crate::ops::broadcast;
+    use crate::options::{Ranks, Request};
+    use crate::spec::Row;
+
+    /// As a sum that the root alone gets.
+    static TO_ROOT: Row = Row { a: Part::All, c: Part::Root, ..broadcast::ROW };
+
+    #[test]
+    fn what_only_the_root_has_is_asked_of_no_other_rank() {
+        let world = World::threads(1).unwrap().remove(0);
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20)).unwrap();
+        let matrix = MatRef::sym(heap.zeros::<f32>(12).unwrap(), 3, 4);
+        for rank in [0, 1] {
+            for elements in [false, true] {
+                let (m, n) = if elements { (0, 12) } else { (3, 4) };
+                let mut request = Request::new(&TO_ROOT, (m, n, 0));
+                (request.root, request.elements) = (1, elements);
+                let plan = Plan::new(Ranks::new(rank, 2), &request).unwrap();
+                let of = |c| call(&plan, &Matrices { a: Some(matrix), c, b: None, bias: None });
+                let made = of(Some(matrix)).unwrap();
+                assert_eq!(made.matrices.c.is_some(), rank == 1);
+                assert_eq!(made.size(&plan), if elements { 12 } else { 3 });
+                // Without one, too, but at the root.
+                assert_eq!(of(None).is_ok(), rank == 0);
+            }
+        }
+        heap.close().unwrap();
+        world.close().unwrap();
+    }
 }
