@@ -105,6 +105,6 @@ pub(crate) fn bytes(tile: Tile, dtype: u32) -> u64 {
     u64::from(tile.rows) * u64::from(tile.cols) * view::element_bytes(dtype) as u64
 }
 
-fn gelu(x: f32) -> f32 {
+pub(crate) fn gelu(x: f32) -> f32 {
     x * 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
 }
