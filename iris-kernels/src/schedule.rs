@@ -320,10 +320,10 @@ impl Items {
         }
     }
 
-    /// Items that `from` sends to `to`.
+    /// Items that `from` sends to `to`; the largest number there is for more, which no plan takes.
     pub fn sent(&self, from: u32, to: u32) -> u32 {
         let elements = u64::from(self.rows_sent(from, to)) * u64::from(self.cols);
-        elements.div_ceil(u64::from(self.per_item)) as u32
+        u32::try_from(elements.div_ceil(u64::from(self.per_item))).unwrap_or(u32::MAX)
     }
 
     /// The most that one rank sends to another.

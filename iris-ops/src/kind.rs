@@ -113,7 +113,7 @@ impl Op {
 
 named! {
     /// The ways in which operators are done; [`Op::variants`] says which an operator has.
-    Variant, "variant", 12 {
+    Variant, "variant", 13 {
         /// Every rank pushes to all, and each adds up all of it.
         OneShot = "one_shot",
         /// The owner of a tile adds it up and sends the result to all.
@@ -124,6 +124,8 @@ named! {
         Atomic = "atomic",
         /// Tiles are pushed to whom they are for.
         Push = "push",
+        /// Small messages to whom they are for, in words that carry their data: one way long.
+        Ll = "ll",
         /// Gather, barrier, multiply.
         Baseline = "baseline",
         /// Multiply straight from the peers' memory.

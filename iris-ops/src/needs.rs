@@ -21,6 +21,8 @@ pub(crate) struct Needs {
     pub(crate) flags: u32,
     /// A lock a tile.
     pub(crate) locks: bool,
+    /// Pairs of words that carry data, from one rank to another.
+    pub(crate) pairs: u32,
     /// Places for tiles in the inbox, a source and parity.
     pub(crate) places: u32,
     /// Sources that have such places.
@@ -61,6 +63,7 @@ pub(crate) struct Extent {
     tiles: u32,
     flags: u32,
     locks: bool,
+    pairs: u32,
     inbox_half: u64,
     results_half: u64,
     workspace: u64,
@@ -79,6 +82,7 @@ impl Extent {
             tiles: self.tiles.max(needs.tiles),
             flags: self.flags.max(needs.flags),
             locks: self.locks || needs.locks,
+            pairs: self.pairs.max(needs.pairs),
             inbox_half: self.inbox_half.max(needs.inbox_half()),
             results_half: self.results_half.max(needs.results_half()),
             workspace: self.workspace.max(needs.workspace),
@@ -92,6 +96,7 @@ impl Extent {
             tiles: self.tiles.max(other.tiles),
             flags: self.flags.max(other.flags),
             locks: self.locks || other.locks,
+            pairs: self.pairs.max(other.pairs),
             inbox_half: self.inbox_half.max(other.inbox_half),
             results_half: self.results_half.max(other.results_half),
             workspace: self.workspace.max(other.workspace),
@@ -105,8 +110,8 @@ impl Extent {
 
     /// The words, which count calls by the device word `sequence`.
     pub(crate) fn shape(&self, sequence: u32) -> Shape {
-        let Self { size, tiles, flags, locks, .. } = *self;
-        Shape { op: 0, size, tiles, flags, locks, sequence, pairs: 0 }
+        let Self { size, tiles, flags, locks, pairs, .. } = *self;
+        Shape { op: 0, size, tiles, flags, locks, sequence, pairs }
     }
 
     fn words(&self) -> Words {

@@ -1,5 +1,7 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
+mod words;
+
 use std::fmt;
 use std::ops::Range;
 
@@ -13,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
-use crate::spec::{self, Form, Memory, Part, Row, Step, Tiles};
+use crate::spec::{self, Form, Memory, Part, Row, Rule, Step, Tiles};
 use crate::tune;
 
 /// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
@@ -69,7 +71,8 @@ impl Plan {
     fn sizes(&self) -> Vec<usize> {
         let largest = self.largest();
         let mut sizes = Vec::new();
-        if self.request.variant.is_none() && self.request.row.forms.len() > 1 {
+        let row = self.request.row;
+        if self.request.variant.is_none() && row.forms.len() > 1 && row.rule != Rule::Only {
             sizes = tune::sizes(self.ranks, &self.request);
             sizes.retain(|&size| size < largest);
             sizes.sort_unstable();
@@ -102,6 +105,7 @@ impl Plan {
         let tile = sized.tile.unwrap_or_else(|| tune::tile(self.ranks, &sized, form));
         let sized = Self { request: sized, ..self.clone() };
         sized.check_words(form, tile)?;
+        sized.check_pairs(form)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
         let workspace = sized.whole(form).map_or(0, |whole| {
             whole.memory(match form.whole {
@@ -113,29 +117,6 @@ impl Plan {
         });
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
         Ok(Choice { upto, variant, tile, form, needs })
-    }
-
-    /// Words are numbered with 32 bits: so many tiles and units there may be.
-    fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
-        let Request { m, n, k, .. } = self.request;
-        // Of a gathered A the tiles are A's.
-        let n = if form.whole == spec::Whole::Gathered { k } else { n };
-        // A split may add a short tile for each rank.
-        let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
-        let rows = blocks(m, tile.m);
-        let tiles = rows * blocks(n, tile.n);
-        let units = rows * blocks(k, self.request.columns_per_flag(self.ranks.backend));
-        let words = tiles.saturating_mul(2 * self.ranks.size as u64).saturating_add(units);
-        let limit = 1 << 30;
-        if words <= limit {
-            return Ok(());
-        }
-        Err(Error::Invalid {
-            op: self.op(),
-            what: "signals and flags".into(),
-            value: format!("{words}, with tiles of {tile}"),
-            expected: format!("at most {limit}: larger tiles or groups of K"),
-        })
     }
 
     /// What a form of this plan's largest call needs.
@@ -174,6 +155,10 @@ impl Plan {
                 Needs { tiles: all, places: owned, locks, workspace, ..Needs::default() }
             }
             Memory::Signals => Needs { tiles: part, ..Needs::default() },
+            Memory::Pairs(collective) => {
+                let pairs = self.items(collective, (request.m, request.n)).most();
+                Needs { pairs, ..Needs::default() }
+            }
             Memory::Gathered => places(0, 1, 1, a_bytes.next_multiple_of(SLOT_ALIGNMENT)),
             Memory::Staged => {
                 let flags = self.units(tile).units();
@@ -388,6 +373,11 @@ impl Plan {
     /// Workgroups that have something to do in a call of this shape; of those that fetch there may be
     /// `fetchers` more.
     pub(crate) fn work(&self, choice: &Choice, (m, n): (usize, usize), fetchers: u32) -> u32 {
+        if let Memory::Pairs(collective) = choice.form.memory
+            && !self.alone()
+        {
+            return self.work_on_pairs(collective, (m, n));
+        }
         let grid = self.grid_of(choice.form, choice.tile, (m, n));
         let split = self.split_grid(grid);
         let tiles = match self.request.row.tiles {

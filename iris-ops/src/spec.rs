@@ -3,6 +3,7 @@
 //! the row and know no operator by name; each row stands with its operator, in `ops/`.
 
 use iris_kernels::Kernel;
+use iris_kernels::schedule::Collective;
 use iris_sync::barrier::Members;
 
 use crate::kind::{Op, Variant};
@@ -152,6 +153,8 @@ pub(crate) enum Memory {
         /// Whether it does.
         locks: bool,
     },
+    /// Words that carry data: what one rank sends to another, from all sources.
+    Pairs(Collective),
     /// All of A.
     Gathered,
     /// All of A, outside of the inbox, and a flag for each unit of it.

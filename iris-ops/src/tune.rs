@@ -24,6 +24,19 @@ const ONE_SHOT_BYTES_UNFUSED: usize = 1 << 20;
 /// turns fall to all workgroups alike.
 pub(crate) const MESSAGE_GROUPS: u32 = 65;
 
+/// Most items, of eight bytes, that one rank sends another in words that carry their data: 1 MiB. Of
+/// four ranks such a message takes 16 MiB of the signal segment.
+pub(crate) const LL_ITEMS: u32 = 1 << 17;
+
+/// Most workgroups of such a message on a GPU.
+pub(crate) const LL_GROUPS: u32 = 128;
+
+/// All-reduces of up to so many bytes go in such words on a GPU, by world from two ranks on. None yet:
+/// a throw-away kernel of the kind took 2.9 to 4.8 us up to 256 KiB on 2 x H200 where `one_shot` took 8.2
+/// to 9.1 (2026-11-21), but this variant has not been measured. `iris bench --backend cuda` has it in
+/// its rows of messages; write the largest size at which it wins here, with device, commit and date.
+const LL_BYTES_GPU: [usize; 3] = [0, 0, 0];
+
 /// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
 pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     let powers = (3..usize::BITS - 1).map(|bits| 1 << bits);
@@ -50,6 +63,13 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
             Some(form) if one_shot => form.variant,
             _ => Variant::Unfused,
         };
+    }
+    if row.rule == Rule::Sum && !cpu && row.form(Variant::Ll).is_some() {
+        let world = ranks.size.saturating_sub(2).min(LL_BYTES_GPU.len() - 1);
+        let most = LL_BYTES_GPU[world];
+        if most > 0 && m * n * request.wire_dtype().size() <= most {
+            return Variant::Ll;
+        }
     }
     match row.rule {
         Rule::Only => row.forms[0].variant,

@@ -17,7 +17,7 @@ struct Plan {
     }
 };
 
-struct Items {
+struct Message {
     const Model& model;
     const Plan& plan;
 
@@ -91,7 +91,7 @@ extern "C" int iris_model_exchange(const Input& in) {
             return done;
         }
         const Plan plan{in.option, in.channel->size, model.used};
-        Items body{model, plan};
+        Message body{model, plan};
         const bool done = flow::exchange(model.launch(), plan, body);
         iris_model_boundary();
         if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();

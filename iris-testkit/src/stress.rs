@@ -394,9 +394,8 @@ mod tests {
     fn every_wait_has_a_subject() {
         let waits = Access::ALL.iter().filter(|access| {
             let name = access.name();
-            // Nothing waits for LlLoad in an operator yet: no row of iris-ops launches its kernels.
             name == "LockTake"
-                || name.ends_with("Load") && !["AbortLoad", "CallLoad", "LlLoad"].contains(&name)
+                || name.ends_with("Load") && !["AbortLoad", "CallLoad"].contains(&name)
         });
         let listed = WAITS.map(|(access, _, _)| access);
         assert!(waits.clone().all(|wait| listed.contains(wait)), "{listed:?}");

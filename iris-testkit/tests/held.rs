@@ -33,6 +33,7 @@ fn subject(access: Access) -> &'static str {
         Access::VersionLoad => "message",
         Access::LockTake => "spinlock",
         Access::FlagLoad => "staged",
+        Access::LlLoad => "exchange",
         other => panic!("{} is no wait", other.name()),
     }
 }
@@ -55,7 +56,8 @@ impl Host {
 
     /// What four calls of two ranks report: `0 wrong`.
     fn run(&self, access: Access, place: Hold, without: bool, ns: u32) -> String {
-        let shape = Shape { size: 2, tiles: 2, flags: 4, locks: true, ..Shape::default() };
+        let shape =
+            Shape { size: 2, tiles: 2, flags: 4, locks: true, pairs: 2, ..Shape::default() };
         let (channel, words) = Channel::lay_out(shape, 0, LINE_WORDS, LINE_WORDS);
         let without = if without { access as i32 } else { -1 };
         let numbers = [place as u32, ns, 4, LINE_WORDS + words.signal, LINE_WORDS + words.device];

@@ -44,7 +44,7 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 pair, u32 first, u32 mask,
             for (u32 half = 0; half < 2; ++half) {
                 const LlWord word = words[i][half];
                 data[i][half] = word.data;
-                if (!m.is_of<Access::LlLoad>(call, word.call) && !missing.any) {
+                if (!m.is_of<Access::LlLoad>(call, word.call, pair < HEAD) && !missing.any) {
                     missing = Missing{true, first + i, word.call};
                 }
             }

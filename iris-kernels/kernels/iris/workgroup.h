@@ -74,6 +74,7 @@ class Workgroup {
         const u64 peers = index == 0 ? others() : to.bits & others();
         if (!for_peers(peers, [&](u32 peer) { return credit_of(peer); })) return false;
         credited |= peers;
+        hold<Hold::Entered>(rank());
         return true;
     }
 

@@ -1,11 +1,14 @@
 //! Each rank has a part, and all ranks get all parts.
 
+use iris_kernels::Kernel;
+use iris_kernels::schedule::Collective;
+
 use crate::CollectiveArgs;
-use crate::facade::{beside_method, operator};
-use crate::kind::Op;
+use crate::facade::{beside_method, operator, variants};
+use crate::kind::{self, Op};
 use crate::ops::matmul_all_gather::FORMS;
 use crate::options::options;
-use crate::spec::{Common, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
 
 operator! {
     /// Output (on all ranks): every rank's input, by rank. Planned by rows, its rows
@@ -19,8 +22,16 @@ options! { ROW,
     {
         /// For at most `count` elements of each rank; the output has `size` times as many.
         message();
-        dtype, tile, workgroups,
+        variant, dtype, tile, workgroups,
     }
+}
+
+variants! { ROW;
+    /// Each rank pushes to whom it is for. What `Auto` takes.
+    Push,
+    /// The same in words that carry their data: for small messages, of at most 1 MiB from one rank to
+    /// another.
+    Ll,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -30,6 +41,13 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Own,
     in_place: false,
-    forms: &FORMS,
+    forms: &[
+        FORMS[0],
+        Form::push(
+            kind::Variant::Ll,
+            &[Step::Tiles(Kernel::AllGatherLl)],
+            Memory::Pairs(Collective::AllGather),
+        ),
+    ],
     rule: Rule::Only,
 };

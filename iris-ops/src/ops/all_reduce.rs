@@ -1,11 +1,14 @@
 //! The sum over ranks, on all ranks.
 
+use iris_kernels::Kernel;
+use iris_kernels::schedule::Collective;
+
 use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
-use crate::kind::Op;
+use crate::kind::{self, Op};
 use crate::ops::matmul_all_reduce::FORMS;
 use crate::options::options;
-use crate::spec::{Common, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
 
 operator! {
     /// Output (on all ranks) = sum over ranks of input. The output may be the input itself.
@@ -29,6 +32,8 @@ variants! { ROW;
     /// The owner of a tile adds it up, its own part first, and sends the result to all: the same
     /// bits everywhere.
     TwoShot,
+    /// As `OneShot`, in words that carry their data: for at most 1 MiB.
+    Ll,
     /// Ranks add into the owner's f32 tile under a lock. The order, and so the last bits, vary.
     Spinlock,
     /// Ranks add into the owner's f32 tile atomically. The order, and so the last bits, vary.
@@ -42,6 +47,17 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
-    forms: &FORMS,
+    forms: &[
+        FORMS[0],
+        FORMS[1],
+        FORMS[2],
+        FORMS[3],
+        Form::push(
+            kind::Variant::Ll,
+            &[Step::Tiles(Kernel::OneShotLl)],
+            Memory::Pairs(Collective::AllReduce),
+        )
+        .sends_all(),
+    ],
     rule: Rule::Sum,
 };

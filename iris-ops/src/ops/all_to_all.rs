@@ -1,10 +1,11 @@
 //! Each rank has a part for every rank.
 
 use iris_kernels::Kernel;
+use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
-use crate::facade::operator;
-use crate::kind::{Op, Variant};
+use crate::facade::{operator, variants};
+use crate::kind::{self, Op};
 use crate::options::options;
 use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
 
@@ -20,8 +21,16 @@ options! { ROW,
     {
         /// For at most `count` elements for each rank; input and output have `size` times as many.
         message();
-        dtype, tile, workgroups,
+        variant, dtype, tile, workgroups,
     }
+}
+
+variants! { ROW;
+    /// Each rank pushes to whom it is for. What `Auto` takes.
+    Push,
+    /// The same in words that carry their data: for small messages, of at most 1 MiB from one rank to
+    /// another.
+    Ll,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -32,7 +41,13 @@ pub(crate) const ROW: Row = Row {
     tiles: Tiles::Own,
     in_place: false,
     forms: &[
-        Form::push(Variant::Push, &[Step::Tiles(Kernel::AllToAll)], Memory::Parts).direct(None)
+        Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::AllToAll)], Memory::Parts)
+            .direct(None),
+        Form::push(
+            kind::Variant::Ll,
+            &[Step::Tiles(Kernel::AllToAllLl)],
+            Memory::Pairs(Collective::AllToAll),
+        ),
     ],
     rule: Rule::Only,
 };

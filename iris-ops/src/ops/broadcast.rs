@@ -2,10 +2,11 @@
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
+use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
-use crate::facade::{beside_method, operator};
-use crate::kind::{Op, Variant};
+use crate::facade::{beside_method, operator, variants};
+use crate::kind::{self, Op};
 use crate::options::options;
 use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
 
@@ -21,8 +22,16 @@ options! { ROW,
     {
         /// For at most `count` elements.
         message();
-        root, dtype, tile, workgroups,
+        variant, root, dtype, tile, workgroups,
     }
+}
+
+variants! { ROW;
+    /// Each rank pushes to whom it is for. What `Auto` takes.
+    Push,
+    /// The same in words that carry their data: for small messages, of at most 1 MiB from one rank to
+    /// another.
+    Ll,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -32,8 +41,16 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
-    forms: &[Form::push(Variant::Push, &[Step::Tiles(Kernel::Broadcast)], Memory::OneSource)
-        .sends_all()
-        .direct(Some(arrival::ROOT))],
+    forms: &[
+        Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::Broadcast)], Memory::OneSource)
+            .sends_all()
+            .direct(Some(arrival::ROOT)),
+        Form::push(
+            kind::Variant::Ll,
+            &[Step::Tiles(Kernel::BroadcastLl)],
+            Memory::Pairs(Collective::Broadcast { root: 0 }),
+        )
+        .sends_all(),
+    ],
     rule: Rule::Only,
 };

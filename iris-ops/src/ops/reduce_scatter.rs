@@ -1,11 +1,14 @@
 //! The sum over ranks, each rank getting a part of it.
 
+use iris_kernels::Kernel;
+use iris_kernels::schedule::Collective;
+
 use crate::CollectiveArgs;
-use crate::facade::operator;
-use crate::kind::Op;
+use crate::facade::{operator, variants};
+use crate::kind::{self, Op};
 use crate::ops::matmul_reduce_scatter::FORMS;
 use crate::options::options;
-use crate::spec::{Common, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
 
 operator! {
     /// Output = this rank's part of the sum over ranks of input. Planned by rows, it is the rows
@@ -19,8 +22,16 @@ options! { ROW,
     {
         /// For at most `count` elements that each rank gets; the input has `size` times as many.
         message();
-        dtype, wire, epilogue, tile, workgroups,
+        variant, dtype, wire, epilogue, tile, workgroups,
     }
+}
+
+variants! { ROW;
+    /// Each rank pushes to whom it is for. What `Auto` takes.
+    Push,
+    /// The same in words that carry their data: for small messages, of at most 1 MiB from one rank to
+    /// another.
+    Ll,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -30,6 +41,13 @@ pub(crate) const ROW: Row = Row {
     c: Part::Own,
     tiles: Tiles::Split,
     in_place: false,
-    forms: &FORMS,
+    forms: &[
+        FORMS[0],
+        Form::push(
+            kind::Variant::Ll,
+            &[Step::Tiles(Kernel::ReduceScatterLl)],
+            Memory::Pairs(Collective::ReduceScatter),
+        ),
+    ],
     rule: Rule::Only,
 };

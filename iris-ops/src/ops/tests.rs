@@ -124,7 +124,7 @@ fn names_are_read_as_they_are_written() {
     let error = "ring".parse::<all_reduce::Variant>().unwrap_err().to_string();
     assert_eq!(
         error,
-        "all_reduce: variant is ring, expected auto, one_shot, two_shot, spinlock, atomic"
+        "all_reduce: variant is ring, expected auto, one_shot, two_shot, ll, spinlock, atomic"
     );
 }
 

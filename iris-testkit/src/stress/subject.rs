@@ -66,12 +66,12 @@ impl Subject {
         all
     }
 
-    /// Whether peers read or write matrices in it, in the way that is usual.
+    /// Whether peers read or write matrices in it, in the way that is usual, however large they are.
     pub fn moves_matrices(self) -> bool {
         match self {
             Subject::Op { op, variant, place, .. } => {
                 !matches!(op, OpName::Barrier | OpName::Matmul)
-                    && !matches!(variant, "spinlock" | "atomic" | "one_shot")
+                    && !matches!(variant, "spinlock" | "atomic" | "one_shot" | "ll")
                     && place == Place::Same
             }
             Subject::Ring => false,
@@ -138,7 +138,8 @@ impl std::fmt::Display for Subject {
 /// | VersionLoad | a rank before it sends its message | the next one reads its own place |
 /// | LockTake | every rank, having read a sum | each writes its own over those of the others |
 /// | FlagLoad | the workgroups that fetch | the others multiply what is in the buffer |
-pub const WAITS: [(Access, Subject, Hold); 8] = [
+/// | LlLoad | a rank that has the credit and sent nothing | its peers add up what an older call left in the words |
+pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::CreditLoad, Subject::op(OpName::Broadcast, "push", Place::Own), Hold::Received),
     (Access::EntryLoad, Subject::op(OpName::AllGather, "push", Place::Same), Hold::Filling),
     (
@@ -155,4 +156,5 @@ pub const WAITS: [(Access, Subject, Hold); 8] = [
     (Access::VersionLoad, Subject::Ring, Hold::Filling),
     (Access::LockTake, Subject::op(OpName::AllReduce, "spinlock", Place::Same), Hold::Adding),
     (Access::FlagLoad, Subject::op(OpName::AllGatherMatmul, "staged", Place::Same), Hold::Fetching),
+    (Access::LlLoad, Subject::op(OpName::AllReduce, "ll", Place::Same), Hold::Entered),
 ];

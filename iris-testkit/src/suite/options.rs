@@ -225,23 +225,19 @@ pub fn plan(
             ask!(options, new, dtype, wire, epilogue, tile, workgroups).plan(ranks)?
         }
         Op::AllGather => {
-            only()?;
-            let new = all_gather::Options::rows(m, n);
+            let new = all_gather::Options::rows(m, n).variant(variant.parse()?);
             ask!(options, new, dtype, tile, workgroups).plan(ranks)?
         }
         Op::ReduceScatter => {
-            only()?;
-            let new = reduce_scatter::Options::rows(m, n);
+            let new = reduce_scatter::Options::rows(m, n).variant(variant.parse()?);
             ask!(options, new, dtype, wire, epilogue, tile, workgroups).plan(ranks)?
         }
         Op::AllToAll => {
-            only()?;
-            let new = all_to_all::Options::rows(m, n);
+            let new = all_to_all::Options::rows(m, n).variant(variant.parse()?);
             ask!(options, new, dtype, tile, workgroups).plan(ranks)?
         }
         Op::Broadcast => {
-            only()?;
-            let new = broadcast::Options::rows(m, n);
+            let new = broadcast::Options::rows(m, n).variant(variant.parse()?);
             ask!(options, new, dtype, root, tile, workgroups).plan(ranks)?
         }
         Op::Barrier => {

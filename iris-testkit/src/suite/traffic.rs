@@ -48,6 +48,21 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         flags: flags as u64,
     };
     match (case.op, variant) {
+        // Two words of eight bytes for each eight bytes, with no flag besides.
+        (op, Variant::Ll) => {
+            let elements = |peer: usize| match op {
+                OpName::AllReduce => m * n,
+                OpName::AllGather => part(rank) * n,
+                OpName::Broadcast if rank != options.root => 0,
+                OpName::Broadcast => m * n,
+                _ => part(peer) * n,
+            };
+            let reduces = matches!(op, OpName::AllReduce | OpName::ReduceScatter);
+            let bytes = if reduces { wire } else { output };
+            let items = |peer| (elements(peer) * bytes).div_ceil(8);
+            let others = (0..size).filter(|&other| other != rank);
+            traffic(others.map(|peer| 16 * items(peer)).sum(), 0, 0)
+        }
         (
             OpName::MatmulAllReduce | OpName::AllReduce,
             Variant::OneShot | Variant::UnfusedOneShot,

@@ -68,6 +68,8 @@ IRIS_DEVICE float erf(float x) {
     return x < 0 ? value - 1.0f : 1.0f - value;
 }
 
+IRIS_DEVICE float gelu(float x) { return x * 0.5f * (1.0f + erf(x * 0.70710678f)); }
+
 /// The final values of elements (row, col) on of this rank's result: bias, then GELU, once.
 IRIS_DEVICE void finish_values(const OpArgs& args, u32 col, u32 count, Values& values) {
     if (args.bias.address != 0) {
@@ -77,9 +79,7 @@ IRIS_DEVICE void finish_values(const OpArgs& args, u32 col, u32 count, Values& v
     }
     if (args.epilogue & EPILOGUE_GELU) {
         IRIS_UNROLL
-        for (u32 i = 0; i < WIDTH; ++i) {
-            values.v[i] = values.v[i] * 0.5f * (1.0f + erf(values.v[i] * 0.70710678f));
-        }
+        for (u32 i = 0; i < WIDTH; ++i) values.v[i] = gelu(values.v[i]);
     }
 }
 

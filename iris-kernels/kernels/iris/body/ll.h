@@ -170,6 +170,11 @@ template <Collective C> class ExchangeBody {
     IRIS_DEVICE void end(u32 item) {
         if constexpr (REDUCES) {
             if (!own_is_added) add_own();
+            // A message has no bias.
+            if (args.epilogue & EPILOGUE_GELU) {
+                IRIS_UNROLL
+                for (u32 i = 0; i < 4; ++i) sum[i] = gelu(sum[i]);
+            }
             result(me()).store(item, sum);
         }
     }

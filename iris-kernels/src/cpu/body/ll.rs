@@ -4,7 +4,8 @@
 use iris_sync::Stop;
 use iris_sync::flow::{self, LlTiles};
 
-use crate::args::{Matrix, OpArgs, counter};
+use crate::args::{Matrix, OpArgs, counter, epilogue};
+use crate::cpu::body::epilogue::gelu;
 use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::kernel::Kernel;
@@ -165,6 +166,10 @@ impl LlTiles for Body<'_> {
         }
         if !self.own {
             self.add_own(item);
+        }
+        // A message has no bias.
+        if self.args.epilogue & epilogue::GELU != 0 {
+            self.sum = self.sum.map(gelu);
         }
         let me = self.me();
         for (i, row, col) in self.elements(self.items.rows_sent(me, me), item) {

@@ -1,0 +1,66 @@
+//! The words of calls: how many there may be, and what those that carry data take.
+
+use iris_kernels::rtc::MESSAGE_LANES;
+use iris_kernels::schedule::{Collective, Items};
+
+use super::Plan;
+use crate::error::{Error, Result};
+use crate::options::{Request, TileShape};
+use crate::spec::{self, Form, Memory};
+use crate::tune;
+
+impl Plan {
+    /// Words are numbered with 32 bits: so many tiles and units there may be.
+    pub(super) fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
+        let Request { m, n, k, .. } = self.request;
+        // Of a gathered A the tiles are A's.
+        let n = if form.whole == spec::Whole::Gathered { k } else { n };
+        // A split may add a short tile for each rank.
+        let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
+        let rows = blocks(m, tile.m);
+        let tiles = rows * blocks(n, tile.n);
+        let units = rows * blocks(k, self.request.columns_per_flag(self.ranks.backend));
+        let words = tiles.saturating_mul(2 * self.ranks.size as u64).saturating_add(units);
+        let limit = 1 << 30;
+        if words <= limit {
+            return Ok(());
+        }
+        Err(Error::Invalid {
+            op: self.op(),
+            what: "signals and flags".into(),
+            value: format!("{words}, with tiles of {tile}"),
+            expected: format!("at most {limit}: larger tiles or groups of K"),
+        })
+    }
+
+    /// Words that carry data are for small messages: they take twice the room, of the signal segment.
+    pub(super) fn check_pairs(&self, form: &Form) -> Result<()> {
+        let Memory::Pairs(collective) = form.memory else { return Ok(()) };
+        let items = self.items(collective, (self.request.m, self.request.n));
+        if self.alone() || items.most() <= tune::LL_ITEMS {
+            return Ok(());
+        }
+        Err(Error::Invalid {
+            op: self.op(),
+            what: format!("message of variant {}", form.variant),
+            value: format!("{} bytes from one rank to another", u64::from(items.most()) * 8),
+            expected: format!("at most {}", u64::from(tune::LL_ITEMS) * 8),
+        })
+    }
+
+    /// The items of a call of this shape, in words that carry their data.
+    pub(super) fn items(&self, collective: Collective, (m, n): (usize, usize)) -> Items {
+        let request = &self.request;
+        let dtype = match collective {
+            Collective::AllReduce | Collective::ReduceScatter => request.wire_dtype(),
+            _ => request.output_dtype(),
+        };
+        let (rows, cols) = (m as u32, n as u32);
+        Items { collective, size: self.size(), rows, cols, per_item: 8 / dtype.size() as u32 }
+    }
+
+    /// Workgroups that have something to do in such a call: an item a lane, as far as there are workgroups.
+    pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
+        self.items(collective, shape).most().div_ceil(MESSAGE_LANES).clamp(1, tune::LL_GROUPS)
+    }
+}
