@@ -166,7 +166,7 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
     let others = calls_of(&calls, "hipStreamCreateWithFlags");
     assert_eq!(others.len(), 2, "{calls}");
     let (calls, _) = fake.right(
-        "matmul-all-reduce --variant two_shot --dtype bf16 --ranks 2 --threads-as-ranks --m 33 --n 65 --k 17",
+        "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65",
         &[("IRIS_HIP_DATA", "fine"), ("IRIS_HIP_SIGNAL", "plain")],
     );
     let data = calls_of(&calls, "hipExtMallocWithFlags");
@@ -185,7 +185,7 @@ fn ranks_that_are_processes_share_memory_by_handles() {
 fn a_release_before_6_has_other_numbers() {
     // That of 5.4 is strict about the flags of its time, and has no uncached memory; ours does not tell the clock's
     // rate either, as releases before it.
-    let (calls, _) = Fake::of(5).right("all-gather --ranks 2 --m 33 --n 65", &[]);
+    let (calls, _) = Fake::of(5).right("barrier --ranks 2", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let signals = calls_of(&calls, "hipExtMallocWithFlags");
     assert!(signals.len() == 2 && signals.iter().all(|call| call.contains("flags 1")), "{calls}");

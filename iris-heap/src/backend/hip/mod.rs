@@ -1,8 +1,9 @@
 //! AMD: the HIP runtime, through a table of functions of our own; nothing is linked, and nothing is needed
 //! where no heap of this kind is opened. One program runs with ROCm 5, 6 and 7.
 //!
-//! It was never run on hardware. The calls were held against AMD's headers of several releases, and the host's
-//! side runs in tests over a runtime of our own, whose devices are the host.
+//! It has never run on hardware. The calls were held against AMD's headers of several releases, the host's side
+//! runs in tests over a runtime of our own, whose devices are the host, and the smoke test was right on a
+//! functional simulator of MI300X with HIP 7.2.4.
 //!
 //! Data is plain memory, the words that peers poll are uncached or fine-grained memory
 //! (`IRIS_HIP_DATA` and `IRIS_HIP_SIGNAL` say otherwise). Processes share it by handles of `hipIpc`, threads by

@@ -84,12 +84,15 @@ fn environment() -> &'static [(&'static str, &'static str)] {
     const CUDA: &[(&str, &str)] = &[launch::QUEUES, gpu_bench::NO_MULTICAST];
     let words: Vec<_> =
         std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-    let named = |text: &str| words.iter().any(|word| word.contains(text));
+    // On the command line, or in the JSON of a rank's job.
+    let hip = ["hip", "--backend=hip"];
+    let hip = words.iter().any(|w| hip.contains(&w.as_str()) || w.contains("\"backend\":\"hip\""));
+    let cuda = words.iter().any(|word| word.contains("cuda"));
     match words.first().map(String::as_str) {
         Some("doctor" | "report") => &[],
-        _ if named("hip") => launch::HIP,
+        _ if hip => launch::HIP,
         Some("stress") => CUDA,
-        _ if named("cuda") => CUDA,
+        _ if cuda => CUDA,
         _ => &[],
     }
 }
