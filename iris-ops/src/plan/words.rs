@@ -1,6 +1,6 @@
 //! The words of calls: how many there may be, and what those that carry data take.
 
-use iris_kernels::rtc::MESSAGE_LANES;
+use iris_kernels::gemm_config::MESSAGE_THREADS;
 use iris_kernels::schedule::{Collective, Items};
 
 use super::Plan;
@@ -61,6 +61,6 @@ impl Plan {
 
     /// Workgroups that have something to do in such a call: an item a lane, as far as there are workgroups.
     pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
-        self.items(collective, shape).most().div_ceil(MESSAGE_LANES).clamp(1, tune::LL_GROUPS)
+        self.items(collective, shape).most().div_ceil(MESSAGE_THREADS).clamp(1, tune::LL_GROUPS)
     }
 }
