@@ -34,11 +34,11 @@ impl Device {
         }
         // What is missing is said once, before a rank is started.
         let visible = backend.device_count()?;
-        if let Some(devices) = devices {
-            if devices.last() >= visible {
-                let expected = format!("of the {visible} {backend} devices that are visible");
-                return Err(usage("--devices", devices, expected));
-            }
+        if let Some(devices) = devices
+            && devices.last() >= visible
+        {
+            let expected = format!("of the {visible} {backend} devices that are visible");
+            return Err(usage("--devices", devices, expected));
         }
         Ok(Device { backend, threads, devices })
     }

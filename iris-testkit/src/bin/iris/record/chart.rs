@@ -65,8 +65,11 @@ pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// Points of size and speed, by what the line is called and whose it is.
+type Points = BTreeMap<(String, Of), Vec<(f64, f64)>>;
+
 fn charts(lines: &[Line]) -> Vec<Chart> {
-    let mut by_op: BTreeMap<&str, BTreeMap<(String, Of), Vec<(f64, f64)>>> = BTreeMap::new();
+    let mut by_op: BTreeMap<&str, Points> = BTreeMap::new();
     for line in lines {
         let Some(base) = line.baseline_us else { continue };
         let subject = line.subject();
@@ -90,7 +93,7 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
         line.torch_us.into_iter().for_each(|us| add(Of::Torch, us));
         line.limit_us.into_iter().for_each(|us| add(Of::Limit, us));
     }
-    let chart = |(op, series): (&str, BTreeMap<(String, Of), Vec<(f64, f64)>>)| {
+    let chart = |(op, series): (&str, Points)| {
         let series = series.into_iter().map(|((name, of), mut points)| {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             Series { name, of, points }
@@ -159,7 +162,7 @@ impl Chart {
                     .draw_series(DashedLineSeries::new(at, dash, 5, colour.stroke_width(2)))?
                     .label(format!("{whose}: {}", series.name))
                     .legend(move |(x, y)| {
-                        PathElement::new([(x, y), (x + dash as i32, y)], colour.stroke_width(2))
+                        PathElement::new([(x, y), (x + dash, y)], colour.stroke_width(2))
                     });
             } else {
                 chart
