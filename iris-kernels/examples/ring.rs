@@ -51,8 +51,7 @@ fn rank(world: World) -> Result<(), Error> {
 }
 
 fn main() -> Result<(), Error> {
-    let Ok(gpus) =
-        BackendKind::Cuda.device_count().inspect_err(|reason| println!("skipped: {reason}"))
+    let Ok(gpus) = BackendKind::Cuda.device_count().inspect_err(|why| println!("skipped: {why}"))
     else {
         std::process::exit(77);
     };

@@ -22,14 +22,13 @@ IRIS_KERNEL add_up(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u
         }
     }
 }"#;
-
 fn rank(world: World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(&world, HeapOptions::new().backend(BackendKind::Cuda))?;
     let each = heap.workgroups() / 2; // A multiprocessor for each workgroup of both kernels.
     let options = Options::new(M, M, 8).variant(Variant::TwoShot).workgroups(each as usize);
     let op = MatmulAllReduce::new(&heap, &options.plan(&heap)?)?;
-    let none = Default::default();
-    let kernel = UserKernel::new(&heap, SOURCE.into(), &none, "add_up", (THREADS, 0))?;
+    let kernel =
+        UserKernel::new(&heap, SOURCE.into(), &Default::default(), "add_up", (THREADS, 0))?;
     let (b, c) = (heap.ones::<f32>(8 * M)?, heap.alloc::<f32>(M * M)?);
     let (stream, side) = (heap.stream()?, heap.stream()?);
     for call in 1..=3 {
@@ -52,8 +51,7 @@ fn rank(world: World) -> anyhow::Result<()> {
     Ok(heap.close()?)
 }
 fn main() -> anyhow::Result<()> {
-    let Ok(gpus) =
-        BackendKind::Cuda.device_count().inspect_err(|reason| println!("skipped: {reason}"))
+    let Ok(gpus) = BackendKind::Cuda.device_count().inspect_err(|why| println!("skipped: {why}"))
     else {
         std::process::exit(77);
     };
