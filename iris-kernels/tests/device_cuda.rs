@@ -49,8 +49,9 @@ fn nvrtc() -> &'static Compiler {
     Compiler::nvrtc().unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// Every type, and every tile of one; iris-testkit's checks compile all kernels for sm_80, too.
 fn every_kernel_compiles() {
-    compile_all(&TileSize::ALL[1..2], &[("sm_80", 2), ("sm_90a", 0), ("sm_90a", 2)]);
+    compile_all(&TileSize::ALL[1..2], &[("sm_90a", 0), ("sm_90a", 2)]);
     compile_all(&[TileSize::ALL[0], TileSize::ALL[2]], &[("sm_90a", 1)]);
 }
 
