@@ -280,8 +280,7 @@ fn many() -> Result<String, Error> {
     }
     // A thread that was joined is among the tasks for a moment more: now, or when `before` was counted.
     let more = || state().0 > before.0 || state().1 > before.1;
-    let wait = |_| std::thread::sleep(std::time::Duration::from_millis(10));
-    (0..1000).take_while(|_| more()).for_each(wait);
+    (0..1000).take_while(|_| more()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
     assert!(!more(), "descriptors and threads: {before:?}, then {:?}", state());
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.contains("memfd:iris"), "{maps}");
