@@ -401,14 +401,17 @@ fn tuning_prints_rows_of_the_table() {
 
 #[test]
 fn a_benchmark_of_gpus_measures_or_says_why_not() {
-    let out = good(&["bench", "--backend", "cuda", "--only", "barrier"]);
-    let measured = out.lines().any(|line| line.starts_with("barrier ") && line.contains("flat"));
+    for backend in ["cuda", "hip"] {
+        let out = good(&["bench", "--backend", backend, "--only", "barrier"]);
+        let measured =
+            out.lines().any(|line| line.starts_with("barrier ") && line.contains("flat"));
+        assert_ne!(out.starts_with("skipped: "), measured, "{backend}: {out}");
+    }
     let no_gpu = iris_testkit::harness::no_gpu().is_some();
-    assert_eq!((out.starts_with("skipped: "), measured), (no_gpu, !no_gpu), "{out}");
+    let out = good(&["bench", "--backend", "cuda", "--only", "barrier"]);
+    assert_eq!(out.starts_with("skipped: "), no_gpu, "{out}");
     let error = refused(&["bench", "--backend", "cuda", "--only", "nothing"]);
     assert!(error.contains("--only is nothing"), "{error}");
-    let error = refused(&["bench", "--backend", "hip"]);
-    assert!(error.contains("cpu or cuda"), "{error}");
 }
 
 /// A rank whose peers do not come says early whom it waits for, and in the end that it gave up.
@@ -416,7 +419,7 @@ fn a_benchmark_of_gpus_measures_or_says_why_not() {
 fn a_rank_that_waits_alone_names_the_others() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-    let device = r#"{"backend": 0, "threads": 1, "devices": null}"#;
+    let device = r#"{"backend": "cpu", "threads": 1, "devices": null}"#;
     let job = format!(
         r#"{{"weights": null, "prefix": "", "device": {device}, "iterations": 1, "trace": false}}"#
     );
@@ -457,14 +460,14 @@ fn a_smoke_test_has_all_ops_and_variants_in_few_cases() {
     }
     let counted = format!("{} passed, 0 failed, 0 skipped", cases.len());
     assert_eq!(out.lines().last(), Some(counted.as_str()), "{out}");
-    assert!((50..=80).contains(&cases.len()), "{out}");
+    assert!((50..=90).contains(&cases.len()), "{out}");
     assert!(out.lines().any(|line| line.starts_with("in ")), "{out}");
 }
 
 #[test]
 fn a_smoke_test_can_be_of_one_op_and_of_threads_alone() {
     let out = good(&["test", "--level", "smoke", "--op", "all-to-all", "--threads-as-ranks"]);
-    assert!(out.ends_with("2 passed, 0 failed, 0 skipped\n"), "{out}");
+    assert!(out.ends_with("4 passed, 0 failed, 0 skipped\n"), "{out}");
     assert!(!out.contains("processes"), "{out}");
     let error = refused(&["test", "--level", "smoke", "--deadline", "0"]);
     assert!(error.contains("--deadline is 0") && error.contains("minutes"), "{error}");
