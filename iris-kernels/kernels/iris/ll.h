@@ -87,6 +87,7 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
                            Members sources) {
     for (u32 pair = port::lane(); pair < HEAD; pair += port::lanes()) {
         const bool agreed = each(m, call, pair, sources, [&](u32 source, const u32 (&data)[2]) {
+            IRIS_UNROLL
             for (u32 half = 0; half < 2; ++half) {
                 const u32 field = 2 * pair + half;
                 const i32 wanted = entry::own_field(m, record, sequence, field);

@@ -34,7 +34,9 @@ class ItemsOf {
         if (whole && first + (1u << shift) <= count && dtype == view.dtype) {
             port::write(view.address + u64(item) * 8, u64(data[1]) << 32 | data[0]);
         } else {
-            for (u32 i = 0; i < 1u << shift && first + i < count; ++i) {
+            IRIS_UNROLL
+            for (u32 i = 0; i < 4; ++i) {
+                if (i >= 1u << shift || first + i >= count) break;
                 store_bits(first + i, dtype, element(data, dtype, i));
             }
         }
@@ -82,7 +84,7 @@ class ItemsOf {
     }
     /// The bits of an element of an item.
     IRIS_DEVICE static u32 element(const u32 (&data)[2], u32 dtype, u32 i) {
-        return dtype == F32 ? data[i] : data[i / 2] >> i % 2 * 16 & 0xffff;
+        return dtype == F32 ? data[i & 1] : data[i / 2] >> i % 2 * 16 & 0xffff;
     }
     IRIS_DEVICE void store_bits(u64 at, u32 dtype, u32 bits) const {
         if (dtype == F32) port::write(place(at), bits);
@@ -90,7 +92,9 @@ class ItemsOf {
     }
     IRIS_DEVICE void load_pieces(u64 first, u32 dtype, u32 (&data)[2]) const {
         data[0] = data[1] = 0;
-        for (u32 i = 0; i < 1u << shift && first + i < count; ++i) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            if (i >= 1u << shift || first + i >= count) break;
             const u64 at = place(first + i);
             u32 bits;
             if (dtype != view.dtype) {
@@ -99,7 +103,8 @@ class ItemsOf {
             } else {
                 bits = dtype == F32 ? port::read<u32>(at) : port::read<u16>(at);
             }
-            if (dtype == F32) data[i] = bits;
+            // Of f32 there are two.
+            if (dtype == F32) data[i & 1] = bits;
             else data[i / 2] |= bits << i % 2 * 16;
         }
     }
@@ -212,7 +217,9 @@ template <Collective C> class ExchangeBody {
     bool own_is_added;
 };
 
-template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& args) {
+template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
+    // The body keeps a reference to them.
+    const OpArgs& args = port::in_place(given);
     ExchangeBody<C> body(args);
     flow::exchange(launch_of(args), body.items, body);
 }
