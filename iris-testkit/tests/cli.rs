@@ -406,10 +406,9 @@ fn a_benchmark_of_gpus_measures_or_says_why_not() {
         let measured =
             out.lines().any(|line| line.starts_with("barrier ") && line.contains("flat"));
         assert_ne!(out.starts_with("skipped: "), measured, "{backend}: {out}");
+        let no_gpu = iris_testkit::harness::no_gpu().is_some();
+        assert!(backend != "cuda" || measured != no_gpu, "{out}");
     }
-    let no_gpu = iris_testkit::harness::no_gpu().is_some();
-    let out = good(&["bench", "--backend", "cuda", "--only", "barrier"]);
-    assert_eq!(out.starts_with("skipped: "), no_gpu, "{out}");
     let error = refused(&["bench", "--backend", "cuda", "--only", "nothing"]);
     assert!(error.contains("--only is nothing"), "{error}");
 }
