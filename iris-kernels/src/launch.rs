@@ -59,7 +59,7 @@ impl Launcher {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device, type or tile that there are no kernels for;
-    /// [`Error::Other`] with an [`rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so
+    /// [`Error::Other`] with an [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so
     /// many ranks share the device that not one workgroup of each is resident.
     pub fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         if heap.device().kind.traits().host_threads {

@@ -20,8 +20,9 @@ impl BackendKind {
     /// The GPUs of this kind that this process sees.
     ///
     /// # Errors
-    /// [`Error::Library`] without the driver, [`Error::Device`] if it does not start: without a device,
-    /// for example; [`Error::Unsupported`] for a kind without GPUs.
+    /// [`Error::Library`](crate::Error::Library) without the driver;
+    /// [`Error::Device`](crate::Error::Device) if it does not start: without a device, for example;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a kind without GPUs.
     pub fn devices(self) -> Result<Vec<DeviceInfo>> {
         self.vendor()?.devices()
     }
@@ -29,7 +30,7 @@ impl BackendKind {
     /// How many GPUs of this kind this process sees, at least one.
     ///
     /// # Errors
-    /// As [`BackendKind::devices`]; [`Error::Unsupported`] if there is none.
+    /// As [`BackendKind::devices`]; [`Error::Unsupported`](crate::Error::Unsupported) if there is none.
     pub fn device_count(self) -> Result<usize> {
         self.vendor()?.device_count()
     }
@@ -46,7 +47,7 @@ impl BackendKind {
     /// Bytes of memory of GPU `index` that are free, and all of it.
     ///
     /// # Errors
-    /// As [`BackendKind::devices`]; [`Error::Invalid`] if there is no such device.
+    /// As [`BackendKind::devices`]; [`Error::Invalid`](crate::Error::Invalid) if there is no such device.
     pub fn memory_info(self, index: usize) -> Result<(u64, u64)> {
         self.vendor()?.memory_info(index)
     }
