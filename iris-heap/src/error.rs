@@ -91,7 +91,8 @@ pub enum Error {
     /// The heap has no block that is large enough. No rank's state has changed.
     #[error(
         "{what}: out of {segment} memory for {name}: asked {asked} bytes, free {free}, largest \
-         block {largest}, rank {rank}; the whole request needs {total}"
+         block {largest}, rank {rank}; the whole request needs {total} (HeapOptions::{} says how much a \
+         heap has)", option(.segment)
     )]
     OutOfHeap {
         /// The collective step, with its call site.
@@ -308,6 +309,15 @@ pub enum ErrorKind {
     System,
     /// From another layer.
     Other,
+}
+
+/// The option of a heap that says how large this segment is.
+fn option(segment: &str) -> &'static str {
+    match segment {
+        "signal" => "signal_bytes",
+        "device-local" => "device_words",
+        _ => "data_bytes",
+    }
 }
 
 impl Error {

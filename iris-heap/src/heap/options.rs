@@ -12,8 +12,8 @@ pub struct HeapOptions {
     /// Bytes of the data segment of each rank; 256 MiB. On the CPU pages are taken when they are
     /// first touched, so that a large number costs nothing by itself.
     pub data_bytes: u64,
-    /// Bytes of the signal segment of each rank, of which the first 4096 are reserved; 16 MiB, and
-    /// at most 16 GiB.
+    /// Bytes of the signal segment of each rank, of which the first 4096 are reserved; 64 MiB, and
+    /// at most 16 GiB. On the CPU it costs nothing by itself, either. Small messages travel in it.
     pub signal_bytes: u64,
     /// Device-local words of each rank; 262,144, and at most 2^32.
     pub device_words: u64,
@@ -34,7 +34,7 @@ impl Default for HeapOptions {
     fn default() -> Self {
         HeapOptions {
             data_bytes: 256 << 20,
-            signal_bytes: 16 << 20,
+            signal_bytes: 64 << 20,
             device_words: 1 << 18,
             backend: BackendKind::Cpu,
             device: None,

@@ -8,7 +8,7 @@ use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Proper
 use super::api::{check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
-use crate::backend::gpu::{MemoryDriver, Region, Wanted, warn};
+use crate::backend::gpu::{MemoryDriver, Region, Wanted, check_foreign, warn};
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::util::unsupported;
@@ -44,7 +44,9 @@ impl MemoryDriver for Device {
         let Wanted { purpose, exported, legacy } = wanted;
         let can = self.virtual_memory && (self.descriptors || !exported);
         if purpose != Purpose::DeviceWords && can && !legacy {
-            match CudaRegion::create(&self, bytes, exported) {
+            // With descriptors wherever there are any: a library of collectives that is told of the
+            // memory as a window exports it itself, also among threads.
+            match CudaRegion::create(&self, bytes, self.descriptors) {
                 Err(Error::Device { code, ref name, .. }) if REFUSED.contains(&code) => {
                     tracing::warn!(%name, "no virtual memory: plain memory is used instead");
                 }
@@ -219,9 +221,6 @@ impl CudaRegion {
     fn foreign(device: &Arc<Device>, address: u64, bytes: u64) -> Result<CudaRegion> {
         let _bound = device.bind_apart()?;
         let driver = device.driver;
-        let invalid = |value: String, expected: &str| {
-            Err(Error::invalid(format!("imported memory at {address:#x}"), value, expected))
-        };
         let attribute = |attribute| {
             let mut value = 0_i32;
             let to = (&raw mut value).cast::<c_void>();
@@ -229,23 +228,16 @@ impl CudaRegion {
             let code = unsafe { (driver.cuPointerGetAttribute)(to, attribute, address) };
             (code == api::SUCCESS).then_some(value)
         };
-        let kind = attribute(api::MEMORY_TYPE);
-        if kind != Some(api::OF_A_DEVICE as i32) {
-            return invalid("not of a device".into(), "an address of device memory");
-        }
-        let ordinal = attribute(api::MEMORY_DEVICE);
-        if ordinal != Some(device.ordinal) {
-            let expected = format!("of device {}, which the heap uses", device.ordinal);
-            return invalid(format!("of device {}", ordinal.unwrap_or(-1)), &expected);
-        }
-        let (mut base, mut size) = (0, 0);
-        // SAFETY: the two are where the answers go.
-        let code = unsafe { (driver.cuMemGetAddressRange_v2)(&mut base, &mut size, address) };
-        check("cuMemGetAddressRange", code)?;
-        let there = size as u64 - (address - base);
-        if bytes > there {
-            return invalid(format!("{there} bytes long"), &format!("at least {bytes}"));
-        }
+        let of_a_device = attribute(api::MEMORY_TYPE) == Some(api::OF_A_DEVICE as i32);
+        let range = || {
+            let (mut base, mut size) = (0, 0);
+            // SAFETY: the two are where the answers go.
+            let code = unsafe { (driver.cuMemGetAddressRange_v2)(&mut base, &mut size, address) };
+            check("cuMemGetAddressRange", code)?;
+            Ok((base, size as u64))
+        };
+        let owner = || attribute(api::MEMORY_DEVICE);
+        check_foreign((address, bytes), device.ordinal, of_a_device, owner, range)?;
         Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Foreign })
     }
 

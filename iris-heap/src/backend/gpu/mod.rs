@@ -20,7 +20,7 @@ mod vendor;
 
 pub use backend::Gpu;
 pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
-pub(super) use memory::{MemoryDriver, Region, Wanted};
+pub(super) use memory::{MemoryDriver, Region, Wanted, check_foreign};
 #[cfg(feature = "cudarc-0-19")]
 pub(super) use stream::Queue;
 pub(super) use table::{load, outcome, table};

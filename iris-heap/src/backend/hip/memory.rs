@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::api::{self, Address, Handle, check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
-use crate::backend::gpu::{MemoryDriver, Region, Wanted, warn};
+use crate::backend::gpu::{MemoryDriver, Region, Wanted, check_foreign, warn};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
@@ -105,9 +105,6 @@ impl MemoryDriver for Device {
     fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>> {
         let _bound = self.bind_apart()?;
         let api = &self.runtime.api;
-        let invalid = |value: String, expected: &str| {
-            Err(Error::invalid(format!("imported memory at {address:#x}"), value, expected))
-        };
         let attribute = |attribute| {
             let mut value = 0_i32;
             let to = (&raw mut value).cast::<c_void>();
@@ -116,23 +113,19 @@ impl MemoryDriver for Device {
             (code == api::SUCCESS).then_some(value)
         };
         let kind = attribute(api::MEMORY_TYPE);
-        if kind != Some(self.runtime.release().of_a_device as i32) {
+        let of_a_device = kind == Some(self.runtime.release().of_a_device as i32);
+        if !of_a_device {
             self.forget_error();
-            return invalid("not of a device".into(), "an address of device memory");
         }
-        let ordinal = attribute(api::MEMORY_DEVICE);
-        if ordinal != Some(self.ordinal) {
-            let expected = format!("of device {}, which the heap uses", self.ordinal);
-            return invalid(format!("of device {}", ordinal.unwrap_or(-1)), &expected);
-        }
-        let (mut base, mut size) = (0, 0);
-        // SAFETY: the two are where the answers go.
-        let code = unsafe { (api.hipMemGetAddressRange)(&mut base, &mut size, address) };
-        check("hipMemGetAddressRange", code)?;
-        let there = size as u64 - (address - base);
-        if bytes > there {
-            return invalid(format!("{there} bytes long"), &format!("at least {bytes}"));
-        }
+        let range = || {
+            let (mut base, mut size) = (0, 0);
+            // SAFETY: the two are where the answers go.
+            let code = unsafe { (api.hipMemGetAddressRange)(&mut base, &mut size, address) };
+            check("hipMemGetAddressRange", code)?;
+            Ok((base, size as u64))
+        };
+        let owner = || attribute(api::MEMORY_DEVICE);
+        check_foreign((address, bytes), self.ordinal, of_a_device, owner, range)?;
         Ok(Arc::new(HipRegion { device: self.clone(), address, bytes, kind: Kind::Foreign }))
     }
 
