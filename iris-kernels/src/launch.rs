@@ -256,7 +256,7 @@ impl Ahead {
         Matrix {
             address: args.heap.data[args.heap.rank as usize]
                 + args.workspace
-                + self.whole.kept_at(),
+                + self.whole.library_bytes(),
             ld: Whole::line(cols as usize) as u64,
             rows,
             cols,

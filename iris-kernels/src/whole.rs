@@ -81,8 +81,8 @@ pub enum Kept {
 }
 
 impl Whole {
-    /// Bytes of workspace of the library.
-    pub(crate) fn library_bytes(&self) -> u64 {
+    /// Bytes of workspace of the library, which come first: behind them lies what is kept.
+    pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),
             Library::Ours | Library::None => 0,
@@ -103,11 +103,6 @@ impl Whole {
     /// Elements from one line of what is kept to the next: whole vectors.
     pub fn line(len: usize) -> usize {
         len.next_multiple_of(KEPT_LINE)
-    }
-
-    /// Bytes of the workspace in front of what is kept.
-    pub fn kept_at(&self) -> u64 {
-        self.library_bytes()
     }
 }
 

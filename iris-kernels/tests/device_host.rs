@@ -14,9 +14,9 @@ use iris_testkit::harness::{self, Group, named};
 use libloading::os::unix::{Library, RTLD_NOW};
 use tempfile::TempDir;
 
-#[path = "host/ll.rs"]
-mod ll;
-use ll::small_messages_are_right_in_rust_and_as_device_source;
+#[path = "host/messages.rs"]
+mod messages;
+use messages::messages_are_right_in_rust_and_as_device_source;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
             headers_and_rust_say_the_same,
             a_product_is_right_with_four_lanes,
             a_product_is_right_with_emulated_matrix_instructions,
-            small_messages_are_right_in_rust_and_as_device_source,
+            messages_are_right_in_rust_and_as_device_source,
         ],
     )])
 }

@@ -138,7 +138,8 @@ macro_rules! beside_method {
             /// Peers' tiles have a signal if they write C directly: C lies in the symmetric heap,
             /// not transposed, apart from A, at the same offset and with the same leading dimension
             /// on all ranks. This rank's own tiles have none: they are there when the call is over,
-            /// for a kernel that is launched behind it.
+            /// for a kernel that is launched behind it. Small messages between GPUs may travel
+            /// without signals: who wants their tiles names the variant.
             ///
             /// # Errors
             /// Those of [`run`](Self::run); [`Invalid`](crate::Error::Invalid) for a C or a variant

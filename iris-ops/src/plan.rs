@@ -1,6 +1,6 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
-mod words;
+pub(crate) mod words;
 
 use std::fmt;
 use std::ops::Range;
@@ -72,7 +72,8 @@ impl Plan {
         let largest = self.largest();
         let mut sizes = Vec::new();
         let row = self.request.row;
-        if self.request.variant.is_none() && row.forms.len() > 1 && row.rule != Rule::Only {
+        let ruled = row.rule != Rule::Only || tune::most_in_words(self.ranks, row.op) > 0;
+        if self.request.variant.is_none() && row.forms.len() > 1 && ruled {
             sizes = tune::sizes(self.ranks, &self.request);
             sizes.retain(|&size| size < largest);
             sizes.sort_unstable();

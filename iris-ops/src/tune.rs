@@ -3,26 +3,29 @@
 
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
-use crate::kind::Variant;
+use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Request, Shard, TileShape};
-use crate::spec::{Form, Rule, Tiles, Whole};
+use crate::plan::words;
+use crate::spec::{Form, Memory, Rule, Tiles, Whole};
 
 /// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it
 /// the second hop costs more than the extra bytes.
 const ONE_SHOT_BYTES: usize = 64 << 10;
 
-/// The same on GPUs. On 4 x H200 an all-reduce of 256 KiB took 12.4 us by one_shot, and two_shot
-/// takes more than that for a fourth of the bytes (commit 27eded4, 2026-11-21).
-const ONE_SHOT_BYTES_GPU: usize = 256 << 10;
+/// The same on GPUs. On 4 x H200 an all-reduce of 1 MiB took 19.2 us by one_shot, 20.1 by two_shot; of 4
+/// MiB 47.1 and 32.5; behind a product 39.6 and 40.0 for 1 MiB, 50.7 and 44.8 for 2 MiB (commit
+/// 5270d58, 2026-11-22).
+const ONE_SHOT_BYTES_GPU: usize = 1 << 20;
 
-/// The same of a message behind a product of whole matrices. On 2 x H200, with 8192 columns of bf16
-/// and a depth of 3584, 1, 16 and 64 rows took 25.8, 26.2 and 32.6 us by one_shot, 30.1, 31.0 and 35.1
-/// by two_shot (commit acbe146, 2026-11-21).
-const ONE_SHOT_BYTES_UNFUSED: usize = 1 << 20;
+/// The same of two ranks, of which each has one peer: one_shot sends no byte twice. On 2 x H200 it took
+/// 21.9 us for 4 MiB, two_shot 25.4; 66.5 and 65.1 for 16 MiB, 430 and 397 for 128 MiB; behind a product,
+/// 76.2 and 79.4 for 8 MiB, 287 and 274 for 32 MiB (commit 780ce29, 2026-11-22).
+const ONE_SHOT_BYTES_OF_TWO: usize = 8 << 20;
 
 /// Most workgroups of a message on a GPU, which fill its links; odd, so that tiles whose owners take
-/// turns fall to all workgroups alike.
-pub(crate) const MESSAGE_GROUPS: u32 = 65;
+/// turns fall to all workgroups alike. On 2 x H200 a reduce-scatter of 128 MiB took 241 us on 131
+/// workgroups and 289 on 65, an all-gather 202 and 215 with larger tiles (2026-11-22).
+pub(crate) const MESSAGE_GROUPS: u32 = 131;
 
 /// Most items, of eight bytes, that one rank sends another in words that carry their data: 1 MiB. Of
 /// four ranks such a message takes 16 MiB of the signal segment.
@@ -31,11 +34,40 @@ pub(crate) const LL_ITEMS: u32 = 1 << 17;
 /// Most workgroups of such a message on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
-/// All-reduces of up to so many bytes go in such words on a GPU, by world from two ranks on. None yet:
-/// a throw-away kernel of the kind took 2.9 to 4.8 us up to 256 KiB on 2 x H200 where `one_shot` took 8.2
-/// to 9.1 (2026-11-21), but this variant has not been measured. `iris bench --backend cuda` has it in
-/// its rows of messages; write the largest size at which it wins here, with device, commit and date.
-const LL_BYTES_GPU: [usize; 3] = [0, 0, 0];
+/// Messages of up to so many bytes from one rank to another go in such words on a GPU, by operator, in a
+/// world of two ranks and in one of four; in others nobody has measured them. Where they are the
+/// quickest, by `iris bench --backend cuda`, write the largest size here, with device, commit and date.
+///
+/// On 2 x H200 (commit 780ce29, 2026-11-22) they were the quickest of ours at all sizes from 8 KiB to 1 MiB
+/// of the whole message: an all_reduce took 5.3 to 12.2 us where `one_shot` took 8.8 to 11.8 and NCCL 6.9
+/// to 14.1; behind a product 5 us less than `one_shot` for 16 and 256 KiB, 1 us for 1 MiB. On 4 x H200
+/// (5270d58) an all_reduce of 256 KiB took 10.8 us by them and 12.0 by `one_shot`, of 1 MiB 27.7 and 19.2.
+const LL_BYTES_GPU: [(Op, [usize; 2]); 6] = [
+    (Op::MatmulAllReduce, [1 << 20, 256 << 10]),
+    (Op::AllReduce, [1 << 20, 256 << 10]),
+    (Op::AllGather, [512 << 10, 256 << 10]),
+    (Op::ReduceScatter, [512 << 10, 256 << 10]),
+    (Op::AllToAll, [512 << 10, 256 << 10]),
+    (Op::Broadcast, [1 << 20, 256 << 10]),
+];
+
+/// Bytes of the signal segment that such words of an op take at most where nobody asked for them: an
+/// eighth of what a heap has by default.
+const LL_SIGNAL_BYTES: usize = 8 << 20;
+
+/// The largest message from one rank to another that goes in words that carry their data, in bytes.
+pub(crate) fn most_in_words(ranks: Ranks, op: Op) -> usize {
+    let world = match ranks.size {
+        _ if ranks.backend.traits().host_threads => return 0,
+        2 => 0,
+        4 => 1,
+        _ => return 0,
+    };
+    let row = LL_BYTES_GPU.iter().find(|(of, _)| *of == op);
+    let most = row.map_or(0, |(_, by_world)| by_world[world]);
+    // Two slots of each source, and twice the bytes.
+    most.min(LL_SIGNAL_BYTES / (4 * ranks.size))
+}
 
 /// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
 pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
@@ -52,24 +84,22 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     }
     let cpu = ranks.backend.traits().host_threads;
     // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
-    // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21). An all-gather and then
-    // the product should take 0.4 to 0.6 of what all_gather_matmul took, by the times of each; that is
-    // not measured yet. What is traced, counted or held up, or told its workgroups, are the fused kernels.
+    // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21), an all-gather and then
+    // the product 0.4 to 0.6 of what all_gather_matmul took (9665f85, 2026-11-22). What is traced,
+    // counted or held up, or told its workgroups, are the fused kernels.
     if !cpu && ranks.size > 1 && request.is_plain() && row.form(Variant::Unfused).is_some() {
+        if let Some(variant) = in_words(ranks, request, Variant::UnfusedLl) {
+            return variant;
+        }
         let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
-        let one_shot =
-            ranks.size == 2 && bytes <= ONE_SHOT_BYTES_UNFUSED || bytes <= ONE_SHOT_BYTES_GPU;
+        let most = if ranks.size == 2 { ONE_SHOT_BYTES_OF_TWO } else { ONE_SHOT_BYTES_GPU };
         return match row.form(Variant::UnfusedOneShot) {
-            Some(form) if one_shot => form.variant,
+            Some(form) if bytes <= most => form.variant,
             _ => Variant::Unfused,
         };
     }
-    if row.rule == Rule::Sum && !cpu && row.form(Variant::Ll).is_some() {
-        let world = ranks.size.saturating_sub(2).min(LL_BYTES_GPU.len() - 1);
-        let most = LL_BYTES_GPU[world];
-        if most > 0 && m * n * request.wire_dtype().size() <= most {
-            return Variant::Ll;
-        }
+    if let Some(variant) = in_words(ranks, request, Variant::Ll) {
+        return variant;
     }
     match row.rule {
         Rule::Only => row.forms[0].variant,
@@ -77,15 +107,32 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
         // which multiplies no less and pushes every tile to everybody (commit 4d18965, 2026-11-21).
         Rule::Sum if !cpu && ranks.size > 2 && row.op.multiplies() => Variant::TwoShot,
         Rule::Sum => {
-            let bytes = m * n * request.wire_dtype().size();
-            let most = if cpu { ONE_SHOT_BYTES } else { ONE_SHOT_BYTES_GPU };
-            if ranks.size <= 2 || bytes <= most { Variant::OneShot } else { Variant::TwoShot }
+            let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
+            let most = match (cpu, ranks.size) {
+                (true, 0..=2) => usize::MAX,
+                (true, _) => ONE_SHOT_BYTES,
+                // It pushes no more than two_shot, and a fused product is multiplied as often.
+                (false, 0..=2) if row.op.multiplies() => usize::MAX,
+                (false, 0..=2) => ONE_SHOT_BYTES_OF_TWO,
+                (false, _) => ONE_SHOT_BYTES_GPU,
+            };
+            if bytes <= most { Variant::OneShot } else { Variant::TwoShot }
         }
         Rule::Gather if cpu => Variant::Pull,
         // On 4 x H200 pull took 3 to 6 times as long, staged 2 to 3 times: a row of A crosses the
         // links once a tile of columns, or is multiplied in pieces (commit 4d18965, 2026-11-21).
         Rule::Gather => Variant::Baseline,
     }
+}
+
+/// This variant, if the operator has it and the call is small enough for words that carry their data.
+fn in_words(ranks: Ranks, request: &Request, variant: Variant) -> Option<Variant> {
+    let Request { row, m, n, .. } = *request;
+    let Memory::Pairs(collective) = row.form(variant)?.memory else { return None };
+    let items = words::items(ranks, request, collective, (m, n));
+    let most = most_in_words(ranks, row.op);
+    let fits = most > 0 && (items.most() as usize).saturating_mul(8) <= most;
+    (fits && request.tile.is_none()).then_some(variant)
 }
 
 /// The shape of a tile of a product ahead of a message, for calls that no library does.
@@ -111,8 +158,11 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     }
     if !product {
         // Elements lie one behind the other, however many there are.
-        let (m, n) = match (form.whole, Message::of(ranks, request, form)) {
-            (Whole::Gathered, Message { m, n, .. }) => (m, n),
+        let (m, n) = match form.whole {
+            Whole::Gathered => {
+                let Message { m, n, .. } = Message::of(ranks, request, form);
+                (m, n)
+            }
             _ => (m, n),
         };
         let n = n.clamp(1, if request.elements { 16384 } else { 4096 });
@@ -125,16 +175,20 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
 
 /// The shape of a tile of a message on a GPU: a vector for each lane at least, and at most as many
 /// tiles as let the parts of the op overlap. Each tile costs a signal, and each signal waits until
-/// the stores before it have arrived.
+/// the stores before it have arrived; but sums begin when the first tiles are there, so that large
+/// messages have more of them.
 fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     /// Elements of a tile, and tiles of what one rank sends or owns.
     const LEAST: usize = MESSAGE_THREADS as usize * 8;
-    const MOST: usize = 256 << 10;
+    const MOST: usize = 64 << 10;
     const TILES: usize = 32;
+    /// Elements of a tile from which on there are four times as many.
+    const ENOUGH: usize = 8 << 10;
     /// Columns that a tile may have.
     const WIDEST: usize = 65536;
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
-    let elements = (all / parts / TILES).clamp(LEAST, MOST);
+    let few = all / parts / TILES;
+    let elements = few.min((few / 4).max(ENOUGH)).clamp(LEAST, MOST);
     let across = n.div_ceil(elements.min(WIDEST)).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
     TileShape { m: (elements / n).clamp(1, m.max(1)), n }

@@ -34,6 +34,11 @@ fn number(record: SymWord) -> SymWord {
     word(record, LINE_WORDS as usize - 1)
 }
 
+/// One look at what `peer` has entered of the calls of a parity.
+pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, parity: u32) -> i32 {
+    m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
+}
+
 /// Wait until `peer` has entered the call before this one: its slots for this call are free.
 pub fn wait_credit<M: Memory + ?Sized>(
     m: &M,
@@ -42,10 +47,15 @@ pub fn wait_credit<M: Memory + ?Sized>(
     peer: u32,
 ) -> Result<(), Stop> {
     let want = call.previous();
-    let record = channel.entry(channel.rank, peer, want.parity());
     let awaited = Awaited { call, want, rank: peer, tile: -1, limit: Limit::Entry };
-    let look = || m.load(number(record), Access::CreditLoad);
+    let look = || look_at_credit(m, channel, peer, want.parity());
     wait_for(m, channel, Access::CreditLoad, awaited, look).map(drop)
+}
+
+/// Tell `peer` that this rank is in `call`. Needs the credit.
+pub fn announce<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, peer: u32) {
+    let place = channel.entry(peer, channel.rank, call.parity());
+    m.store(number(place), call.number(), Access::EntryStore);
 }
 
 /// Write this rank's record of `call` at `peer`, then publish its number. Needs the credit.
@@ -61,7 +71,7 @@ pub fn publish<M: Memory + ?Sized>(
     for (index, value) in words.into_iter().enumerate() {
         m.put(word(place, index), value);
     }
-    m.store(number(place), call.number(), Access::EntryStore);
+    announce(m, channel, call, peer);
 }
 
 /// Wait until `peer` has entered this call and compare its record with our own.

@@ -68,7 +68,7 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
-/// Push the head of what goes to `peer`. All lanes, each with its share of the pairs.
+/// Push the head of what goes to `peer`.
 pub fn push_head<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -76,15 +76,14 @@ pub fn push_head<M: Memory + ?Sized>(
     record: &Record,
     peer: u32,
 ) {
-    for pair in (m.lane()..HEAD).step_by(m.lanes() as usize) {
+    for pair in 0..HEAD {
         let first = pair as usize * 2;
         let data = [record.fields[first] as u32, record.fields[first + 1] as u32];
         push(m, channel, call, peer, pair, data);
     }
 }
 
-/// Wait for the heads of what these sources push, and compare them with this rank's own record. All
-/// lanes, each with its share of the pairs.
+/// Wait for the heads of what these sources push, and compare them with this rank's own record.
 ///
 /// A difference is a fault that names the field and both values.
 pub fn wait_head<M: Memory + ?Sized>(
@@ -94,7 +93,7 @@ pub fn wait_head<M: Memory + ?Sized>(
     record: &Record,
     sources: Members,
 ) -> Result<(), Stop> {
-    for pair in (m.lane()..HEAD).step_by(m.lanes() as usize) {
+    for pair in 0..HEAD {
         each(m, channel, call, pair, sources, |source, data| {
             let first = pair as usize * 2;
             let fields = Field::ALL[first..].iter().zip(&record.fields[first..]).zip(data);

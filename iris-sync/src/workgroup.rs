@@ -1,3 +1,5 @@
+//! Long because a workgroup is one type, whose functions share what it has seen of its peers.
+
 use crate::wait::{Awaited, has_given_up, stopped, wait_for};
 use crate::{
     Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
@@ -37,6 +39,8 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
     directs: u64,
     /// Whether the rank had given up when this launch began.
     given_up: bool,
+    /// Whether this workgroup has been counted out before its end.
+    counted: bool,
 }
 
 impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
@@ -66,6 +70,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             asked: 0,
             directs: 0,
             given_up: has_given_up(m, channel),
+            counted: false,
         }
     }
 
@@ -116,36 +121,53 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// workgroup, of all, since it is to tell all of them that this rank has entered.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
-        self.for_peers(peers, |wg, peer| wg.credit_of(peer))?;
+        // Where there are lanes enough, each looks at one word of one peer, before it is known which of
+        // the two counts in this call: so their way is gone together with that of the number.
+        if self.m.lanes() >= 2 * (self.channel.size - 1) {
+            if !self.m.vote(self.look_ahead(peers)) {
+                return Err(Stop);
+            }
+        } else {
+            self.for_peers(peers, |wg, peer| wg.credit_of(peer))?;
+        }
         self.credited |= peers;
         Ok(())
     }
 
-    /// In the first workgroup: say to these peers what this rank says about the call, in words that
-    /// carry their data, ahead of all others.
+    /// Count this workgroup out before its end: all of its lanes have read the number of the call, and
+    /// passed a barrier since. A release at the end would wait until what its lane has pushed is there;
+    /// so the last lane does it now, and in the first workgroup, where that one has more to do, the one
+    /// before, which the last items fall to. Not in calls that refresh words: that is for the last
+    /// workgroup, when all is over.
+    pub fn count_out(&mut self) {
+        if self.call.restamps_slot() {
+            return;
+        }
+        self.counted = true;
+        let lane = if self.index == 0 { self.carriers() } else { self.m.lanes() } - 1;
+        if self.m.lane() == lane && self.count_one() {
+            self.advance();
+        }
+    }
+
+    /// In the last lane of the first workgroup: tell every peer that this rank is in the call, and say
+    /// to these peers what it says about it, in words that carry their data. No record is written, since
+    /// its release would wait until it is there: who enters otherwise finds that of an older call.
     pub fn push_head(&self, peers: barrier::Members) {
-        if self.index == 0 {
+        if self.is_beside() {
+            for peer in self.channel.peers() {
+                entry::announce(self.m, self.channel, self.call, peer);
+            }
             for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {
                 ll::push_head(self.m, self.channel, self.call, &self.record, peer);
             }
         }
     }
 
-    /// In the first workgroup, when all is pushed that others wait for: tell every peer that this
-    /// rank is in the call, as [`Workgroup::enter`] does.
-    pub fn end_push(&self) {
-        if self.index == 0 {
-            self.share_of_peers(self.others(), |wg, peer| {
-                entry::publish(wg.m, wg.channel, wg.call, &wg.record, peer);
-                true
-            });
-        }
-    }
-
-    /// In the first workgroup: wait for what these peers say about the call, and compare it. Those
-    /// lanes fail that find a difference: [`Workgroup::leave_together`] must follow.
+    /// In the last lane of the first workgroup: wait for what these peers say about the call, and
+    /// compare it. It fails if it finds a difference: [`Workgroup::leave_together`] must follow.
     pub fn wait_head(&self, sources: barrier::Members) -> Result<(), Stop> {
-        if self.index != 0 {
+        if !self.is_beside() {
             return Ok(());
         }
         ll::wait_head(self.m, self.channel, self.call, &self.record, sources)
@@ -156,10 +178,19 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
-    /// The items of 0..`count` that fall to this lane of this workgroup, in a fixed order.
+    /// The items of 0..`count`, of words that carry their data, that fall to this lane of this
+    /// workgroup, in a fixed order.
+    ///
+    /// The last lane gets none: it does what is to be done beside them, by the functions around this
+    /// one, and the others do not wait until an entry, whose release takes a way there and back, is at
+    /// the peers. A lane that is alone does first the one and then the other. On a device it is the
+    /// last wave.
     pub fn share_of_lanes(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
-        let lanes = self.m.lanes();
-        (self.index * lanes + self.m.lane()..count).step_by((self.count * lanes) as usize)
+        let carriers = self.carriers();
+        let lane = self.m.lane();
+        let count = if lane < carriers { count } else { 0 };
+        ((self.count - 1 - self.index) * carriers + lane..count)
+            .step_by((self.count * carriers) as usize)
     }
 
     /// Before writing slots at these peers: as [`Workgroup::credit`] of each; where this rank allows
@@ -327,19 +358,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         result: Result<(), Stop>,
         used: impl Fn(u32) -> u32,
     ) -> Result<(), Stop> {
-        let Self { m, channel, call, record, .. } = self;
-        let word = |index| crate::DevWord { index };
-        m.vote(true);
-        if m.lane() != 0 {
+        let Self { m, channel, call, .. } = self;
+        if self.counted {
             return result;
         }
-        // One that is alone need not count.
-        if self.count > 1 {
-            let before = m.dev_add(word(channel.finished), 1, Access::FinishAdd);
-            if before + 1 != self.count as i32 {
-                return result;
-            }
-            m.dev_store(word(channel.finished), 0, Access::FinishStore);
+        m.vote(true);
+        if m.lane() != 0 || !self.count_one() {
+            return result;
         }
         if end == End::Keep {
             return result;
@@ -352,11 +377,57 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
                 stamp(m, channel, call);
             }
         }
-        // Nobody else has ended a call since this one read it.
-        let sequence = record.fields[crate::Field::Sequence as usize];
-        m.dev_store(word(channel.sequence), sequence.wrapping_add(1), Access::CallStore);
-        m.dev_store(word(channel.call), call.next().number(), Access::CallStore);
+        self.advance();
         result.and(settled)
+    }
+
+    /// Count this workgroup. True for the last one of the launch.
+    fn count_one(&self) -> bool {
+        // One that is alone need not count.
+        if self.count == 1 {
+            return true;
+        }
+        let finished = crate::DevWord { index: self.channel.finished };
+        let before = self.m.dev_add(finished, 1, Access::FinishAdd);
+        if before + 1 != self.count as i32 {
+            return false;
+        }
+        self.m.dev_store(finished, 0, Access::FinishStore);
+        true
+    }
+
+    /// The call is over. Nobody else has ended one since this one read the number.
+    fn advance(&self) {
+        let word = |index| crate::DevWord { index };
+        let sequence = self.record.fields[crate::Field::Sequence as usize];
+        let next = sequence.wrapping_add(1);
+        self.m.dev_store(word(self.channel.sequence), next, Access::CallStore);
+        self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
+    }
+
+    /// The credit of the peer that this lane is for, if it is for the word that counts in this call.
+    fn look_ahead(&self, peers: u64) -> bool {
+        divergent(self.m, || {
+            let (step, half) = (self.m.lane() / 2, self.m.lane() % 2);
+            let Some(peer) = self.channel.peers().nth(step as usize) else { return true };
+            let seen = entry::look_at_credit(self.m, self.channel, peer, half);
+            let want = self.call.previous();
+            if half != want.parity() || peers >> peer & 1 == 0 {
+                return true;
+            }
+            !self.given_up && self.m.reached(Access::CreditLoad, want, seen)
+                || self.credit_of(peer).is_ok()
+        })
+    }
+
+    /// Lanes that items fall to.
+    fn carriers(&self) -> u32 {
+        (self.m.lanes() - 1).max(1)
+    }
+
+    /// Whether this lane does what is to be done beside the items.
+    fn is_beside(&self) -> bool {
+        self.index == 0 && self.m.lane() == self.m.lanes() - 1
     }
 
     /// All ranks but this one.

@@ -6,6 +6,9 @@ namespace iris::model {
 /// The arrays of what was taken.
 constexpr u32 TAKEN = 16;
 
+/// A call in which rank 0 sends one item, while the others are in a one_shot.
+constexpr u32 TWO_KINDS = 100;
+
 /// Who sends what; as ll::Pattern.
 enum Pattern : u32 { ALL, PARTS, ROOT };
 
@@ -29,8 +32,8 @@ struct Message {
         return model.cell(model.me(), TAKEN + source, 2 * item + half);
     }
 
-    void load(u32) {}
-    void give(u32 peer, u32 item, u32 (&data)[2]) {
+    void load(u32, u32) {}
+    void give(u32, u32 peer, u32 item, u32 (&data)[2]) {
         for (u32 half = 0; half < 2; ++half) {
             data[half] = static_cast<u32>(wanted(model.me(), peer, item, half));
         }
@@ -60,22 +63,6 @@ struct Message {
     }
 };
 
-/// The tile of a one_shot between calls of another kind.
-struct OneTile : Model {
-    void produce(u32) {}
-    void push(u32 peer, u32 tile, u32 parity) {
-        put(inbox(peer, me(), tile, parity, mine()), produced(tile, mine()));
-    }
-    void keep(u32 tile, u32 parity) { push(me(), tile, parity); }
-    void reduce(u32 tile, u32 parity) {
-        const u32 element = crossed();
-        for (u32 source = 0; source < ranks(); ++source) {
-            expect(inbox(me(), source, tile, parity, element), value(source, call, tile, element));
-        }
-        put(at(me(), OUT, 0, tile, element), sum(tile, element));
-    }
-};
-
 } // namespace iris::model
 
 using namespace iris;
@@ -84,15 +71,18 @@ using namespace iris::model;
 /// The option is the pattern; a call that uses nothing is a one_shot.
 extern "C" int iris_model_exchange(const Input& in) {
     return calls(in, [&](const Model& model) {
-        if (model.used == 0) {
-            OneTile body{model};
+        const u32 items = model.used == TWO_KINDS ? u32(model.me() == 0) : model.used;
+        if (items == 0) {
+            Partials body{model};
             const bool done = flow::one_shot(model.launch(), 1, body);
             iris_model_boundary();
             return done;
         }
-        const Plan plan{in.option, in.channel->size, model.used};
+        const Plan plan{in.option, in.channel->size, items};
         Message body{model, plan};
-        const bool done = flow::exchange(model.launch(), plan, body);
+        const bool done = plan.ranks == 2
+                              ? flow::exchange<1>(model.launch(), plan, body)
+                              : flow::exchange<ll::SOURCES>(model.launch(), plan, body);
         iris_model_boundary();
         if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();
         return done;

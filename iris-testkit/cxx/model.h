@@ -95,6 +95,23 @@ struct Model {
     u32 position;
 };
 
+/// Sums of partials, as one_shot and the other skeletons that add have them.
+struct Partials : Model {
+    static constexpr bool AT_ONCE = true;
+    void produce(u32) {}
+    void push(u32 peer, u32 tile, u32 parity) {
+        put(inbox(peer, me(), tile, parity, mine()), produced(tile, mine()));
+    }
+    void keep(u32 tile, u32 parity) { push(me(), tile, parity); }
+    void reduce(u32 tile, u32 parity) {
+        const u32 element = crossed();
+        for (u32 source = 0; source < ranks(); ++source) {
+            expect(inbox(me(), source, tile, parity, element), value(source, call, tile, element));
+        }
+        put(at(me(), OUT, 0, tile, element), sum(tile, element));
+    }
+};
+
 /// Run all calls; `each` is given the model of one and returns whether it got through.
 template <class Each> int calls(const Input& in, Each each) {
     int all = 1;

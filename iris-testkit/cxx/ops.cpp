@@ -4,20 +4,8 @@
 
 namespace iris::model {
 
-struct Tiles : Model {
-    // one_shot, two_shot, reduce_scatter
-    void produce(u32) {}
-    void push(u32 peer, u32 tile, u32 parity) {
-        put(inbox(peer, me(), tile, parity, mine()), produced(tile, mine()));
-    }
-    void keep(u32 tile, u32 parity) { push(me(), tile, parity); }
-    void reduce(u32 tile, u32 parity) {
-        const u32 element = crossed();
-        for (u32 source = 0; source < ranks(); ++source) {
-            expect(inbox(me(), source, tile, parity, element), value(source, call, tile, element));
-        }
-        put(at(me(), OUT, 0, tile, element), sum(tile, element));
-    }
+struct Tiles : Partials {
+    // two_shot and reduce_scatter beside what one_shot has
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
         // The lane that added an element up also sends it.
         const u32 element = crossed();
@@ -31,6 +19,7 @@ struct Tiles : Model {
     }
 
     // deliver
+    using Partials::push;
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
         put(direct ? at(peer, OUT, me(), tile, mine()) : inbox(peer, me(), tile, parity, mine()),
             produced(tile, mine()));
@@ -92,6 +81,11 @@ struct Tiles : Model {
         }
         iris_model_boundary();
     }
+};
+
+/// Partials of products, which are added up when all are pushed.
+struct ProductTiles : Tiles {
+    static constexpr bool AT_ONCE = false;
 };
 
 /// Shards are pulled from where their ranks have them.
@@ -206,10 +200,9 @@ extern "C" {
 int iris_model_one_shot(const Input& in) {
     return calls(in, [&](const Model& model) {
         Tiles body{model};
-        const auto owner = [&](u32 tile) { return tile % in.channel->size; };
         switch (model.used) {
         case PULL: return pull_once(model, 1);
-        case TWO_SHOT: return flow::two_shot(model.launch(), 2, owner, body);
+        case TWO_SHOT: return flow::two_shot(model.launch(), flow::Turns{2, body.ranks()}, body);
         case GATHER: return gather_once(model, 1, true);
         case STAGED: return staged_once(model);
         default: return flow::one_shot(model.launch(), model.used, body);
@@ -218,10 +211,10 @@ int iris_model_one_shot(const Input& in) {
 }
 
 int iris_model_two_shot(const Input& in) {
-    const auto owner = [&](u32 tile) { return tile % in.channel->size; };
     return calls(in, [&](const Model& model) {
         Tiles body{model};
-        const bool done = flow::two_shot(model.launch(), in.tiles, owner, body);
+        const flow::Turns turns{in.tiles, body.ranks()};
+        const bool done = flow::two_shot(model.launch(), turns, body);
         iris_model_boundary();
         if (!done) return false;
         body.consume(0, [&](u32 tile, u32 element) { return body.sum(tile, element); });
@@ -229,13 +222,15 @@ int iris_model_two_shot(const Input& in) {
     });
 }
 
-/// The last rank owns nothing.
+/// The last rank owns nothing. Option 1: of products.
 int iris_model_reduce_scatter(const Input& in) {
     const u32 owners = in.channel->size > 1 ? in.channel->size - 1 : 1;
-    const auto owner = [&](u32 tile) { return tile % owners; };
     return calls(in, [&](const Model& model) {
-        Tiles body{model};
-        return flow::reduce_scatter(model.launch(), in.tiles, owner, body);
+        const flow::Turns turns{in.tiles, owners};
+        Tiles message{model};
+        ProductTiles product{model};
+        return in.option == 0 ? flow::reduce_scatter(model.launch(), turns, message)
+                              : flow::reduce_scatter(model.launch(), turns, product);
     });
 }
 

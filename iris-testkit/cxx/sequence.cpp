@@ -25,7 +25,7 @@ enum class Kind : u32 {
     WaitVersion,
     BeginPush,
     PushHead,
-    EndPush,
+    CountOut,
     WaitHead,
     PushPair,
     WaitPair,
@@ -77,8 +77,8 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
                epoch::wait(wg.m, wg.m.signal(wg.rank(), step.peer, step.tile), wg.call(),
                                   step.peer);
     case Kind::BeginPush: return wg.begin_push(some);
+    case Kind::CountOut: wg.count_out(); return true;
     case Kind::PushHead: wg.push_head(some); return true;
-    case Kind::EndPush: wg.end_push(); return true;
     case Kind::WaitHead: return wg.wait_head(some);
     case Kind::PushPair: {
         const u32 data[2] = {step.tile, step.peer};

@@ -11,7 +11,7 @@ mod options;
 mod run;
 mod traffic;
 
-use iris_ops::{Ranks, Variant};
+use iris_ops::{Ranks, Shard, Variant};
 
 pub use buffer::Layout;
 pub use iris_ops::{AnyOp, Op as OpName, Operands};
@@ -82,6 +82,26 @@ impl Case {
             paced: false,
             seed: 1,
         }
+    }
+
+    /// Each op, variant and shard with these options, as [`Case::new`] has them.
+    pub fn each(options: &Options) -> Vec<Self> {
+        let mut cases = Vec::new();
+        for op in OpName::ALL {
+            let mut options = options.clone();
+            if !op.multiplies() {
+                options.k = 0;
+            }
+            let shards: &[Shard] = match op {
+                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+                _ => &[Shard::Rows],
+            };
+            for &shard in shards {
+                let one = |variant| Self::new(op, variant, options.clone().shard(shard));
+                cases.extend(op.variants().into_iter().map(one));
+            }
+        }
+        cases
     }
 
     /// The options of `rank`: they differ between ranks only if the case is uneven.

@@ -108,13 +108,13 @@ fn words_that_carry_their_data() {
         [
             (exchange(Pattern::Root, 1), None, 20),
             (exchange(Pattern::All, 1), Some(2), 150),
-            (exchange(Pattern::Root, 3), Some(2), 2_500),
+            (exchange(Pattern::Root, 3), Some(2), 2_400),
         ],
         [
-            (exchange(Pattern::All, 2), Some(2), 14_000),
-            (exchange(Pattern::Root, 3), Some(3), 12_000),
+            (exchange(Pattern::All, 2), Some(2), 13_000),
+            (exchange(Pattern::Root, 3), Some(3), 10_500),
         ],
-        [(exchange(Pattern::All, 1), None, 1_000), (exchange(Pattern::All, 3), Some(2), 20_000)],
+        [(exchange(Pattern::All, 1), None, 400), (exchange(Pattern::All, 3), Some(2), 20_000)],
     ));
 }
 

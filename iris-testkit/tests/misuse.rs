@@ -269,6 +269,7 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
             assert!(*asked > 1 << 20 && *total == plan.data_bytes(), "{error}");
             // Its text says the op's name and the cause once.
             assert!(error.to_string().starts_with("all_reduce: out of data memory"), "{error}");
+            assert!(error.to_string().contains("HeapOptions::data_bytes"), "{error}");
             assert!(std::error::Error::source(&error).is_none(), "{error}");
         }
         let after = (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));

@@ -48,7 +48,7 @@ fn plants() -> Vec<Plant> {
     let before = |text: &str| format!("{RAW}{text}");
     for (file, text, kernel) in [
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
-        ("iris/body/ll.h", "result(source).store(item, dtype, data);", "all_gather.cu"),
+        ("iris/body/ll.h", "of_result(source).store(item, data);", "all_gather.cu"),
         ("iris/copy.h", "// Rows without gaps are one.", "all_gather.cu"),
         ("iris/flow/ll.h", "Members to{0}, from{0};", "all_gather.cu"),
         ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", "all_gather.cu"),

@@ -12,8 +12,8 @@ use std::collections::{HashMap, HashSet};
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, dealt, owner, part_of, split};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
-    self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlTiles,
-    ReduceTiles, StagedTiles, Staging,
+    self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlTiles, Owners,
+    ReduceTiles, StagedTiles, Staging, Turns,
 };
 use iris_sync::{
     Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Shape, Stop,
@@ -325,6 +325,10 @@ impl Memory for Recorder<'_> {
 struct Body<'a>(&'a Recorder<'a>);
 
 impl ReduceTiles for Body<'_> {
+    /// As messages do, or, of some ranks, as products.
+    fn at_once(&self) -> bool {
+        self.0.direct || self.0.channel.rank.is_multiple_of(2)
+    }
     fn produce(&mut self, tile: u32) {
         self.0.did("produce", tile, 0);
     }
@@ -434,6 +438,18 @@ impl Exchange for ToAll {
     }
 }
 
+/// Tiles of each rank's rows.
+struct Parts(SplitGrid);
+
+impl Owners for Parts {
+    fn most(&self) -> u32 {
+        self.0.part(0).tiles()
+    }
+    fn owned(&self, owner: u32, place: u32) -> Option<u32> {
+        (place < self.0.part(owner).tiles()).then(|| self.0.first(owner) + place)
+    }
+}
+
 impl LlTiles for Body<'_> {
     fn give(&mut self, _: u32, _: u32) -> [u32; 2] {
         [0; 2]
@@ -466,8 +482,8 @@ fn launch_of(
     let barrier = |phase| flow::barrier(at, phase, Members::all(size), End::Keep);
     Some(match (name, launch) {
         ("one_shot", 0) => flow::one_shot(at, tiles, body),
-        ("two_shot", 0) => flow::two_shot(at, tiles, owner, body),
-        ("scatter", 0) => flow::reduce_scatter(at, split.tiles(), |t| split.owner(t), body),
+        ("two_shot", 0) => flow::two_shot(at, &Turns { tiles, owners: size }, body),
+        ("scatter", 0) => flow::reduce_scatter(at, &Parts(split), body),
         ("deliver", 0) => flow::deliver(at, &ToAll(split, me), body),
         ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
         ("pull", 0) => flow::pull(at, units.row_blocks() * across, body),

@@ -21,13 +21,17 @@ namespace entry {
 
 IRIS_DEVICE SymWord number(SymWord record) { return record.after(LINE_WORDS - 1); }
 
+/// One look at what `peer` has entered of the calls of a parity.
+IRIS_DEVICE i32 look_at_credit(const Words& m, u32 peer, u32 parity) {
+    return m.load<Access::CreditLoad>(number(m.entry(m.channel.rank, peer, parity)));
+}
+
 /// Wait until `peer` has entered the call before this one: its slots for this call are free.
 IRIS_DEVICE bool wait_credit(const Words& m, Call call, u32 peer) {
     const Call want = call.previous();
-    const SymWord record = m.entry(m.channel.rank, peer, want.parity());
     const Awaited awaited{call, want, peer, -1, Limit::Entry};
     return wait_for<Access::CreditLoad>(
-        m, awaited, [&] { return m.load<Access::CreditLoad>(number(record)); });
+        m, awaited, [&] { return look_at_credit(m, peer, want.parity()); });
 }
 
 /// The value of a field of this rank's record: op and sequence are the protocol's.
@@ -35,6 +39,12 @@ IRIS_DEVICE i32 own_field(const Words& m, const Record& record, i32 sequence, u3
     if (field == static_cast<u32>(Field::Op)) return static_cast<i32>(m.channel.op);
     if (field == static_cast<u32>(Field::Sequence)) return sequence;
     return record.fields[field];
+}
+
+/// Tell `peer` that this rank is in `call`. Needs the credit.
+IRIS_DEVICE void announce(const Words& m, Call call, u32 peer) {
+    const SymWord place = m.entry(peer, m.channel.rank, call.parity());
+    m.store<Access::EntryStore>(number(place), call.number());
 }
 
 /// Write this rank's record of `call` at `peer`, then publish its number. Needs the credit.
@@ -45,7 +55,7 @@ IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 se
     place.after(FIELDS).put(record.direct);
     place.after(FIELDS + 1).put(record.c_offset[0]);
     place.after(FIELDS + 2).put(record.c_offset[1]);
-    m.store<Access::EntryStore>(number(place), call.number());
+    announce(m, call, peer);
 }
 
 /// Give up because `peer` entered with another value of a field: theirs, then our own. False.

@@ -17,6 +17,9 @@
 #define IRIS_PORT_HOST 1
 #endif
 
+// What is true of few calls or looks: the code behind it is put out of the way.
+#define IRIS_RARE(condition) __builtin_expect((condition), 0)
+
 // How many workgroups a multiprocessor has room for at least.
 #ifndef IRIS_TOGETHER
 #define IRIS_TOGETHER 1

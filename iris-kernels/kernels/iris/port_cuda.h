@@ -9,6 +9,9 @@ IRIS_DEVICE u32 lanes() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
+/// Lanes of a wave, the lanes that take their steps together.
+constexpr u32 WAVE = 32;
+
 IRIS_DEVICE void barrier(Site) { __syncthreads(); }
 IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 

@@ -63,6 +63,9 @@ inline u32 lanes() { return iris_hook_lanes(); }
 inline u32 workgroup() { return iris_hook_workgroup(); }
 inline u32 workgroups() { return iris_hook_workgroups(); }
 
+/// Lanes of a wave: each lane is one, so that models have workgroups of several.
+constexpr u32 WAVE = 1;
+
 inline void barrier(Site site) { iris_hook_vote(1, static_cast<int>(site)); }
 inline bool vote(bool ok, Site site) { return iris_hook_vote(ok, static_cast<int>(site)) != 0; }
 

@@ -213,10 +213,14 @@ struct Items {
     u32 shift;
     /// Rows of the smallest part, and how many parts have one more: split, divided once.
     u32 each, more;
+    /// Items of the whole, of a part, and of one that has a row more: what is asked for most.
+    u32 whole, of_part, of_longer;
 
     IRIS_DEVICE Items(Collective collective, u32 size, u32 rows, u32 cols, u32 per_item, u32 root)
         : collective(collective), size(size), rows(rows), cols(cols), root(root),
-          shift(per_item == 4 ? 2 : 1), each(rows / size), more(rows % size) {}
+          shift(per_item == 4 ? 2 : 1), each(parted(collective) ? rows / size : rows),
+          more(parted(collective) ? rows % size : 0), whole(items_of(rows)),
+          of_part(items_of(each)), of_longer(items_of(each + 1)) {}
 
     /// Rows that `from` sends to `to`; with the two the same, those that it has for itself.
     IRIS_DEVICE u32 rows_sent(u32 from, u32 to) const {
@@ -231,8 +235,14 @@ struct Items {
     }
     /// Items that `from` sends to `to`.
     IRIS_DEVICE u32 sent(u32 from, u32 to) const {
-        const u64 elements = u64(rows_sent(from, to)) * cols;
-        return static_cast<u32>((elements + (1u << shift) - 1) >> shift);
+        switch (collective) {
+        case Collective::AllReduce: return whole;
+        case Collective::ReduceScatter:
+        case Collective::AllToAll: return to < more ? of_longer : of_part;
+        case Collective::AllGather: return from < more ? of_longer : of_part;
+        case Collective::Broadcast: break;
+        }
+        return root == from ? whole : 0;
     }
     /// The row of its matrix from which on a rank sends to `to`.
     IRIS_DEVICE u32 source_row(u32 to) const {
@@ -247,6 +257,13 @@ struct Items {
     }
 
   private:
+    /// Whether what ranks send are parts.
+    IRIS_DEVICE static bool parted(Collective collective) {
+        return collective != Collective::AllReduce && collective != Collective::Broadcast;
+    }
+    IRIS_DEVICE u32 items_of(u32 rows) const {
+        return static_cast<u32>((u64(rows) * cols + (1u << shift) - 1) >> shift);
+    }
     IRIS_DEVICE u32 part(u32 rank) const { return each + (rank < more); }
     IRIS_DEVICE u32 before(u32 rank) const { return rank * each + min_of(rank, more); }
 };

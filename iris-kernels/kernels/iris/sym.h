@@ -100,6 +100,8 @@ class SymPair {
         const i64 bits[2] = {bits_of(first), bits_of(second)};
         port::store_pair<O, Scope::System>(address, bits, A);
     }
+    /// The pair that lies so many pairs further on, in the same memory.
+    IRIS_DEVICE SymPair after(u64 pairs) const { return SymPair(address + pairs * 16); }
 
   private:
     IRIS_DEVICE explicit SymPair(u64 address) : address(address) {}

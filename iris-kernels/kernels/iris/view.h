@@ -91,29 +91,30 @@ IRIS_DEVICE Values load_row(u64 address, u32 dtype, u32 count) {
     return load_pieces(address, dtype, count);
 }
 
-IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& values) {
-    if (is_whole(address, count)) {
-        if (dtype == F32) {
-            Vec16 low, high;
-            IRIS_UNROLL
-            for (u32 i = 0; i < 4; ++i) {
-                low.word[i] = __builtin_bit_cast(u32, values.v[i]);
-                high.word[i] = __builtin_bit_cast(u32, values.v[i + 4]);
-            }
-            port::write(address, low);
-            port::write(address + 16, high);
-        } else {
-            Vec16 all;
-            IRIS_UNROLL
-            for (u32 i = 0; i < 4; ++i) {
-                all.word[i] = static_cast<u32>(narrow(dtype, values.v[2 * i])) |
-                              static_cast<u32>(narrow(dtype, values.v[2 * i + 1])) << 16;
-            }
-            port::write(address, all);
+/// All of a whole vector.
+IRIS_DEVICE void store_whole(u64 address, u32 dtype, const Values& values) {
+    Vec16 low, high;
+    if (dtype == F32) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            low.word[i] = __builtin_bit_cast(u32, values.v[i]);
+            high.word[i] = __builtin_bit_cast(u32, values.v[i + 4]);
         }
-        return;
+        port::write(address, low);
+        port::write(address + 16, high);
+    } else {
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            low.word[i] = static_cast<u32>(narrow(dtype, values.v[2 * i])) |
+                          static_cast<u32>(narrow(dtype, values.v[2 * i + 1])) << 16;
+        }
+        port::write(address, low);
     }
-    store_pieces(address, dtype, count, values);
+}
+
+IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& values) {
+    if (is_whole(address, count)) store_whole(address, dtype, values);
+    else store_pieces(address, dtype, count, values);
 }
 
 /// A matrix, or a part of one, from its first element on.

@@ -90,7 +90,7 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
         if (!missing.any) return true;
         awaited.rank = missing.rank;
         const i32 seen = missing.seen;
-        if (port::Deadline::look_around(spins)) {
+        if (IRIS_RARE(port::Deadline::look_around(spins))) {
             if (stopped(m, awaited)) return false;
             if (deadline.expired(awaited.limit, spins)) {
                 const Absent absent = awaited.limit == Limit::Entry

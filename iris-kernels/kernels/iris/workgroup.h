@@ -33,7 +33,7 @@ class Workgroup {
           number(port::uniform(m.dev_load<Access::CallLoad>(m.call_word()))),
           sequence(port::uniform(m.dev_load<Access::CallLoad>(m.sequence_word()))),
           given_up(has_given_up(m)),
-          credited(0), entered(0), asked(0), directs(0) {}
+          counted(false), credited(0), entered(0), asked(0), directs(0) {}
 
     const Words m;
     const u32 index, count;
@@ -72,34 +72,58 @@ class Workgroup {
     /// all, since it is to tell all of them that this rank has entered.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
-        if (!for_peers(peers, [&](u32 peer) { return credit_of(peer); })) return false;
+        // Where there are lanes enough, each looks at one word of one peer, before it is known which of the
+        // two counts in this call: so their way is gone together with that of the number.
+        const bool passed = port::lanes() >= 2 * (size() - 1)
+                                ? port::vote(look_ahead(peers), Site::Waited)
+                                : for_peers(peers, [&](u32 peer) { return credit_of(peer); });
+        if (!passed) return false;
         credited |= peers;
         hold<Hold::Entered>(rank());
         return true;
     }
 
-    /// In the first workgroup: say to these peers what this rank says about the call, in words that
-    /// carry their data, ahead of all others.
+    /// Which items, of words that carry their data, fall to this lane of this workgroup. The last wave
+    /// gets none: it does what is to be done beside them, by the functions that follow, and the others
+    /// do not wait until an entry, whose release takes a way there and back, is at the peers. A
+    /// workgroup of one wave does first the one and then the other.
+    IRIS_DEVICE ll::Share share_of_lanes() const {
+        const u32 carriers = this->carriers();
+        if (port::lane() >= carriers) return ll::Share{~0u, 1};
+        return ll::Share{(count - 1 - index) * carriers + port::lane(), count * carriers};
+    }
+
+    /// Count this workgroup out before its end: all of its lanes have read the number of the call, and
+    /// passed a barrier since. A release at the end would wait until what its lane has pushed is there;
+    /// so the last wave does it now, and in the first workgroup, where that one has more to do, the one
+    /// before, which the last items fall to. Not in calls that refresh words: that is for the last
+    /// workgroup, when all is over.
+    IRIS_DEVICE void count_out() {
+        if (number.restamps_slot()) return;
+        counted = true;
+        const u32 lane = index == 0 ? carriers() - 1 : port::lanes() - 1;
+        if (port::lane() == lane && count_one()) advance();
+    }
+
+    /// In the last wave of the first workgroup: tell every peer that this rank is in the call, and say
+    /// to these peers what it says about it, in words that carry their data. No record is written,
+    /// since its release would wait until it is there: who enters otherwise finds that of an older call.
     IRIS_DEVICE void push_head(Members to) {
-        for (u32 step = 1; index == 0 && step < size(); ++step) {
-            if (to.contains(peer(step))) ll::push_head(m, number, own, sequence, peer(step));
+        const ll::Share share = beside();
+        IRIS_NO_UNROLL
+        for (u32 i = share.first; i < size() - 1; i += share.step) {
+            entry::announce(m, number, peer(1 + i));
+        }
+        IRIS_NO_UNROLL
+        for (u32 step = 1; step < size(); ++step) {
+            if (to.contains(peer(step))) ll::push_head(m, number, own, sequence, peer(step), share);
         }
     }
 
-    /// In the first workgroup, when all is pushed that others wait for: tell every peer that this
-    /// rank is in the call, as enter does.
-    IRIS_DEVICE void end_push() {
-        if (index != 0) return;
-        share_of_peers(others(), [&](u32 peer) {
-            entry::publish(m, number, own, sequence, peer);
-            return true;
-        });
-    }
-
-    /// In the first workgroup: wait for what these peers say about the call, and compare it. Those
-    /// lanes fail that find a difference: leave_together must follow.
-    [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
-        return index != 0 || ll::wait_head(m, number, own, sequence, sources);
+    /// In the last wave of the first workgroup: wait for what these peers say about the call, and
+    /// compare it. Those lanes fail that find a difference: leave_together must follow.
+    template <u32 N = ll::SOURCES> [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
+        return ll::wait_head<N>(m, number, own, sequence, sources, beside());
     }
 
     /// After waits of single lanes: fails on all lanes if it failed on one.
@@ -260,24 +284,17 @@ class Workgroup {
     /// As finish, of a call that has used so many pairs of words that carry data, from the first on, of
     /// those for each peer: the others are refreshed where that is due.
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
+        if (counted) return result;
         port::barrier(Site::Finish);
-        if (port::lane() != 0) return result;
-        // One that is alone need not count.
-        if (count > 1) {
-            const i32 before = m.dev_add<Access::FinishAdd>(m.finished_word(), 1);
-            if (before + 1 != static_cast<i32>(count)) return result;
-            m.dev_store<Access::FinishStore>(m.finished_word(), 0);
-        }
+        if (port::lane() != 0 || !count_one()) return result;
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
         // Signals of a call that was given up are not all raised: a refresh would raise them.
-        if (number.restamps_slot() && !has_given_up(m)) {
+        if (IRIS_RARE(number.restamps_slot()) && !has_given_up(m)) {
             ll::stamp(m, number, used);
             if (number.restamps()) stamp();
         }
-        // Nobody else has ended a call since this one read it.
-        m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
-        m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
+        advance();
         return result && settled;
     }
 
@@ -287,8 +304,52 @@ class Workgroup {
     const i32 sequence;
     /// Whether the rank had given up when this launch began.
     const bool given_up;
+    /// Whether this workgroup has been counted out before its end.
+    bool counted;
     /// Peers whose credit, or entry, was seen, and whose answer about C is known: one bit each.
     u64 credited, entered, asked, directs;
+
+    /// Count this workgroup. True for the last one of the launch.
+    IRIS_DEVICE bool count_one() {
+        // One that is alone need not count.
+        if (count == 1) return true;
+        const i32 before = m.dev_add<Access::FinishAdd>(m.finished_word(), 1);
+        if (before + 1 != static_cast<i32>(count)) return false;
+        m.dev_store<Access::FinishStore>(m.finished_word(), 0);
+        return true;
+    }
+
+    /// The call is over. Nobody else has ended one since this one read the number.
+    IRIS_DEVICE void advance() {
+        m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
+        m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
+    }
+
+    /// The credit of the peer that this lane is for, if it is for the word that counts in this call.
+    IRIS_DEVICE bool look_ahead(u64 peers) {
+        return port::divergent([&] {
+            const u32 step = 1 + port::lane() / 2, half = port::lane() % 2;
+            if (step >= size()) return true;
+            const u32 at = peer(step);
+            const i32 seen = entry::look_at_credit(m, at, half);
+            const Call want = number.previous();
+            if (half != want.parity() || (peers >> at & 1) == 0) return true;
+            return (!given_up && m.reached<Access::CreditLoad>(want, seen)) || credit_of(at);
+        });
+    }
+
+    /// Lanes that items fall to.
+    IRIS_DEVICE u32 carriers() const {
+        const u32 lanes = port::lanes();
+        return lanes > port::WAVE ? lanes - port::WAVE : lanes;
+    }
+
+    /// What falls to this lane of what the last wave of the first workgroup does.
+    IRIS_DEVICE ll::Share beside() const {
+        const u32 lanes = port::lanes(), before = lanes > port::WAVE ? lanes - port::WAVE : 0;
+        if (index != 0 || port::lane() < before) return ll::Share{~0u, 1};
+        return ll::Share{port::lane() - before, lanes - before};
+    }
 
     /// All ranks but this one.
     IRIS_DEVICE u64 others() const { return Members::all(size()).bits & ~(1ull << rank()); }

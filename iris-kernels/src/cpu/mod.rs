@@ -60,17 +60,11 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         }
         Kernel::TwoShot => {
             let plan = reduce::Plan::TwoShot(grid, size);
-            flow::two_shot(
-                &launch,
-                grid.tiles(),
-                |tile| plan.owner(tile),
-                &mut reduce(partial, plan),
-            )
+            flow::two_shot(&launch, &plan, &mut reduce(partial, plan))
         }
         Kernel::ReduceScatter => {
             let plan = reduce::Plan::Scatter(split);
-            let owner = |tile| plan.owner(tile);
-            flow::reduce_scatter(&launch, plan.tiles(), owner, &mut reduce(partial, plan))
+            flow::reduce_scatter(&launch, &plan, &mut reduce(partial, plan))
         }
         Kernel::Zero => flow::zero(&launch, grid.tiles(), owners, &mut accumulate(partial, false)),
         Kernel::AddLocked => {

@@ -31,7 +31,7 @@ impl Operator {
             && let Some(whole) = self.plan.whole(choice.form)
         {
             // What peers write is A, in the workspace of every rank.
-            let offset = self.workspace.place(Area::Workspace) + whole.kept_at();
+            let offset = self.workspace.place(Area::Workspace) + whole.library_bytes();
             record.direct = i32::try_from(Whole::line(request.k).max(1)).unwrap_or(i32::MAX);
             record.c_offset = [offset as i32, (offset >> 32) as i32];
         }

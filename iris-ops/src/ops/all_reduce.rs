@@ -1,14 +1,11 @@
 //! The sum over ranks, on all ranks.
 
-use iris_kernels::Kernel;
-use iris_kernels::schedule::Collective;
-
 use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
-use crate::kind::{self, Op};
-use crate::ops::matmul_all_reduce::FORMS;
+use crate::kind::Op;
+use crate::ops::matmul_all_reduce::{FORMS, LL};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Part, Row, Rule, Tiles};
 
 operator! {
     /// Output (on all ranks) = sum over ranks of input. The output may be the input itself.
@@ -47,17 +44,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
-    forms: &[
-        FORMS[0],
-        FORMS[1],
-        FORMS[2],
-        FORMS[3],
-        Form::push(
-            kind::Variant::Ll,
-            &[Step::Tiles(Kernel::OneShotLl)],
-            Memory::Pairs(Collective::AllReduce),
-        )
-        .sends_all(),
-    ],
+    forms: &[FORMS[0], FORMS[1], FORMS[2], FORMS[3], LL],
     rule: Rule::Sum,
 };

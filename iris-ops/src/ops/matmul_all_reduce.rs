@@ -2,6 +2,7 @@
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
+use iris_kernels::schedule::Collective;
 
 use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
@@ -40,6 +41,8 @@ variants! { ROW;
     Unfused,
     /// The product of whole matrices, then `one_shot` of it.
     UnfusedOneShot,
+    /// The same bits as `UnfusedOneShot`, in words that carry their data: for at most 1 MiB.
+    UnfusedLl,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -56,6 +59,7 @@ pub(crate) const ROW: Row = Row {
         FORMS[3],
         FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial),
         FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial),
+        LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial),
     ],
     rule: Rule::Sum,
 };
@@ -69,6 +73,14 @@ pub(super) const FORMS: [Form; 4] = [
     Form::push(kind::Variant::Spinlock, &add(Kernel::AddLocked), Memory::Sums { locks: true }),
     Form::push(kind::Variant::Atomic, &add(Kernel::AddAtomic), Memory::Sums { locks: false }),
 ];
+
+/// The same for small ones.
+pub(super) const LL: Form = Form::push(
+    kind::Variant::Ll,
+    &[Step::Tiles(Kernel::OneShotLl)],
+    Memory::Pairs(Collective::AllReduce),
+)
+.sends_all();
 
 const fn add(kernel: Kernel) -> [Step; 5] {
     let [clear, read] = [Step::Tiles(Kernel::Zero), Step::Tiles(Kernel::Convert)];

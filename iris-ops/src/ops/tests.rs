@@ -21,19 +21,20 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     assert_eq!(tiles(OneShot, 8, 4096), (8, 8));
     assert_eq!(tiles(OneShot, 1, 5000), (2, 2));
     // Each rank owns 32.
-    assert_eq!(tiles(TwoShot, 128, 4096), (128, MESSAGE_GROUPS));
-    assert_eq!(tiles(TwoShot, 2048, 4096), (128, MESSAGE_GROUPS));
-    assert_eq!(tiles(TwoShot, 1, 8 << 20), (128, MESSAGE_GROUPS));
-    // Larger ones have tiles of half a MiB.
-    assert_eq!(tiles(TwoShot, 16384, 4096).0, 256);
+    assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
+    // Larger ones have four times as many, of at most 128 KiB.
+    assert_eq!(tiles(TwoShot, 2048, 4096), (512, MESSAGE_GROUPS));
+    assert_eq!(tiles(TwoShot, 1, 8 << 20), (512, MESSAGE_GROUPS));
+    assert_eq!(tiles(TwoShot, 16384, 4096).0, 1024);
     let options = all_gather::Options::rows(2048, 4096).dtype(DType::BF16);
+    let options = options.variant(all_gather::Variant::Push);
     let plan = options.plan(ranks).unwrap();
     let work = |m| plan.work(plan.at(m), (m, 4096), 0);
     let choice = plan.at(2048);
     let split = plan.split_grid(plan.grid(choice.form, choice.tile));
-    assert_eq!((split.tiles(), work(2048)), (128, 32));
+    assert_eq!((split.tiles(), work(2048)), (512, 128));
     // A call of fewer rows has less.
-    assert_eq!((work(64), work(0)), (1, 1));
+    assert_eq!((work(64), work(0)), (4, 1));
 }
 
 #[test]
@@ -59,10 +60,11 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
         let plan = options.plan(Ranks::new(0, size).on(backend)).unwrap();
         plan.at(m).variant
     };
-    // 1 MiB of two ranks, 256 KiB of more.
-    assert_eq!(sum(64, 2, Cuda), Variant::UnfusedOneShot);
-    assert_eq!(sum(65, 2, Cuda), Variant::Unfused);
-    assert_eq!((sum(16, 4, Cuda), sum(17, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
+    // 1 and 8 MiB of two ranks, 256 KiB and 1 MiB of four, 1 MiB of others.
+    assert_eq!((sum(64, 2, Cuda), sum(65, 2, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
+    assert_eq!((sum(512, 2, Cuda), sum(513, 2, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
+    assert_eq!((sum(16, 4, Cuda), sum(17, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
+    assert_eq!((sum(64, 3, Cuda), sum(65, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
     let gather = all_gather_matmul::Options::new(512, 7168, 8192).dtype(DType::BF16);
     let variant = |options: all_gather_matmul::Options| {
@@ -97,6 +99,39 @@ fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
             assert_eq!((choice.needs.inbox_half(), library % 8), (0, 0));
             assert!(plan.data_bytes() >= (m * k * 2) as u64);
         }
+    }
+}
+
+/// Of two and of four ranks on GPUs small messages travel in words that carry their data, up to what was measured, and
+/// leave room for seven more ops in a heap of default options.
+#[test]
+fn small_messages_go_in_words_that_carry_their_data() {
+    use BackendKind::{Cpu, Cuda};
+    let plan = |m, size, backend| {
+        let options = all_reduce::Options::rows(m, 4096).dtype(DType::BF16);
+        options.plan(Ranks::new(0, size).on(backend)).unwrap()
+    };
+    let reduces = plan(16384, 2, Cuda);
+    let variants = [1, 128, 129].map(|m| reduces.at(m).variant);
+    assert_eq!(variants, [Variant::Ll, Variant::Ll, Variant::OneShot]);
+    let four = plan(16384, 4, Cuda);
+    assert_eq!([32, 33].map(|m| four.at(m).variant), [Variant::Ll, Variant::OneShot]);
+    for (size, backend) in [(2, Cpu), (3, Cuda), (5, Cuda), (1, Cuda)] {
+        assert_ne!(plan(1, size, backend).variant(), Variant::Ll, "{size} ranks on {backend}");
+    }
+    let gathers = |m| {
+        let options = all_gather::Options::rows(m, 4096).dtype(DType::BF16);
+        options.plan(Ranks::new(1, 2).on(Cuda)).unwrap()
+    };
+    assert_eq!((gathers(128).variant(), gathers(256).variant()), (Variant::Ll, Variant::Push));
+    assert_eq!(gathers(256).at(128).variant, Variant::Ll);
+    // Who says which tiles wants tiles.
+    let tiled = all_reduce::Options::rows(1, 4096).tile(TileShape { m: 1, n: 512 });
+    let tiled = tiled.plan(Ranks::new(0, 2).on(Cuda)).unwrap();
+    assert_eq!(tiled.variant(), Variant::OneShot);
+    let default = iris_heap::HeapOptions::new().signal_bytes;
+    for plan in [&reduces, &gathers(1 << 20)] {
+        assert!(plan.signal_bytes() < default / 7, "{plan}");
     }
 }
 

@@ -5,9 +5,28 @@ use iris_kernels::schedule::{Collective, Items};
 
 use super::Plan;
 use crate::error::{Error, Result};
-use crate::options::{Request, TileShape};
+use crate::options::{Ranks, Request, TileShape};
 use crate::spec::{self, Form, Memory};
 use crate::tune;
+
+/// Lanes of a workgroup that take items of words that carry data, at least: all but those of its last
+/// wave, which on AMD has 64.
+const LL_LANES: u32 = MESSAGE_THREADS - 64;
+
+/// The items of a call of a shape, in words that carry their data.
+pub(crate) fn items(
+    ranks: Ranks,
+    request: &Request,
+    collective: Collective,
+    (m, n): (usize, usize),
+) -> Items {
+    let dtype = match collective {
+        Collective::AllReduce | Collective::ReduceScatter => request.wire_dtype(),
+        _ => request.output_dtype(),
+    };
+    let (size, rows, cols) = (ranks.size as u32, m as u32, n as u32);
+    Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
+}
 
 impl Plan {
     /// Words are numbered with 32 bits: so many tiles and units there may be.
@@ -50,17 +69,11 @@ impl Plan {
 
     /// The items of a call of this shape, in words that carry their data.
     pub(super) fn items(&self, collective: Collective, (m, n): (usize, usize)) -> Items {
-        let request = &self.request;
-        let dtype = match collective {
-            Collective::AllReduce | Collective::ReduceScatter => request.wire_dtype(),
-            _ => request.output_dtype(),
-        };
-        let (rows, cols) = (m as u32, n as u32);
-        Items { collective, size: self.size(), rows, cols, per_item: 8 / dtype.size() as u32 }
+        items(self.ranks, &self.request, collective, (m, n))
     }
 
     /// Workgroups that have something to do in such a call: an item a lane, as far as there are workgroups.
     pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
-        self.items(collective, shape).most().div_ceil(MESSAGE_THREADS).clamp(1, tune::LL_GROUPS)
+        self.items(collective, shape).most().div_ceil(LL_LANES).clamp(1, tune::LL_GROUPS)
     }
 }

@@ -13,10 +13,6 @@ pub trait Exchange {
 
 /// The items of a message, as one lane moves them: it takes what it has waited for itself.
 pub trait LlTiles {
-    /// Look at item number `item`, which is about to be given to some peers.
-    fn load(&mut self, item: u32) {
-        let _ = item;
-    }
     /// What goes to `peer` as its item number `item`.
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2];
     /// Item number `item` is about to be taken from those that send it: what this rank has itself
@@ -60,17 +56,16 @@ fn steps<M: Memory + ?Sized>(
     let from = members(channel.size, |source| exchange.sent(source, me) > 0);
     wg.begin_push(to)?;
     m.begin(Span::Signal, 0);
+    wg.count_out();
     // All lanes of a wave have pushed before one of them waits.
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
         for item in wg.share_of_lanes(most.unwrap_or(0)) {
-            body.load(item);
             for peer in channel.peers().filter(|&peer| item < exchange.sent(me, peer)) {
                 ll::push(m, channel, call, peer, HEAD + item, body.give(peer, item));
             }
         }
-        wg.end_push();
     });
     m.end(Span::Signal);
     let taken = divergent(m, || {

@@ -23,7 +23,7 @@ pub use accumulate::{AccumulateTiles, add, convert, zero};
 pub use deliver::{DeliverTiles, Delivery, deliver};
 pub use gather::{GatherTiles, StagedTiles, Staging, gather, local, pull, staged};
 pub use ll::{Exchange, LlTiles, exchange};
-pub use reduce::{ReduceTiles, one_shot, reduce_scatter, two_shot};
+pub use reduce::{Owners, ReduceTiles, Turns, one_shot, reduce_scatter, two_shot};
 
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Record, Stop, Workgroup};

@@ -1,11 +1,16 @@
 use super::Launch;
 use crate::barrier::Members;
-use crate::{End, Memory, Span, Stop};
+use crate::{End, Memory, Span, Stop, Workgroup};
 
 /// The tiles of an all-reduce or reduce-scatter, as the lanes of a workgroup move them.
 ///
 /// `parity` names which half of the inbox a call uses.
 pub trait ReduceTiles {
+    /// Whether sums begin before all is pushed: not those of products, whose accumulators fill the
+    /// registers of a device.
+    fn at_once(&self) -> bool {
+        true
+    }
     /// Compute this rank's partial of `tile`, in the format it travels in.
     fn produce(&mut self, tile: u32);
     /// Write it to `peer`'s inbox, at this rank's place.
@@ -20,7 +25,36 @@ pub trait ReduceTiles {
     fn take_result(&mut self, tile: u32, parity: u32);
 }
 
-/// Each rank pushes its partial of every tile to all inboxes, and adds up all of them itself.
+/// Who adds up which tiles.
+pub trait Owners {
+    /// Most tiles that a rank owns.
+    fn most(&self) -> u32;
+    /// Which tile is number `place` of `owner`, if it has so many.
+    fn owned(&self, owner: u32, place: u32) -> Option<u32>;
+}
+
+/// Tiles whose owners take turns: tile t is that of rank t mod `owners`.
+#[derive(Clone, Copy, Debug)]
+pub struct Turns {
+    /// How many there are.
+    pub tiles: u32,
+    /// Ranks that own any.
+    pub owners: u32,
+}
+
+impl Owners for Turns {
+    fn most(&self) -> u32 {
+        self.tiles.div_ceil(self.owners)
+    }
+
+    fn owned(&self, owner: u32, place: u32) -> Option<u32> {
+        let tile = place * self.owners + owner;
+        (owner < self.owners && tile < self.tiles).then_some(tile)
+    }
+}
+
+/// Each rank pushes its partial of every tile to all inboxes, and adds up all of them itself: one when
+/// it has pushed the next, so that links and memory are busy at once.
 pub fn one_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -29,98 +63,136 @@ pub fn one_shot<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, all) = (wg.parity(), Members::all(wg.channel.size));
-        for tile in wg.share(tiles) {
-            wg.m.begin(Span::Gemm, tile);
-            body.produce(tile);
-            body.keep(tile, parity);
-            wg.m.end(Span::Gemm);
-            wg.meet(all)?;
-            wg.m.begin(Span::Signal, tile);
-            for peer in wg.channel.peers() {
-                body.push(peer, tile, parity);
+        let at_once = body.at_once();
+        for next in wg.share(tiles + launch.count) {
+            if next < tiles {
+                wg.m.begin(Span::Gemm, next);
+                body.produce(next);
+                body.keep(next, parity);
+                wg.m.end(Span::Gemm);
+                wg.meet(all)?;
+                wg.m.begin(Span::Signal, next);
+                for peer in wg.channel.peers() {
+                    body.push(peer, next, parity);
+                }
+                wg.push_signals(all, next);
+                wg.m.end(Span::Signal);
             }
-            wg.push_signals(all, tile);
-            wg.m.end(Span::Signal);
+            // The first has none before it.
+            let Some(tile) = next.checked_sub(launch.count).filter(|_| at_once) else {
+                continue;
+            };
+            add_up(wg, body, tile, false)?;
         }
-        for tile in wg.share(tiles) {
-            wg.wait_tiles(all, tile)?;
-            wg.m.begin(Span::Reduce, tile);
-            body.reduce(tile, parity);
-            wg.m.end(Span::Reduce);
+        for tile in wg.share(tiles).filter(|_| !at_once) {
+            add_up(wg, body, tile, false)?;
         }
         Ok(())
     })
 }
 
+/// Adds up a tile when all its partials are there, and sends the result to all.
+fn add_up<M: Memory + ?Sized>(
+    wg: &mut Workgroup<'_, M>,
+    body: &mut impl ReduceTiles,
+    tile: u32,
+    to_all: bool,
+) -> Result<(), Stop> {
+    let (parity, all) = (wg.parity(), Members::all(wg.channel.size));
+    wg.wait_tiles(all, tile)?;
+    wg.m.begin(Span::Reduce, tile);
+    body.reduce(tile, parity);
+    wg.m.end(Span::Reduce);
+    if !to_all {
+        return Ok(());
+    }
+    wg.meet(all)?;
+    wg.m.begin(Span::Signal, tile);
+    for peer in wg.channel.peers() {
+        let direct = wg.direct(peer)?;
+        body.push_result(peer, tile, parity, direct);
+    }
+    wg.push_results(all, tile);
+    wg.m.end(Span::Signal);
+    Ok(())
+}
+
 /// Each tile has an owner: sources push to it, it adds up and sends the one result to all.
 pub fn two_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
-    tiles: u32,
-    owner: impl Fn(u32) -> u32,
+    owners: &impl Owners,
     body: &mut impl ReduceTiles,
 ) -> Result<(), Stop> {
-    reduce_at_owners(launch, tiles, owner, body, true)
+    reduce_at_owners(launch, owners, body, true)
 }
 
 /// Each tile has an owner: sources push to it, and it adds up.
 pub fn reduce_scatter<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
-    tiles: u32,
-    owner: impl Fn(u32) -> u32,
+    owners: &impl Owners,
     body: &mut impl ReduceTiles,
 ) -> Result<(), Stop> {
-    reduce_at_owners(launch, tiles, owner, body, false)
+    reduce_at_owners(launch, owners, body, false)
 }
 
 fn reduce_at_owners<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
-    tiles: u32,
-    owner: impl Fn(u32) -> u32,
+    owners: &impl Owners,
     body: &mut impl ReduceTiles,
     to_all: bool,
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
         wg.enter()?;
-        let (parity, me) = (wg.parity(), wg.channel.rank);
-        let all = Members::all(wg.channel.size);
-        // First what others wait for, then our own.
-        for mine in [false, true] {
-            for tile in wg.share(tiles).filter(|&tile| (owner(tile) == me) == mine) {
-                wg.m.begin(Span::Gemm, tile);
-                body.produce(tile);
-                wg.m.end(Span::Gemm);
-                if mine {
-                    body.keep(tile, parity);
-                    continue;
-                }
-                let peer = owner(tile);
-                wg.credit(peer)?;
+        let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
+        // Our own places, then those of the peers, who take turns; this workgroup has every so many.
+        let (most, size) = (owners.most(), wg.channel.size);
+        let items = most * size;
+        let theirs = |item: u32| {
+            let (place, step) = ((item - most) / (size - 1), (item - most) % (size - 1));
+            ((me + 1 + step) % size, place)
+        };
+        let others = |wg: &Workgroup<'_, M>| wg.share(items).filter(move |&item| item >= most);
+        let mut own = wg.share(most).peekable();
+        let mut other = others(wg).map(theirs).peekable();
+        // What others wait for comes ahead of our own; at once, not all of it, so that links and memory
+        // are both busy.
+        loop {
+            let ahead = |&(_, place): &(u32, u32)| {
+                own.peek().is_none_or(|own| !at_once || place <= own + launch.count)
+            };
+            let (owner, place) = match other.next_if(ahead) {
+                Some(theirs) => theirs,
+                None => match own.next() {
+                    Some(place) => (me, place),
+                    None => break,
+                },
+            };
+            let Some(tile) = owners.owned(owner, place) else { continue };
+            wg.m.begin(Span::Gemm, tile);
+            body.produce(tile);
+            wg.m.end(Span::Gemm);
+            if owner != me {
+                wg.credit(owner)?;
                 wg.m.begin(Span::Signal, tile);
-                body.push(peer, tile, parity);
-                wg.push_signal(peer, tile);
+                body.push(owner, tile, parity);
+                wg.push_signal(owner, tile);
                 wg.m.end(Span::Signal);
-            }
-        }
-        for tile in wg.share(tiles).filter(|&tile| owner(tile) == me) {
-            wg.wait_tiles(all, tile)?;
-            wg.m.begin(Span::Reduce, tile);
-            body.reduce(tile, parity);
-            wg.m.end(Span::Reduce);
-            if !to_all {
                 continue;
             }
-            wg.meet(all)?;
-            wg.m.begin(Span::Signal, tile);
-            for peer in wg.channel.peers() {
-                let direct = wg.direct(peer)?;
-                body.push_result(peer, tile, parity, direct);
+            body.keep(tile, parity);
+            if at_once {
+                add_up(wg, body, tile, to_all)?;
             }
-            wg.push_results(all, tile);
-            wg.m.end(Span::Signal);
         }
-        for tile in wg.share(tiles).filter(|&tile| to_all && owner(tile) != me) {
-            wg.wait_result(owner(tile), tile)?;
-            if !wg.direct(owner(tile))? {
+        for place in wg.share(most).filter(|_| !at_once) {
+            if let Some(tile) = owners.owned(me, place) {
+                add_up(wg, body, tile, to_all)?;
+            }
+        }
+        for (owner, place) in others(wg).filter(|_| to_all).map(theirs) {
+            let Some(tile) = owners.owned(owner, place) else { continue };
+            wg.wait_result(owner, tile)?;
+            if !wg.direct(owner)? {
                 wg.m.begin(Span::Reduce, tile);
                 body.take_result(tile, parity);
                 wg.m.end(Span::Reduce);

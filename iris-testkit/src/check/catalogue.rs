@@ -80,11 +80,12 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 11] = [
+    let ops: [Op; 12] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
         ("reduce_scatter", |ranks, calls| ops::reduce_scatter(ranks, 1, calls)),
+        ("matmul_reduce_scatter", |ranks, calls| ops::matmul_reduce_scatter(ranks, 1, calls)),
         ("deliver, broadcast", |ranks, calls| ops::deliver(ranks, 1, calls, true, false)),
         ("deliver, all_gather", |ranks, calls| ops::deliver(ranks, 1, calls, false, false)),
         ("deliver, direct", |ranks, calls| ops::deliver(ranks, 1, calls, false, true)),
@@ -126,7 +127,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 2, scenario(2, calls), Engine::Loom(Some(2)));
         add(name, 2, ll::exchange(pattern, 2, calls), Engine::Search);
         add(name, 3, scenario(3, 1), Engine::Search);
-        let wide = ll::exchange_two(pattern, 3, 3).lanes(2).groups(&[2, 1, 2]);
+        let wide = ll::exchange_two(pattern, 3, 3).lanes(3).groups(&[2, 1, 2]);
         add(name, 3, wide, Engine::Random(runs));
         add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
     }

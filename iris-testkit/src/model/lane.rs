@@ -1,6 +1,7 @@
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
+use iris_sync::flow::Launch;
 use iris_sync::{
     Access, Call, Channel, DevWord, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Scope,
     SymPair, SymWord, ll,
@@ -135,6 +136,12 @@ impl<'a> Lane<'a> {
     /// What this rank says about its calls.
     pub fn record(&self) -> &Record {
         &self.scenario.records[self.id.rank as usize]
+    }
+
+    /// The launch that this lane is in.
+    pub fn launch(&self) -> Launch<'_, Self> {
+        let (index, count) = (self.id().group, self.groups());
+        Launch { m: self, channel: self.channel(), record: self.record(), index, count }
     }
 
     /// The fault that this lane has kept.

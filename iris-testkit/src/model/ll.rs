@@ -120,7 +120,12 @@ pub enum How {
     Right,
     /// It waits for the head before it pushes its own.
     WaitsFirst,
+    /// It counts its workgroup out before the barrier that follows the credit.
+    CountsFirst,
 }
+
+/// Of [`scenario`]: a call in which rank 0 sends one item, while the others are in a one_shot.
+const TWO_KINDS: u32 = 100;
 
 /// Calls of `used` items each, or, where that is 0, of a [`one_shot`](super::ops::one_shot) of one
 /// tile, over words for `items`.
@@ -136,19 +141,18 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                 // Another M is another layout: what such a rank gives, others cannot use.
                 let m = lane.record().fields[Field::M as usize];
                 let call = lane.call(position).number().wrapping_add(m);
+                let items = match items {
+                    TWO_KINDS => u32::from(lane.rank() == 0),
+                    items => items,
+                };
                 let plan = Plan { pattern, ranks, items };
                 let mut body = Items { lane, call, plan };
-                let launch = Launch {
-                    m: lane,
-                    channel: lane.channel(),
-                    record: lane.record(),
-                    index: lane.id().group,
-                    count: lane.groups(),
-                };
+                let launch = lane.launch();
                 let done = match (items, how) {
                     (0, _) => super::ops::one_tile(&launch, lane, call),
                     (_, How::Right) => flow::exchange(&launch, &plan, &mut body),
                     (_, How::WaitsFirst) => waits_first(&launch),
+                    (_, How::CountsFirst) => counts_first(&launch),
                 };
                 lane.boundary();
                 // Of several workgroups one may have got through where another did not.
@@ -167,7 +171,19 @@ fn waits_first(launch: &Launch<'_, Lane<'_>>) -> Result<(), Stop> {
     let result = wg.begin_push(all).and_then(|()| {
         let taken = wg.wait_head(all);
         wg.push_head(all);
-        wg.end_push();
+        wg.leave_together(taken)
+    });
+    wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
+}
+
+fn counts_first(launch: &Launch<'_, Lane<'_>>) -> Result<(), Stop> {
+    let (index, count) = (launch.index, launch.count);
+    let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
+    wg.count_out();
+    let all = Members::all(launch.channel.size);
+    let result = wg.begin_push(all).and_then(|()| {
+        wg.push_head(all);
+        let taken = wg.wait_head(all);
         wg.leave_together(taken)
     });
     wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
@@ -198,6 +214,21 @@ pub fn waiting_first() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::WaitsFirst);
     scenario.name.push_str(", waits first");
     scenario.headers = None;
+    scenario
+}
+
+/// The mutant that counts a workgroup out whose lanes may not have read the number of the call.
+pub fn counting_first() -> Scenario {
+    let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).lanes(2);
+    scenario.name.push_str(", counts first");
+    scenario.headers = None;
+    scenario
+}
+
+/// Two calls of a one_shot, and a third to which rank 0 comes with words that carry their data.
+pub fn two_kinds() -> Scenario {
+    let mut scenario = scenario(Pattern::All, 2, 1, &[0, 0, TWO_KINDS], How::Right);
+    scenario.name = "ll all, in a call that is a one_shot to rank 1".into();
     scenario
 }
 

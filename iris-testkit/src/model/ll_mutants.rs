@@ -1,17 +1,14 @@
 //! The mutants of words that carry their data: each rule of them broken, and the counter all the way
 //! round, since a word is awaited by `==`.
 
-use std::collections::HashMap;
-use std::time::Instant;
-
 use iris_sync::ll::HEAD;
 use iris_sync::{
     Access, Call, FaultKind, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record, Scope,
 };
 
 use super::ll::{self, Pattern};
-use super::mutants::{Engine, Mutant, STATES, mutant};
-use super::{Change, Check, Compare, Failure, Place, Report, Rules, ops, search};
+use super::mutants::{Engine, Mutant, all_round, mutant};
+use super::{Change, Check, Compare, Place, Report, Rules, ops};
 
 /// Of device headers and iris-sync alike.
 pub(super) fn all() -> Vec<Mutant> {
@@ -42,12 +39,24 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         )),
         searched(mutant("ll-no-credit", root(3), Change::Skip(CreditLoad), Check::Lost)),
+        mutant("ll-no-credit-ahead", root(3).lanes(2), Change::Skip(CreditLoad), Check::Lost)
+            .by(Engine::Random(20_000)),
         searched(mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost)),
         searched(mutant("ll-no-entry", one(3), Change::Skip(EntryStore), Check::Lost)),
         in_scenario(searched(mutant("ll-waits-first", ll::waiting_first(), [], Check::Lost))),
         in_scenario(searched(mutant(
             "ll-different-m",
             ll::different_m(),
+            [],
+            Check::Fault(FaultKind::Mismatch),
+        ))),
+        in_scenario(
+            mutant("ll-counts-first", ll::counting_first(), [], Check::Race)
+                .by(Engine::Random(20_000)),
+        ),
+        in_scenario(searched(mutant(
+            "ll-two-kinds",
+            ll::two_kinds(),
             [],
             Check::Fault(FaultKind::Mismatch),
         ))),
@@ -90,10 +99,14 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::Random(20_000)),
+        // In calls that refresh words, which are counted out at their end: else the count is found first.
         mutant(
             "ll-no-vote-after-credit",
-            ll::exchange_two(Pattern::Root, 2, 3).lanes(2).without_heads(),
-            Change::DropVote { rank: 0, group: 0, position: 6 },
+            ll::exchange_two(Pattern::Root, 2, 3)
+                .lanes(3)
+                .calls(3, RESTAMP_PERIOD - 1)
+                .without_heads(),
+            Change::DropVote { rank: 0, group: 0, position: 5 },
             Check::Lost,
         )
         .by(Engine::Random(20_000)),
@@ -108,19 +121,15 @@ const LAST: &[u32] = &[1, 2, 2];
 /// numbers of the first come again. At every multiple of the restamp period three calls are made, those
 /// between are jumped over; the first and the last three use both items.
 pub fn whole_range(on_headers: bool, rules: &Rules) -> Report {
-    let (start, period) = (Instant::now(), RESTAMP_PERIOD);
-    let mut number = period - 1;
-    let mut memory: HashMap<Place, i64> = HashMap::new();
-    let mut executions = 0;
-    let mut report = None;
-    for step in 0..=8 {
+    let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");
+    all_round(name, 9, rules, |step, number| {
         let used: &'static [u32] = match step {
             0 => &[2, 2, 2],
             8 => LAST,
             _ => &[1, 1, 1],
         };
-        let mut scenario =
-            ll::partial(Pattern::All, 2, number, used).without_heads().words(period - 2);
+        let scenario = ll::partial(Pattern::All, 2, number, used);
+        let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
         if step == 8 {
             // The same numbers as at first, but what is pushed is not what was pushed then.
             let mut record = Record::default();
@@ -132,43 +141,20 @@ pub fn whole_range(on_headers: bool, rules: &Rules) -> Report {
         }
         let words = scenario.channel(0);
         // Between, calls of one item went by: their words and the entries are of the last of them.
+        let mut left = Vec::new();
         let before = Call::new(number).previous();
         for rank in 0..2 {
             for call in [before, before.previous()] {
                 let entry = words.entry(rank, 1 - rank, call.parity()).index + LINE_WORDS - 1;
-                memory.insert(Place::Sym { rank, index: entry }, call.number().into());
+                left.push((Place::Sym { rank, index: entry }, call.number().into()));
                 for pair in 0..HEAD + 1 {
                     let first = words.pair(rank, 1 - rank, call.parity(), pair).index;
                     let old = LlWord { data: 0, call: call.number() }.to_bits() as i64;
-                    for index in [first, first + 2] {
-                        memory.insert(Place::Wide { rank, index }, old);
-                    }
+                    left.extend([first, first + 2].map(|index| (Place::Wide { rank, index }, old)));
                 }
             }
-            memory.insert(Place::Dev { rank, index: words.call }, number.into());
+            left.push((Place::Dev { rank, index: words.call }, number.into()));
         }
-        if step == 0 {
-            memory.clear();
-        }
-        scenario.initial.extend(memory.iter().map(|(&place, &value)| (place, value)));
-        let (mut part, mut ends) = search::exhaust_to_ends(&scenario, rules, STATES);
-        executions += part.executions;
-        if part.failure.is_none() && ends.len() != 1 {
-            part.failure = Some(Failure::Other(format!("{} different ends", ends.len())));
-        }
-        let failed = part.failure.is_some();
-        report = Some(part);
-        if failed {
-            break;
-        }
-        memory.extend(ends.swap_remove(0));
-        number = number.wrapping_add(period);
-    }
-    let report = report.unwrap_or_else(|| unreachable!("there are nine steps"));
-    Report {
-        scenario: format!("ll, 1 of 2 items, once round the counter, then {LAST:?}"),
-        executions,
-        seconds: start.elapsed().as_secs_f64(),
-        ..report
-    }
+        (scenario, left)
+    })
 }

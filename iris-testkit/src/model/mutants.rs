@@ -98,17 +98,14 @@ pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
 }
 
 fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
-    let (start, period) = (Instant::now(), RESTAMP_PERIOD);
-    let mut number = period - 1;
-    let mut memory: HashMap<Place, i64> = HashMap::new();
-    let mut report = None;
-    let mut executions = 0;
     let staged = last.contains(&ops::instead::STAGED);
     let (tiles, each): (u32, &[u32]) = if staged { (1, &[1, 1, 1]) } else { (8, &[3, 3, 3]) };
-    for step in 0..6 {
+    let name =
+        format!("one_shot, {} of {tiles} tiles, once round the counter, then {last:?}", each[0]);
+    all_round(name, 6, rules, |step, number| {
         let used = if step == 5 { last } else { each };
         // Words nobody has touched still hold what they held at the very start.
-        let mut scenario = ops::partial(2, tiles, number, used).words(period - 2);
+        let mut scenario = ops::partial(2, tiles, number, used).words(RESTAMP_PERIOD - 2);
         if staged {
             scenario = scenario.groups(&[2, 1]).tiles(tiles, 2 * tiles);
         }
@@ -117,6 +114,7 @@ fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
         }
         let words = scenario.channel(0);
         // Between, calls of as many tiles went by: their words and the entries are of the last one.
+        let mut left = Vec::new();
         for rank in 0..2 {
             let before = Call::new(number).previous();
             let fresh = (0..each[0]).map(|tile| (words.signal(rank, 1 - rank, tile), before));
@@ -125,13 +123,33 @@ fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
                 word.index += LINE_WORDS - 1;
                 (word, call)
             });
-            for (word, call) in fresh.chain(entries) {
-                memory.insert(Place::Sym { rank, index: word.index }, call.number().into());
-            }
-            memory.insert(Place::Dev { rank, index: words.call }, number.into());
+            left.extend(fresh.chain(entries).map(|(word, call)| {
+                (Place::Sym { rank, index: word.index }, call.number().into())
+            }));
+            left.push((Place::Dev { rank, index: words.call }, number.into()));
         }
-        if step == 0 {
-            memory.clear();
+        (scenario, left)
+    })
+}
+
+/// All the way round the counter in so many steps, each of three calls at a multiple of the restamp
+/// period: `at` has the scenario of a step, whose calls begin with this number, and what the calls that
+/// were jumped over have left. Every interleaving of a step must end alike: the next begins there.
+pub(super) fn all_round(
+    scenario: String,
+    steps: u32,
+    rules: &Rules,
+    mut at: impl FnMut(u32, i32) -> (Scenario, Vec<(Place, i64)>),
+) -> Report {
+    let start = Instant::now();
+    let mut number = RESTAMP_PERIOD - 1;
+    let mut memory: HashMap<Place, i64> = HashMap::new();
+    let mut executions = 0;
+    let mut report = None;
+    for step in 0..steps {
+        let (mut scenario, left) = at(step, number);
+        if step > 0 {
+            memory.extend(left);
         }
         scenario.initial.extend(memory.iter().map(|(&place, &value)| (place, value)));
         let (mut part, mut ends) = search::exhaust_to_ends(&scenario, rules, STATES);
@@ -145,18 +163,10 @@ fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
             break;
         }
         memory.extend(ends.swap_remove(0));
-        number = number.wrapping_add(period);
+        number = number.wrapping_add(RESTAMP_PERIOD);
     }
-    let report = report.unwrap_or_else(|| unreachable!("there are six steps"));
-    Report {
-        scenario: format!(
-            "one_shot, {} of {tiles} tiles, once round the counter, then {last:?}",
-            each[0]
-        ),
-        executions,
-        seconds: start.elapsed().as_secs_f64(),
-        ..report
-    }
+    let report = report.unwrap_or_else(|| unreachable!("there are steps"));
+    Report { scenario, executions, seconds: start.elapsed().as_secs_f64(), ..report }
 }
 
 pub(super) fn mutant(

@@ -8,7 +8,7 @@
 //! Long because every op is a few lines of the same kind, which are read side by side.
 
 use iris_sync::barrier::Members;
-use iris_sync::flow::{self, Launch};
+use iris_sync::flow::{self, Launch, Turns};
 use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Workgroup};
 
 use super::headers::programs;
@@ -37,6 +37,8 @@ struct Tiles<'a, 'b> {
     pull: bool,
     /// Accumulate by atomic additions instead of under a lock.
     atomic: bool,
+    /// Add up as soon as partials come, as messages do; else when all is pushed.
+    at_once: bool,
 }
 
 impl Tiles<'_, '_> {
@@ -68,6 +70,10 @@ impl Tiles<'_, '_> {
 }
 
 impl flow::ReduceTiles for Tiles<'_, '_> {
+    fn at_once(&self) -> bool {
+        self.at_once
+    }
+
     fn produce(&mut self, _tile: u32) {}
 
     fn push(&mut self, peer: u32, tile: u32, parity: u32) {
@@ -238,16 +244,9 @@ fn calls<'b>(
         // Another M is another layout: what such a rank produces, others cannot use.
         let m = lane.record().fields[Field::M as usize];
         let call = lane.call(position).number().wrapping_add(m);
-        let tiles = Tiles { lane, call, tiles, pull: false, atomic: false };
-        let launch = Launch {
-            m: lane,
-            channel: lane.channel(),
-            record: lane.record(),
-            index: lane.id().group,
-            count: lane.groups(),
-        };
+        let tiles = Tiles { lane, call, tiles, pull: false, atomic: false, at_once: true };
         // A stream goes on after a call that failed, too.
-        let _ = each(&launch, tiles);
+        let _ = each(&lane.launch(), tiles);
         lane.boundary();
     }
 }
@@ -269,7 +268,8 @@ pub(super) fn one_tile<'b>(
     lane: &Lane<'b>,
     call: i32,
 ) -> Result<(), Stop> {
-    flow::one_shot(launch, 1, &mut Tiles { lane, call, tiles: 1, pull: false, atomic: false })
+    let mut body = Tiles { lane, call, tiles: 1, pull: false, atomic: false, at_once: true };
+    flow::one_shot(launch, 1, &mut body)
 }
 
 /// What a call of [`partial`] may be instead of a one_shot of so many tiles; as in `cxx/ops.cpp`.
@@ -299,7 +299,7 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
                     flow::pull(launch, 1, &mut Tiles { pull: true, ..body })
                 }
                 Some(&instead::TWO_SHOT) => {
-                    flow::two_shot(launch, 2, |tile| tile % ranks, &mut body)
+                    flow::two_shot(launch, &Turns { tiles: 2, owners: ranks }, &mut body)
                 }
                 Some(&instead::GATHER) => gather_once(launch, lane, 1, true, &mut body),
                 Some(&instead::STAGED) => {
@@ -321,7 +321,7 @@ pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
             .headers(Headers::new(programs::TWO_SHOT, tiles))
             .program(move |lane| {
                 calls(lane, tiles, |launch, mut body| {
-                    let done = flow::two_shot(launch, tiles, |tile| tile % ranks, &mut body);
+                    let done = flow::two_shot(launch, &Turns { tiles, owners: ranks }, &mut body);
                     lane.boundary();
                     done?;
                     body.consume(0..1, |_, tile, element| body.sum(tile, element));
@@ -341,14 +341,25 @@ fn directly(mut scenario: Scenario, direct: bool) -> Scenario {
 
 /// A reduce-scatter in which the last rank owns nothing, if there is more than one.
 pub fn reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    scatter(ranks, tiles, calls_, true)
+}
+
+/// The same of products, which are added up when all are pushed.
+pub fn matmul_reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    scatter(ranks, tiles, calls_, false)
+}
+
+fn scatter(ranks: u32, tiles: u32, calls_: u32, at_once: bool) -> Scenario {
     let owners = ranks.saturating_sub(1).max(1);
-    Scenario::new(format!("reduce_scatter, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+    let name = if at_once { "reduce_scatter" } else { "matmul_reduce_scatter" };
+    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
-        .headers(Headers::new(programs::REDUCE_SCATTER, tiles))
+        .headers(Headers::new(programs::REDUCE_SCATTER, tiles).option((!at_once).into()))
         .program(move |lane| {
-            calls(lane, tiles, |launch, mut body| {
-                flow::reduce_scatter(launch, tiles, |tile| tile % owners, &mut body)
+            calls(lane, tiles, |launch, body| {
+                let mut body = Tiles { at_once, ..body };
+                flow::reduce_scatter(launch, &Turns { tiles, owners }, &mut body)
             });
         })
 }
@@ -420,7 +431,7 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
             let awaited = how != Beside::NotAwaited;
             for position in 0..lane.calls() {
                 let call = lane.call(position).number();
-                let body = Tiles { lane, call, tiles, pull: false, atomic: false };
+                let body = Tiles { lane, call, tiles, pull: false, atomic: false, at_once: true };
                 let done = if is_op {
                     in_front(lane, awaited || position == 0);
                     body.gather_beside()

@@ -1,7 +1,6 @@
 //! The scenarios of the primitives that ops are made of.
 
 use iris_sync::barrier::{Members, arrive_and_wait};
-use iris_sync::flow::Launch;
 use iris_sync::{
     Access, End, FaultKind, LINE_WORDS, Limit, Memory, Span, Stop, epoch, lock, tile_flags,
 };
@@ -99,7 +98,7 @@ pub fn barrier_in_launch(ranks: u32) -> Scenario {
             let (me, lanes) = (lane.id().lane, lane.lanes());
             let crossed = (me + 1) % lanes;
             let wanted = |rank, element| value(rank, lane.call(0).number(), 0, element);
-            let _ = launch(lane).run(End::Advance, |wg| {
+            let _ = lane.launch().run(End::Advance, |wg| {
                 lane.write(lane.cell(lane.rank(), 0, me), wanted(lane.rank(), me));
                 wg.barrier(0, Members::all(ranks))?;
                 for peer in wg.channel.peers() {
@@ -116,7 +115,7 @@ pub fn barrier_in_arms(ranks: u32) -> Scenario {
     Scenario::new(format!("barrier in the arms of a branch, {ranks} ranks"), ranks)
         .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1).option(1))
         .program(move |lane| {
-            let _ = launch(lane).run(End::Advance, |wg| {
+            let _ = lane.launch().run(End::Advance, |wg| {
                 wg.go_on()?;
                 let members = Members::all(ranks);
                 let wait =
@@ -156,16 +155,6 @@ pub fn flags(calls: u32) -> Scenario {
         })
 }
 
-fn launch<'a, 'b>(lane: &'a Lane<'b>) -> Launch<'a, Lane<'b>> {
-    Launch {
-        m: lane,
-        channel: lane.channel(),
-        record: lane.record(),
-        index: lane.id().group,
-        count: lane.groups(),
-    }
-}
-
 /// Entry records and credits alone: everybody enters and reads everybody's record.
 pub fn entry(ranks: u32, calls: u32) -> Scenario {
     Scenario::new(format!("entry and credit, {ranks} ranks, {calls} calls"), ranks)
@@ -173,7 +162,7 @@ pub fn entry(ranks: u32, calls: u32) -> Scenario {
         .headers(Headers::new(programs::ENTRY, 1))
         .program(|lane| {
             for _ in 0..lane.calls() {
-                let _ = launch(lane).run(End::Advance, |wg| {
+                let _ = lane.launch().run(End::Advance, |wg| {
                     wg.enter()?;
                     wg.channel.peers().try_for_each(|peer| wg.wait_entry(peer))
                 });
@@ -192,7 +181,7 @@ pub fn late_memset() -> Scenario {
                 word.index += LINE_WORDS - 1;
                 lane.store(word, before.number(), Access::AbortStore);
             }
-            let _ = launch(lane).run(End::Advance, |wg| {
+            let _ = lane.launch().run(End::Advance, |wg| {
                 wg.enter()?;
                 wg.channel.peers().try_for_each(|peer| wg.wait_entry(peer))
             });
@@ -219,7 +208,7 @@ pub fn abort() -> Scenario {
         .expires(|id, limit, _| id.rank == 0 && limit == Limit::Progress)
         .headers(Headers::new(programs::ABORT, 1).after(expect))
         .program(move |lane| {
-            let result = launch(lane).run(End::Advance, |wg| {
+            let result = lane.launch().run(End::Advance, |wg| {
                 wg.enter()?;
                 if lane.rank() == 0 {
                     return wg.wait_tile(1, 0);

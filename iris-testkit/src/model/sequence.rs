@@ -34,7 +34,7 @@ pub enum Kind {
     WaitVersion,
     BeginPush,
     PushHead,
-    EndPush,
+    CountOut,
     WaitHead,
     PushPair,
     WaitPair,
@@ -62,7 +62,7 @@ impl Kind {
         Kind::WaitVersion,
         Kind::BeginPush,
         Kind::PushHead,
-        Kind::EndPush,
+        Kind::CountOut,
         Kind::WaitHead,
         Kind::PushPair,
         Kind::WaitPair,
@@ -199,8 +199,8 @@ fn perform<M: Memory>(
         }
         Kind::PublishVersion | Kind::WaitVersion => {}
         Kind::BeginPush => wg.begin_push(some)?,
+        Kind::CountOut => wg.count_out(),
         Kind::PushHead => wg.push_head(some),
-        Kind::EndPush => wg.end_push(),
         Kind::WaitHead => wg.wait_head(some)?,
         Kind::PushPair => ll::push(m, channel, call, peer, ll::HEAD + tile, [tile, peer]),
         Kind::WaitPair => ll::each(m, channel, call, ll::HEAD + tile, some, |source, data| {

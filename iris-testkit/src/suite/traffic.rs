@@ -49,15 +49,16 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     };
     match (case.op, variant) {
         // Two words of eight bytes for each eight bytes, with no flag besides.
-        (op, Variant::Ll) => {
+        (op, Variant::Ll | Variant::UnfusedLl) => {
+            let sums = matches!(op, OpName::AllReduce | OpName::MatmulAllReduce);
             let elements = |peer: usize| match op {
-                OpName::AllReduce => m * n,
+                _ if sums => m * n,
                 OpName::AllGather => part(rank) * n,
                 OpName::Broadcast if rank != options.root => 0,
                 OpName::Broadcast => m * n,
                 _ => part(peer) * n,
             };
-            let reduces = matches!(op, OpName::AllReduce | OpName::ReduceScatter);
+            let reduces = sums || op == OpName::ReduceScatter;
             let bytes = if reduces { wire } else { output };
             let items = |peer| (elements(peer) * bytes).div_ceil(8);
             let others = (0..size).filter(|&other| other != rank);

@@ -1,5 +1,7 @@
 //! The protocols stand twice, in Rust and in the language of devices: files of the same names, with the
 //! same public names in them.
+//!
+//! Long because every name that only one of two files has stands here.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +67,7 @@ const TWINS: &[Twins] = &[
         &["ALL", "Stop", "differing", "from_number", "from_words"],
         &["FIELDS", "PEER_LOST"],
     ),
-    sync("ll.rs", "ll.h", &[], &["stamp"]),
+    sync("ll.rs", "ll.h", &[], &["Share", "stamp"]),
     sync("lock.rs", "lock.h", &[], &[]),
     sync(
         "memory.rs",
@@ -120,12 +122,7 @@ const TWINS: &[Twins] = &[
             "wait_until",
         ],
     ),
-    sync(
-        "workgroup.rs",
-        "workgroup.h",
-        &["begin", "share", "share_of_lanes"],
-        &["Launch", "peer", "rank", "size"],
-    ),
+    sync("workgroup.rs", "workgroup.h", &["begin", "share"], &["Launch", "peer", "rank", "size"]),
     sync("flow/accumulate.rs", "flow/accumulate.h", &["AccumulateTiles", "produce"], &[]),
     sync(
         "flow/deliver.rs",
@@ -156,13 +153,23 @@ const TWINS: &[Twins] = &[
     sync(
         "flow/ll.rs",
         "flow/ll.h",
-        &["Exchange", "LlTiles", "begin", "end", "give", "load", "sent", "take"],
+        &["Exchange", "LlTiles", "begin", "end", "give", "sent", "take"],
         &["exchange_steps"],
     ),
     sync(
         "flow/reduce.rs",
         "flow/reduce.h",
-        &["ReduceTiles", "keep", "produce", "push", "push_result", "reduce", "take_result"],
+        &[
+            "Owners",
+            "ReduceTiles",
+            "at_once",
+            "keep",
+            "produce",
+            "push",
+            "push_result",
+            "reduce",
+            "take_result",
+        ],
         &["reduce_at_owners"],
     ),
 ];
@@ -215,7 +222,7 @@ const IN_KERNELS: &[Twins] = &[
             "target_row",
         ],
     ),
-    sync("cpu/body/epilogue.rs", "body/epilogue.h", &[], &["erf"]),
+    sync("cpu/body/epilogue.rs", "body/epilogue.h", &[], &["erf", "gelu"]),
     sync(
         "cpu/body/gather.rs",
         "body/gather.h",
@@ -238,7 +245,24 @@ const IN_KERNELS: &[Twins] = &[
         "cpu/body/ll.rs",
         "body/ll.h",
         &["run", "sent"],
-        &["ExchangeBody", "ItemsOf", "load", "pack", "run_exchange", "store", "unpack"],
+        &[
+            "Elements",
+            "ExchangeBody",
+            "ItemValues",
+            "ItemsOf",
+            "at",
+            "finish",
+            "finish_item",
+            "load",
+            "load_items_pieces",
+            "pack",
+            "run_exchange",
+            "run_exchange_of",
+            "store",
+            "store_items_pieces",
+            "store_value_pieces",
+            "unpack",
+        ],
     ),
     sync(
         "cpu/body/partial.rs",
@@ -261,7 +285,7 @@ const IN_KERNELS: &[Twins] = &[
     sync(
         "cpu/body/reduce.rs",
         "body/reduce.h",
-        &["Plan", "Reduce"],
+        &["Plan", "Reduce", "at_once"],
         &[
             "OneShotPlan",
             "ReduceBody",
@@ -273,6 +297,7 @@ const IN_KERNELS: &[Twins] = &[
             "run_reduce_scatter",
             "run_two_shot",
             "tile",
+            "tiles",
         ],
     ),
 ];

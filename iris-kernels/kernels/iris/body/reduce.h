@@ -22,14 +22,16 @@ struct TwoShotPlan {
     /// Owners take turns; own partial first, then ascending.
     static constexpr bool OWN_FIRST = true;
     Grid grid;
-    u32 size;
+    flow::Turns turns;
     IRIS_DEVICE explicit TwoShotPlan(const OpArgs& args)
-        : grid(grid_of(args)), size(args.channel.size) {}
-    IRIS_DEVICE u32 tiles() const { return grid.tiles(); }
-    IRIS_DEVICE u32 owner(u32 tile) const { return owner_of(tile, size); }
+        : grid(grid_of(args)), turns{grid.tiles(), args.channel.size} {}
+    IRIS_DEVICE u32 most() const { return turns.most(); }
+    IRIS_DEVICE bool owned(u32 owner, u32 place, u32& tile) const {
+        return turns.owned(owner, place, tile);
+    }
     IRIS_DEVICE Tile tile(u32 tile) const { return grid.tile(tile); }
     IRIS_DEVICE Tile result(u32 tile) const { return grid.tile(tile); }
-    IRIS_DEVICE u32 place(u32 tile) const { return tile / size; }
+    IRIS_DEVICE u32 place(u32 tile) const { return tile / turns.owners; }
 };
 
 struct ScatterPlan {
@@ -37,16 +39,20 @@ struct ScatterPlan {
     static constexpr bool OWN_FIRST = true;
     SplitGrid split;
     IRIS_DEVICE explicit ScatterPlan(const OpArgs& args) : split(split_of(args)) {}
-    IRIS_DEVICE u32 tiles() const { return split.tiles(); }
-    IRIS_DEVICE u32 owner(u32 tile) const { return split.owner(tile); }
+    /// The first parts are the largest.
+    IRIS_DEVICE u32 most() const { return split.part(0).tiles(); }
+    IRIS_DEVICE bool owned(u32 owner, u32 place, u32& tile) const {
+        tile = split.first(owner) + place;
+        return place < split.part(owner).tiles();
+    }
     /// Where the tile lies in the whole product.
     IRIS_DEVICE Tile tile(u32 tile) const { return split.tile(tile); }
     /// Where it lies in C of the rank that adds it up.
     IRIS_DEVICE Tile result(u32 tile) const {
-        return split.part(owner(tile)).tile(place(tile));
+        return split.part(split.owner(tile)).tile(place(tile));
     }
     /// Its place in an inbox.
-    IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(owner(tile)); }
+    IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(split.owner(tile)); }
 };
 
 template <class Plan, class Producer> class ReduceBody {
@@ -55,10 +61,14 @@ template <class Plan, class Producer> class ReduceBody {
         : plan(args), args(args), places{args}, producer(args, shared) {}
 
     const Plan plan;
+    static constexpr bool AT_ONCE = Producer::REPEATS;
 
     IRIS_DEVICE void produce(u32 tile) { producer.produce(plan.tile(tile)); }
 
-    IRIS_DEVICE void keep(u32 tile, u32 parity) { put(me(), tile, parity); }
+    IRIS_DEVICE void keep(u32 tile, u32 parity) {
+        // In A it lies already.
+        if (!reads_a()) put(me(), tile, parity);
+    }
 
     IRIS_DEVICE void push(u32 peer, u32 tile, u32 parity) {
         if constexpr (Plan::OWN_FIRST || Producer::REPEATS) {
@@ -81,13 +91,19 @@ template <class Plan, class Producer> class ReduceBody {
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
         const u32 first = Plan::OWN_FIRST ? me() : 0, size = args.channel.size;
-        // Which source is added as number `turn`.
-        const auto source = [=](u32 turn) {
-            return turn == 0 ? first : turn <= first ? turn - 1 : turn;
-        };
         const View slots = slot(me(), 0, tile, parity);
         const u64 apart = places.apart();
         const u32 wire = args.wire;
+        if (reads_a()) {
+            const Tile from = plan.tile(tile);
+            const View own = View::of(args.a).from(from.row, from.col);
+            const Sources sources{own.address, own.ld, slots.address, slots.ld, apart, me(), first, size};
+            switch (wire) {
+            case F32: return add_whole<F32>(c.address, c.ld, sources, at.rows, at.cols);
+            case F16: return add_whole<F16>(c.address, c.ld, sources, at.rows, at.cols);
+            default: return add_whole<BF16>(c.address, c.ld, sources, at.rows, at.cols);
+            }
+        }
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
             Values sum;
             // All of a batch are under way before the first is looked at.
@@ -97,7 +113,7 @@ template <class Plan, class Producer> class ReduceBody {
                 IRIS_UNROLL
                 for (u32 i = 0; i < BATCH; ++i) {
                     if (begin + i >= size) break;
-                    place[i] = slots.at(row, col) + source(begin + i) * apart;
+                    place[i] = slots.at(row, col) + in_turn(begin + i, first) * apart;
                     if (is_whole(place[i], count)) raw[i] = load_raw(place[i], wire);
                 }
                 IRIS_UNROLL
@@ -106,12 +122,8 @@ template <class Plan, class Producer> class ReduceBody {
                     const Values part = is_whole(place[i], count)
                                             ? values_of(raw[i], wire)
                                             : load_row(place[i], wire, count);
-                    if (begin + i == 0) {
-                        sum = part;
-                    } else {
-                        IRIS_UNROLL
-                        for (u32 e = 0; e < WIDTH; ++e) sum.v[e] += part.v[e];
-                    }
+                    if (begin + i == 0) sum = part;
+                    else add_to(sum, part);
                 }
             }
             finish_values(args, at.col + col, count, sum);
@@ -140,9 +152,85 @@ template <class Plan, class Producer> class ReduceBody {
     IRIS_DEVICE View slot(u32 at, u32 source, u32 tile, u32 parity) const {
         return places.slot(at, source, plan.place(tile), parity, args.wire);
     }
+    /// Whether sums of whole vectors of one type are all there is to do: then this rank's own partial,
+    /// which has the bits that would travel, is read where it lies in A.
+    IRIS_DEVICE bool reads_a() const {
+        if (!Producer::REPEATS) return false;
+        const Matrix &a = args.a, &c = args.c;
+        const u64 starts = a.address | c.address | slot(me(), 0, 0, 0).address | places.apart() | args.slot;
+        const u64 widths = a.ld | c.ld | args.n | args.tile_n;
+        return a.dtype == args.wire && c.dtype == args.wire && (a.transposed | c.transposed) == 0 &&
+               args.bias.address == 0 && args.epilogue == 0 && (starts & 15) == 0 &&
+               widths % WIDTH == 0;
+    }
     /// Write the partial at hand to this rank's place at `at`, rounded to the wire's type.
     IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
         producer.write_to(slot(at, me(), tile, parity));
+    }
+
+    /// Which source is added as number `turn`, where `first` is added first.
+    IRIS_DEVICE static u32 in_turn(u32 turn, u32 first) {
+        return turn == 0 ? first : turn <= first ? turn - 1 : turn;
+    }
+
+    IRIS_DEVICE static void add_to(Values& sum, const Values& part) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
+    }
+
+    /// Where the partials of a tile lie: that of `rank` at `own`, those of others in slots.
+    struct Sources {
+        u64 own, own_ld, slots, slots_ld, apart;
+        u32 rank, first, size;
+    };
+
+    /// Add up a tile that is whole vectors of one type everywhere. A lane has several vectors under way
+    /// at once, each from two sources: memory is far away, and few lanes are at work on a message.
+    template <u32 DTYPE>
+    IRIS_DEVICE static void add_whole(u64 c, u64 c_ld, Sources from, u32 rows, u32 cols) {
+        constexpr u32 BYTES = DTYPE == F32 ? 4 : 2, DEEP = DTYPE == F32 ? 2 : 4;
+        const u32 across = cols / WIDTH, vectors = rows * across, step = port::lanes();
+        for (u32 begin = port::lane(); begin < vectors; begin += DEEP * step) {
+            u64 own[DEEP], slots[DEEP];
+            Values sum[DEEP];
+            IRIS_UNROLL
+            for (u32 d = 0; d < DEEP; ++d) {
+                // Behind the end a lane reads its first again, and writes nothing.
+                const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
+                const u32 row = vector / across, col = vector % across * WIDTH;
+                own[d] = from.own + (row * from.own_ld + col) * BYTES;
+                slots[d] = from.slots + (row * from.slots_ld + col) * BYTES;
+            }
+            const auto load = [&](u32 turn, Raw(&raw)[DEEP]) {
+                const u32 source = in_turn(turn, from.first);
+                const bool mine = source == from.rank;
+                IRIS_UNROLL
+                for (u32 d = 0; d < DEEP; ++d) {
+                    raw[d] = load_raw(mine ? own[d] : slots[d] + source * from.apart, DTYPE);
+                }
+            };
+            Raw one[DEEP], two[DEEP];
+            load(0, one);
+            load(1, two);
+            IRIS_UNROLL
+            for (u32 d = 0; d < DEEP; ++d) {
+                sum[d] = values_of(one[d], DTYPE);
+                add_to(sum[d], values_of(two[d], DTYPE));
+            }
+            for (u32 turn = 2; turn < from.size; ++turn) {
+                load(turn, one);
+                IRIS_UNROLL
+                for (u32 d = 0; d < DEEP; ++d) add_to(sum[d], values_of(one[d], DTYPE));
+            }
+            IRIS_UNROLL
+            for (u32 d = 0; d < DEEP; ++d) {
+                const u32 vector = begin + d * step;
+                if (vector < vectors) {
+                    const u32 row = vector / across, col = vector % across * WIDTH;
+                    store_whole(c + (row * c_ld + col) * BYTES, DTYPE, sum[d]);
+                }
+            }
+        }
     }
 
     /// Partials that a lane reads at once.
@@ -163,15 +251,13 @@ IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& sha
 template <class Producer>
 IRIS_DEVICE void run_two_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<TwoShotPlan, Producer> body(args, shared);
-    flow::two_shot(
-        launch_of(args, Producer::DIES), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
+    flow::two_shot(launch_of(args, Producer::DIES), body.plan, body);
 }
 
 template <class Producer>
 IRIS_DEVICE void run_reduce_scatter(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<ScatterPlan, Producer> body(args, shared);
-    flow::reduce_scatter(
-        launch_of(args, Producer::DIES), body.plan.tiles(), [&](u32 tile) { return body.plan.owner(tile); }, body);
+    flow::reduce_scatter(launch_of(args, Producer::DIES), body.plan, body);
 }
 
 } // namespace iris

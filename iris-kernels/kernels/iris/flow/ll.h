@@ -7,19 +7,21 @@
 namespace iris::flow {
 
 // Exchange: sent(from, to)              items that `from` sends to `to`, eight bytes each
-// Body: load(item)                      look at an item that is about to be given to some peers
-//       give(peer, item, data)          what goes to the peer as its item of this number
+// Body: load(first, item)               look at an item that is about to be given to peers: the N
+//                                       of them from number `first` of Channel::peer on
+//       give(i, peer, item, data)       what goes to the peer, the one behind those first of number i
 //       begin(item)                     it is about to be taken: what this rank has itself
 //       take(source, item, data)        take what a source sent; sources come in ascending order
 //       end(item)                       all have been taken
 
 /// The steps of exchange.
-template <class Exchange, class Body>
+template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& body) {
     const u32 me = wg.rank(), size = wg.size();
     const Call call = wg.call();
     Members to{0}, from{0};
     u32 pushed = 0, taken = 0;
+    IRIS_NO_UNROLL
     for (u32 rank = 0; rank < size; ++rank) {
         const u32 out = exchange.sent(me, rank), in = exchange.sent(rank, me);
         to.bits |= u64(out > 0) << rank;
@@ -27,37 +29,47 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
         if (rank != me && out > pushed) pushed = out;
         if (in > taken) taken = in;
     }
+    // It is under way while the credit is.
+    const ll::Share share = wg.share_of_lanes();
+    if (share.first < pushed) body.load(1, share.first);
     if (!wg.begin_push(to)) return false;
     wg.trace.begin(Span::Signal, 0);
-    const u32 first = wg.index * port::lanes() + port::lane(), step = wg.count * port::lanes();
+    wg.count_out();
     // All lanes of a wave have pushed before one of them waits.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(to);
-        for (u32 item = first; item < pushed; item += step) {
-            body.load(item);
-            for (u32 i = 1; i < size; ++i) {
-                const u32 peer = wg.peer(i);
-                if (item >= exchange.sent(me, peer)) continue;
-                u32 data[2];
-                body.give(peer, item, data);
-                ll::push(wg.m, call, peer, ll::HEAD + item, data);
+        IRIS_NO_UNROLL
+        for (u32 item = share.first; item < pushed; item += share.step) {
+            IRIS_NO_UNROLL
+            for (u32 first = 1; first < size; first += N) {
+                if (item != share.first || first != 1) body.load(first, item);
+                IRIS_UNROLL
+                for (u32 i = 0; i < N; ++i) {
+                    if (first + i >= size) break;
+                    const u32 peer = wg.peer(first + i);
+                    if (item >= exchange.sent(me, peer)) continue;
+                    u32 data[2];
+                    body.give(i, peer, item, data);
+                    ll::push(wg.m, call, peer, ll::HEAD + item, data);
+                }
             }
         }
-        wg.end_push();
         return true;
     });
     wg.trace.end(Span::Signal);
     const bool through = port::divergent([&]() IRIS_INLINE {
-        bool passed = wg.wait_head(from);
-        for (u32 item = first; passed && item < taken; item += step) {
+        bool passed = wg.template wait_head<N>(from);
+        IRIS_NO_UNROLL
+        for (u32 item = share.first; passed && item < taken; item += share.step) {
             body.begin(item);
             Members sources{0};
+            IRIS_NO_UNROLL
             for (u32 rank = 0; rank < size; ++rank) {
                 sources.bits |= u64(item < exchange.sent(rank, me)) << rank;
             }
             if (port::lane() == 0) wg.trace.add(Counter::Waits, 1);
             wg.trace.begin(Span::Wait, item);
-            passed = ll::each(wg.m, call, ll::HEAD + item, sources,
+            passed = ll::each<N>(wg.m, call, ll::HEAD + item, sources,
                               [&](u32 source, const u32 (&data)[2]) IRIS_INLINE {
                                   body.take(source, item, data);
                                   return true;
@@ -74,11 +86,11 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
 /// others pushed.
 ///
 /// All that a lane pushes comes before all that it waits for, and so does the entry: so nobody waits
-/// for a peer that waits for it.
-template <class Exchange, class Body>
+/// for a peer that waits for it. N is 1 with two ranks, and else ll::SOURCES.
+template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps(wg, exchange, body);
+    const bool result = exchange_steps<N>(wg, exchange, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
         // The head goes along wherever there is data.
         const u32 items = exchange.sent(launch.channel.rank, peer);

@@ -6,88 +6,131 @@
 
 namespace iris::flow {
 
-// Body: produce(tile)                   compute this rank's partial, in the format it travels in
+// Body: AT_ONCE                         whether sums begin before all is pushed: not those of products,
+//                                       whose accumulators fill the registers
+//       produce(tile)                   compute this rank's partial, in the format it travels in
 //       push(peer, tile, parity)        write it to the peer's inbox, at this rank's place
 //       keep(tile, parity)              keep it at this rank's own place in its own inbox
 //       reduce(tile, parity)            add up the partials in the op's order, write C
 //       push_result(peer, tile, parity, direct)   write the result to the peer: C or inbox
 //       take_result(tile, parity)       copy the result from the inbox to C
 
-/// Each rank pushes its partial of every tile to all inboxes, and adds up all of them itself.
+// Owners: most()                        most tiles that a rank owns
+//         owned(owner, place, tile)     which tile is its number `place`, if it has so many
+
+/// Tiles whose owners take turns: tile t is that of rank t mod `owners`.
+struct Turns {
+    u32 tiles, owners;
+    IRIS_DEVICE u32 most() const { return tiles / owners + (tiles % owners != 0); }
+    IRIS_DEVICE bool owned(u32 owner, u32 place, u32& tile) const {
+        tile = place * owners + owner;
+        return owner < owners && tile < tiles;
+    }
+};
+
+/// Each rank pushes its partial of every tile to all inboxes, and adds up all of them itself: at once one
+/// when it has pushed the next, so that links and memory are both busy.
 template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
         const Members all = Members::all(wg.size());
-        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
-            wg.trace.begin(Span::Gemm, tile);
-            body.produce(tile);
-            body.keep(tile, parity);
-            wg.trace.end(Span::Gemm);
-            if (!wg.meet(all)) return false;
-            wg.trace.begin(Span::Signal, tile);
-            for (u32 step = 1; step < wg.size(); ++step) body.push(wg.peer(step), tile, parity);
-            wg.push_signals(all, tile);
-            wg.trace.end(Span::Signal);
-        }
-        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+        const auto add_up = [&](u32 tile) IRIS_INLINE {
             if (!wg.wait_tiles(all, tile)) return false;
             wg.trace.begin(Span::Reduce, tile);
             body.reduce(tile, parity);
             wg.trace.end(Span::Reduce);
+            return true;
+        };
+        const u32 end = Body::AT_ONCE ? tiles + wg.count : tiles;
+        for (u32 next = wg.index; next < end; next += wg.count) {
+            if (next < tiles) {
+                wg.trace.begin(Span::Gemm, next);
+                body.produce(next);
+                body.keep(next, parity);
+                wg.trace.end(Span::Gemm);
+                if (!wg.meet(all)) return false;
+                wg.trace.begin(Span::Signal, next);
+                for (u32 step = 1; step < wg.size(); ++step) body.push(wg.peer(step), next, parity);
+                wg.push_signals(all, next);
+                wg.trace.end(Span::Signal);
+            }
+            if constexpr (Body::AT_ONCE) {
+                // The first has none before it.
+                if (next >= wg.count && !add_up(next - wg.count)) return false;
+            }
+        }
+        for (u32 tile = wg.index; !Body::AT_ONCE && tile < tiles; tile += wg.count) {
+            if (!add_up(tile)) return false;
         }
         return true;
     });
 }
 
-template <class Owner, class Body>
-IRIS_DEVICE bool reduce_at_owners(const Launch& launch, u32 tiles, Owner owner, Body& body,
+template <class Owners, class Body>
+IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, Body& body,
                                   bool to_all) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
-        // First what others wait for, then our own: one loop, so that produce stands here once.
-        for (u32 pass = 0; pass < 2; ++pass) {
-            const bool mine = pass == 1;
-            for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
-                const u32 peer = owner(tile);
-                if ((peer == me) != mine) continue;
-                wg.trace.begin(Span::Gemm, tile);
-                body.produce(tile);
-                wg.trace.end(Span::Gemm);
-                if (mine) {
-                    body.keep(tile, parity);
-                    continue;
-                }
+        // Our own places, then those of the peers, who take turns; this workgroup has every so many.
+        const u32 most = owners.most(), peers = wg.size() - 1, items = most * wg.size();
+        u32 own = wg.index, first = wg.index;
+        while (first < most) first += wg.count;
+        const auto add_up = [&](u32 tile) IRIS_INLINE {
+            if (!wg.wait_tiles(all, tile)) return false;
+            wg.trace.begin(Span::Reduce, tile);
+            body.reduce(tile, parity);
+            wg.trace.end(Span::Reduce);
+            if (!to_all) return true;
+            if (!wg.meet(all)) return false;
+            wg.trace.begin(Span::Signal, tile);
+            for (u32 step = 1; step < wg.size(); ++step) {
+                const u32 to = wg.peer(step);
+                bool direct;
+                if (!wg.direct(to, direct)) return false;
+                body.push_result(to, tile, parity, direct);
+            }
+            wg.push_results(all, tile);
+            wg.trace.end(Span::Signal);
+            return true;
+        };
+        // What others wait for comes ahead of our own; at once, not all of it, so that links and memory
+        // are both busy. One loop, so that produce stands here once.
+        for (u32 other = first; own < most || other < items;) {
+            const u32 place = other < items ? (other - most) / peers : 0;
+            const bool mine =
+                other >= items || (Body::AT_ONCE && own < most && place > own + wg.count);
+            const u32 peer = mine ? me : wg.peer(1 + (other - most) % peers);
+            u32 tile;
+            const bool is_tile = owners.owned(peer, mine ? own : place, tile);
+            (mine ? own : other) += wg.count;
+            if (!is_tile) continue;
+            wg.trace.begin(Span::Gemm, tile);
+            body.produce(tile);
+            wg.trace.end(Span::Gemm);
+            if (!mine) {
                 if (!wg.credit(peer)) return false;
                 wg.trace.begin(Span::Signal, tile);
                 body.push(peer, tile, parity);
                 wg.push_signal(peer, tile);
                 wg.trace.end(Span::Signal);
+                continue;
+            }
+            body.keep(tile, parity);
+            if constexpr (Body::AT_ONCE) {
+                if (!add_up(tile)) return false;
             }
         }
-        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
-            if (owner(tile) != me) continue;
-            if (!wg.wait_tiles(all, tile)) return false;
-            wg.trace.begin(Span::Reduce, tile);
-            body.reduce(tile, parity);
-            wg.trace.end(Span::Reduce);
-            if (!to_all) continue;
-            if (!wg.meet(all)) return false;
-            wg.trace.begin(Span::Signal, tile);
-            for (u32 step = 1; step < wg.size(); ++step) {
-                const u32 peer = wg.peer(step);
-                bool direct;
-                if (!wg.direct(peer, direct)) return false;
-                body.push_result(peer, tile, parity, direct);
-            }
-            wg.push_results(all, tile);
-            wg.trace.end(Span::Signal);
+        for (u32 place = wg.index; !Body::AT_ONCE && place < most; place += wg.count) {
+            u32 tile;
+            if (owners.owned(me, place, tile) && !add_up(tile)) return false;
         }
-        for (u32 tile = wg.index; to_all && tile < tiles; tile += wg.count) {
-            const u32 peer = owner(tile);
-            if (peer == me) continue;
+        for (u32 other = first; to_all && other < items; other += wg.count) {
+            const u32 peer = wg.peer(1 + (other - most) % peers);
+            u32 tile;
+            if (!owners.owned(peer, (other - most) / peers, tile)) continue;
             if (!wg.wait_result(peer, tile)) return false;
             bool direct;
             if (!wg.direct(peer, direct)) return false;
@@ -101,15 +144,15 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, u32 tiles, Owner owner, 
 }
 
 /// Each tile has an owner: sources push to it, it adds up and sends the one result to all.
-template <class Owner, class Body>
-IRIS_DEVICE bool two_shot(const Launch& launch, u32 tiles, Owner owner, Body& body) {
-    return reduce_at_owners(launch, tiles, owner, body, true);
+template <class Owners, class Body>
+IRIS_DEVICE bool two_shot(const Launch& launch, const Owners& owners, Body& body) {
+    return reduce_at_owners(launch, owners, body, true);
 }
 
 /// Each tile has an owner: sources push to it, and it adds up.
-template <class Owner, class Body>
-IRIS_DEVICE bool reduce_scatter(const Launch& launch, u32 tiles, Owner owner, Body& body) {
-    return reduce_at_owners(launch, tiles, owner, body, false);
+template <class Owners, class Body>
+IRIS_DEVICE bool reduce_scatter(const Launch& launch, const Owners& owners, Body& body) {
+    return reduce_at_owners(launch, owners, body, false);
 }
 
 } // namespace iris::flow

@@ -23,6 +23,6 @@ pub(crate) fn finish_values(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usi
     }
 }
 
-pub(crate) fn gelu(x: f32) -> f32 {
+fn gelu(x: f32) -> f32 {
     x * 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
 }

@@ -4,12 +4,12 @@
 use iris_sync::Stop;
 use iris_sync::flow::{self, LlTiles};
 
-use crate::args::{Matrix, OpArgs, counter, epilogue};
-use crate::cpu::body::epilogue::gelu;
+use crate::args::{Matrix, OpArgs, counter};
+use crate::cpu::body::epilogue::finish_values;
 use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::kernel::Kernel;
-use crate::schedule::{Collective, Items};
+use crate::schedule::{Collective, Items, Tile};
 
 /// Bytes that a pair of words takes.
 const PAIR_BYTES: u64 = 16;
@@ -167,14 +167,12 @@ impl LlTiles for Body<'_> {
         if !self.own {
             self.add_own(item);
         }
-        // A message has no bias.
-        if self.args.epilogue & epilogue::GELU != 0 {
-            self.sum = self.sum.map(gelu);
-        }
-        let me = self.me();
+        let (me, args) = (self.me(), self.args);
         for (i, row, col) in self.elements(self.items.rows_sent(me, me), item) {
-            let bits = view::to_bits(self.args.c.dtype, self.sum[i]);
-            view::set_bits(&self.args.c, row, col, bits);
+            let area = Tile { row, col, rows: 1, cols: 1 };
+            finish_values(args, area, &mut self.sum[i..=i], 1);
+            let bits = view::to_bits(args.c.dtype, self.sum[i]);
+            view::set_bits(&args.c, row, col, bits);
         }
     }
 }

@@ -1,6 +1,6 @@
-use iris_sync::flow::ReduceTiles;
+use iris_sync::flow::{Owners, ReduceTiles, Turns};
 
-use crate::args::counter;
+use crate::args::{counter, producer};
 use crate::cpu::body::partial::{Partial, bytes, in_slot};
 use crate::cpu::view;
 use crate::cpu::words::Words;
@@ -18,21 +18,6 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    pub(crate) fn tiles(&self) -> u32 {
-        match self {
-            Plan::OneShot(grid) | Plan::TwoShot(grid, _) => grid.tiles(),
-            Plan::Scatter(split) => split.tiles(),
-        }
-    }
-
-    pub(crate) fn owner(&self, tile: u32) -> u32 {
-        match self {
-            Plan::OneShot(_) => 0,
-            Plan::TwoShot(_, size) => crate::schedule::owner(tile, *size),
-            Plan::Scatter(split) => split.owner(tile),
-        }
-    }
-
     /// Where the tile lies in the whole product.
     fn tile(&self, tile: u32) -> Tile {
         match self {
@@ -62,6 +47,31 @@ impl Plan {
     }
 }
 
+impl Owners for Plan {
+    fn most(&self) -> u32 {
+        match self {
+            Plan::OneShot(grid) => grid.tiles(),
+            Plan::TwoShot(grid, size) => turns(grid, *size).most(),
+            // The first parts are the largest.
+            Plan::Scatter(split) => split.part(0).tiles(),
+        }
+    }
+
+    fn owned(&self, owner: u32, place: u32) -> Option<u32> {
+        match self {
+            Plan::OneShot(grid) => (place < grid.tiles()).then_some(place),
+            Plan::TwoShot(grid, size) => turns(grid, *size).owned(owner, place),
+            Plan::Scatter(split) => {
+                (place < split.part(owner).tiles()).then(|| split.first(owner) + place)
+            }
+        }
+    }
+}
+
+fn turns(grid: &Grid, owners: u32) -> Turns {
+    Turns { tiles: grid.tiles(), owners }
+}
+
 pub(crate) struct Reduce<'a> {
     pub(crate) partial: Partial<'a>,
     pub(crate) words: &'a Words<'a>,
@@ -79,6 +89,10 @@ impl Reduce<'_> {
 }
 
 impl ReduceTiles for Reduce<'_> {
+    fn at_once(&self) -> bool {
+        self.partial.args.producer == producer::LOAD
+    }
+
     fn produce(&mut self, tile: u32) {
         self.partial.produce(self.plan.tile(tile));
     }

@@ -2,7 +2,7 @@
 //! small calls that a device on which a call takes a second gets through in minutes.
 
 use iris_heap::{BackendKind, DType};
-use iris_ops::{Epilogue, Shard, TileShape};
+use iris_ops::{Epilogue, TileShape};
 use iris_testkit::suite::{Case, Input, OpName, Options};
 
 /// Workgroups of a launch: few enough to be resident anywhere.
@@ -75,25 +75,9 @@ fn even(backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// Each operator, variant and shard with these options.
+/// Each operator, variant and shard with these options, in tiles that compile fast.
 fn each(options: &Options) -> Vec<Case> {
-    let options = options.clone().tile(TILE).workgroups(WORKGROUPS);
-    let mut cases = Vec::new();
-    for op in OpName::ALL {
-        let mut options = options.clone();
-        if !op.multiplies() {
-            options.k = 0;
-        }
-        let shards: &[Shard] = match op {
-            OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
-            _ => &[Shard::Rows],
-        };
-        for &shard in shards {
-            let one = |variant| Case::new(op, variant, options.clone().shard(shard));
-            cases.extend(op.variants().into_iter().map(one));
-        }
-    }
-    cases
+    Case::each(&options.clone().tile(TILE).workgroups(WORKGROUPS))
 }
 
 #[cfg(test)]

@@ -158,38 +158,24 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
 
 /// Every op, variant and shard with these options; `at` chooses the rest in turns.
 fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for op in OpName::ALL {
-        let mut options = options.clone();
-        if !op.multiplies() {
-            options.k = 0;
-        }
-        let shards: &[Shard] = match op {
-            OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
-            _ => &[Shard::Rows],
-        };
-        for (&shard, variant) in
-            shards.iter().flat_map(|s| op.variants().into_iter().map(move |v| (s, v)))
-        {
-            let mut case = Case::new(op, variant, options.clone().shard(shard));
-            case.seed = 1 + at as u64;
-            case.uneven = at % 4 == 1;
-            if at.is_multiple_of(2) {
-                case.input = Input::Reals;
-                case.bias = op.multiplies();
-                if op.multiplies() && at.is_multiple_of(4) {
-                    case.options = case.options.epilogue(Epilogue::Gelu);
-                }
+    let in_turns = |mut case: Case| {
+        case.seed = 1 + at as u64;
+        case.uneven = at % 4 == 1;
+        if at.is_multiple_of(2) {
+            case.input = Input::Reals;
+            case.bias = case.op.multiplies();
+            if case.bias && at.is_multiple_of(4) {
+                case.options = case.options.epilogue(Epilogue::Gelu);
             }
-            // Other kernels on a GPU, which count; the suite compares with what is promised.
-            case.options = case.options.counted(at % 5 == 3);
-            if at % 3 == 1 {
-                case.options = case.options.staging(StagingLayout::MContiguous);
-            }
-            cases.push(case);
         }
-    }
-    cases
+        // Other kernels on a GPU, which count; the suite compares with what is promised.
+        case.options = case.options.counted(at % 5 == 3);
+        if at % 3 == 1 {
+            case.options = case.options.staging(StagingLayout::MContiguous);
+        }
+        case
+    };
+    Case::each(options).into_iter().map(in_turns).collect()
 }
 
 /// A world of the suite.

@@ -375,14 +375,18 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
         for (at, _) in lines.iter().enumerate().filter(|(_, line)| line.starts_with(WRITE_BACK)) {
             barriers.extend(lines[..at].iter().rposition(|line| *line == "s_barrier"));
         }
-        // A kernel of words that carry their data first writes back for its entry, which tells of nothing
-        // that another wave has stored: each lane publishes its own, and data needs no entry.
-        for &at in barriers.iter().skip(usize::from(name.ends_with("_ll"))) {
-            count += 1;
+        // A kernel of words that carry their data has two bodies, for two ranks and for more. Each writes
+        // back twice: first for its entry and its count, which tell of nothing that another wave has stored
+        // (each lane publishes its own, and data needs no entry), then where it ends, in a call that
+        // refreshes words. Only the second has waves to wait for.
+        let of_entries = if name.ends_with("_ll") { barriers.len() / 2 } else { 0 };
+        count += barriers.len() - of_entries;
+        let unwaited = barriers.iter().filter(|&&at| {
             let before = lines[..at].iter().rfind(|line| waits(line) || is_access(line));
-            if !before.is_some_and(|line| waits(line)) {
-                found.push(*name);
-            }
+            !before.is_some_and(|line| waits(line))
+        });
+        if unwaited.count() > of_entries {
+            found.push(*name);
         }
     }
     (count, found)

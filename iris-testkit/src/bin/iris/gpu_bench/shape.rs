@@ -109,16 +109,15 @@ impl Matrices {
     }
 
     /// What this rank must at least send in a call, as a block of memory, and to whom; of a broadcast
-    /// to more than one, what the root sends if the others pass it on.
+    /// all of it to the next rank, as if each passed it on while it comes.
     fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
-        let OpOptions { m, n, k, dtype, root, .. } = shape.options;
+        let OpOptions { m, n, k, dtype, .. } = shape.options;
         let part = |elements: usize| elements / ranks.size;
         let others: Vec<usize> = (1..ranks.size).map(|by| (ranks.rank + by) % ranks.size).collect();
         let (elements, peers) = match shape.op {
             OpName::Barrier | OpName::Matmul => return Ok(None),
             OpName::AllReduce | OpName::MatmulAllReduce => (2 * part(m * n), others),
             OpName::AllGatherMatmul => (part(m * k), others),
-            OpName::Broadcast if ranks.rank != root => (m * n, Vec::new()),
             OpName::Broadcast => (m * n, others.into_iter().take(1).collect()),
             _ => (part(m * n), others),
         };
@@ -229,34 +228,23 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     window.map(Window::close).transpose()?;
     heap.close()?;
 
-    let time = |side: usize, of: fn(&Times) -> &Vec<f64>| {
+    let samples = |side: usize, of: fn(&Times) -> &Vec<f64>| {
         let times: Vec<Vec<f64>> = all.iter().map(|seen| of(&seen.times[side]).clone()).collect();
-        round(median(slowest(&times)), 100.0)
+        slowest(&times)
     };
     let replays: fn(&Times) -> &Vec<f64> = |times| &times.replays;
     let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;
-    let paired = |side: usize, base: usize| -> Vec<f64> {
-        let times = |side: usize| {
-            let of: Vec<Vec<f64>> =
-                all.iter().map(|seen| seen.times[side].replays.clone()).collect();
-            slowest(&of)
-        };
-        times(side).iter().zip(times(base)).map(|(time, base)| time / base).collect()
-    };
-    let sides_of = (base, windowed);
+    let time = |side: usize, of| round(median(samples(side, of)), 100.0);
+    // What all lines have in common: the better of NCCL's two ways, and what bounds the op.
+    let better = [base, windowed].into_iter().flatten();
+    let better = better.min_by(|&a, &b| time(a, replays).total_cmp(&time(b, replays)));
+    let product = [library, own].into_iter().flatten().map(|side| time(side, replays));
+    let product = product.reduce(f64::min);
+    let transfer = transfer.map(|side| time(side, replays));
+    let limit = product.into_iter().chain(transfer).reduce(f64::max);
     let OpOptions { m, n, k, shard, workgroups, .. } = shape.options;
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
-        let (us, plain) = (time(at, replays), base.map(|base| time(base, replays)));
-        let windowed = windowed.map(|side| time(side, replays));
-        // The better of NCCL's two ways.
-        let (baseline, better) = match (plain, windowed) {
-            (Some(plain), Some(windowed)) if windowed < plain => (Some(windowed), sides_of.1),
-            _ => (plain, sides_of.0),
-        };
-        let product = [library, own].into_iter().flatten().map(|side| time(side, replays));
-        let product = product.reduce(f64::min);
-        let transfer = transfer.map(|side| time(side, replays));
-        let limit = product.into_iter().chain(transfer).reduce(f64::max);
+        let us = time(at, replays);
         let mut line = json!({
             "op": shape.op.name(), "variant": plan.variant().name(), "asked": shape.variants[at],
             "dtype": dtype.name(),
@@ -270,12 +258,16 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         };
         set("columns", (shard == Shard::Columns).then(|| true.into()));
         set("workgroups", workgroups.map(Value::from));
-        set("baseline_us", baseline.map(Value::from));
+        set("baseline_us", better.map(|side| time(side, replays).into()));
         set("baseline_eager_us", base.map(|base| time(base, eager).into()));
-        set("windowed_us", windowed.map(Value::from));
+        set("windowed_us", windowed.map(|side| time(side, replays).into()));
         // Each sample by the one beside it: both had the same clocks.
-        let [low, middle, high] = quartiles(better.map_or(Vec::new(), |base| paired(at, base)));
-        set("ratio", better.and(middle).map(|it| round(it, 1000.0).into()));
+        let paired = |base| {
+            let both = samples(at, replays).into_iter().zip(samples(base, replays));
+            both.map(|(time, base)| time / base).collect()
+        };
+        let [low, middle, high] = quartiles(better.map_or(Vec::new(), paired));
+        set("ratio", middle.map(|it| round(it, 1000.0).into()));
         let spread =
             low.zip(high).map(|(low, high)| json!([round(low, 1000.0), round(high, 1000.0)]));
         set("ratio_spread", spread);

@@ -1,17 +1,18 @@
-//! The collectives of small messages, as Rust and as device source that runs on the host.
+//! Collectives of messages, as Rust and as device source that runs on the host.
 
 use std::ffi::c_int;
 
 use iris_heap::abi::ControlBlock;
 use iris_kernels::Kernel;
-use iris_kernels::args::{Matrix, OpArgs, epilogue};
-use iris_kernels::schedule::{Collective, Items, part_of};
+use iris_kernels::args::{Matrix, OpArgs, epilogue, producer};
+use iris_kernels::schedule::{Collective, Grid, Items, SplitGrid, part_of};
 use iris_sync::{Channel, RESERVED_WORDS, RESTAMP_PERIOD, Shape};
 
 use super::{Numbers, library, symbol};
 
-/// What a rank has for the words of an op.
+/// What a rank has for the tiles and the words of an op.
 struct Rank {
+    data: Vec<u128>,
     signal: Vec<u128>,
     device: Vec<i32>,
     control: Box<ControlBlock>,
@@ -109,9 +110,10 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Every collective of small messages, bit for bit: kernels in Rust, and those of devices with four
-/// lanes; several calls, from one before words are refreshed on.
-pub(super) fn small_messages_are_right_in_rust_and_as_device_source() {
+/// Every collective of small messages, and sums of tiles, bit for bit: kernels in Rust, and those of
+/// devices with four lanes; several calls, from one before words are refreshed on, sums with a bias and
+/// without.
+pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     const LANES: &str = "-DIRIS_LANES=4";
     let (library, _folder) =
         library(&["tests/host/messages.cpp"], &["-std=c++20", LANES, "-DIRIS_DTYPE=0"]);
@@ -123,6 +125,10 @@ pub(super) fn small_messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
+        // Sums of tiles, whose vectors a lane has under way together.
+        (Kernel::OneShot, Collective::AllReduce),
+        (Kernel::TwoShot, Collective::AllReduce),
+        (Kernel::ReduceScatter, Collective::ReduceScatter),
     ];
     let messages = [
         Message { dtype: 2, wire: 2, gelu: false, rows: 6, cols: 8, gap: 0 },
@@ -130,11 +136,16 @@ pub(super) fn small_messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 0, wire: 0, gelu: false, rows: 4, cols: 5, gap: 3 },
         Message { dtype: 2, wire: 2, gelu: false, rows: 1, cols: 1, gap: 0 },
         Message { dtype: 0, wire: 2, gelu: true, rows: 5, cols: 6, gap: 0 },
+        // Whole vectors throughout, of each type.
+        Message { dtype: 2, wire: 2, gelu: false, rows: 19, cols: 88, gap: 8 },
+        Message { dtype: 1, wire: 1, gelu: false, rows: 13, cols: 88, gap: 8 },
+        Message { dtype: 0, wire: 0, gelu: false, rows: 13, cols: 88, gap: 8 },
     ];
     for (kernel, collective) in kernels {
         let entry: usize = symbol(&library, &format!("iris_{}", kernel.name()));
         // Nine ranks are more than one wait is for.
-        let worlds = [(2, &messages[..]), (3, &messages[1..3]), (9, &messages[2..3])];
+        let worlds =
+            [(2, &messages[..]), (3, &messages[1..3]), (9, &messages[2..3]), (5, &messages[5..])];
         let each = |(size, messages): (u32, &[Message])| {
             messages.iter().map(move |&message| (size, message)).collect::<Vec<_>>()
         };
@@ -146,14 +157,17 @@ pub(super) fn small_messages_are_right_in_rust_and_as_device_source() {
             // SAFETY: as above; a kernel of this library.
             let device =
                 |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
-            exchange(collective, size, message, &rust);
-            exchange(collective, size, message, &device);
+            // Each tile of a two_shot is added up by its owner.
+            let at_owners = kernel == Kernel::TwoShot;
+            exchange(collective, at_owners, size, message, &rust);
+            exchange(collective, at_owners, size, message, &device);
         }
     }
 }
 
 fn exchange(
     collective: Collective,
+    at_owners: bool,
     size: u32,
     message: Message,
     run: &(impl Fn(&OpArgs, u32, u32) + Sync),
@@ -163,9 +177,14 @@ fn exchange(
     let travels = if reduces { message.wire } else { dtype };
     let per_item = if travels == 0 { 2 } else { 4 };
     let items = Items { collective, size, rows, cols, per_item };
+    let (tile_m, tile_n) = (if rows > 8 { 4 } else { 2 }, cols.min(48));
+    let grid = Grid { rows, cols, tile_m, tile_n };
+    // As many tiles where rows are split, or more.
+    let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
+    let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
+    let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
     let first_call = RESTAMP_PERIOD - 1;
-    let shape =
-        Shape { op: 3, size, tiles: 1, pairs: items.most(), sequence: 2, ..Shape::default() };
+    let shape = Shape { op: 3, size, tiles, pairs: items.most(), sequence: 2, ..Shape::default() };
     let (_, words) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
     let unset = first_call as u32 - 1;
     let word = (0..4).fold(0u128, |all, _| all << 32 | u128::from(unset));
@@ -175,7 +194,8 @@ fn exchange(
             signal[0] = 0;
             let mut device = vec![0; words.device as usize];
             device[0] = first_call;
-            Rank { signal, device, control: Box::default() }
+            let data = vec![u128::MAX; ((inbox + results) / 16) as usize];
+            Rank { data, signal, device, control: Box::default() }
         })
         .collect();
     // Rows of what a rank gives and of what it gets: of an all-gather M is that of all together.
@@ -189,6 +209,7 @@ fn exchange(
         _ => rows,
     };
     let signals: Vec<u64> = ranks.iter().map(|rank| rank.signal.as_ptr() as u64).collect();
+    let data: Vec<u64> = ranks.iter().map(|rank| rank.data.as_ptr() as u64).collect();
     let mut numbers = Numbers(u64::from(size) + 7);
     for call in 0..4 {
         let inputs: Vec<Vec<u32>> = (0..size)
@@ -203,6 +224,12 @@ fn exchange(
                 data
             })
             .collect();
+        // The later calls of sums have one: behind a product a message may.
+        let mut bias = message.room(1);
+        let has_bias = reduces && call >= 2;
+        for col in 0..cols {
+            message.set(&mut bias, 0, col, numbers.below(1 << 10) as f32 - 511.5);
+        }
         let outputs: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
         let args: Vec<OpArgs> = (0..size)
             .map(|rank| {
@@ -210,6 +237,7 @@ fn exchange(
                 let mut args: OpArgs = bytemuck::Zeroable::zeroed();
                 (args.heap.rank, args.heap.size) = (rank, size);
                 args.heap.signal[..size as usize].copy_from_slice(&signals);
+                args.heap.data[..size as usize].copy_from_slice(&data);
                 args.heap.control = std::ptr::from_mut(&mut *own.control) as u64;
                 args.heap.device_words = own.device.as_mut_ptr() as u64;
                 args.heap.entry_deadline_ns = 60_000_000_000;
@@ -218,9 +246,14 @@ fn exchange(
                 args.record.fields[2] = rows as i32;
                 args.a = message.matrix(&inputs[rank as usize], given(rank));
                 args.c = message.matrix(&outputs[rank as usize], taken(rank));
+                if has_bias {
+                    args.bias = message.matrix(&bias, 1);
+                }
                 (args.m, args.n, args.wire) = (rows, cols, message.wire);
                 args.epilogue = if message.gelu { epilogue::GELU } else { 0 };
-                (args.tile_m, args.tile_n) = (1, 1);
+                (args.tile_m, args.tile_n, args.max_tiles) = (tile_m, tile_n, tiles);
+                (args.slot, args.sources, args.producer) = (slot, size, producer::LOAD);
+                (args.results, args.result_slot, args.max_results) = (inbox, slot, tiles);
                 args.root = 1;
                 args
             })
@@ -235,12 +268,13 @@ fn exchange(
         });
         for rank in 0..size {
             let at = |from: u32, row, col| message.bits(&inputs[from as usize], row, col);
-            let sum = |row, col, own_first: bool| {
-                let order = (0..size).filter(|&from| !own_first || from != rank);
-                let order = own_first.then_some(rank).into_iter().chain(order);
+            let sum = |row, col, first: u32| {
+                let order = (0..size).filter(|&from| from != first);
+                let order = std::iter::once(first).chain(order);
                 let wire = |value| value_of(message.wire, rounded(message.wire, value));
                 let parts = order.map(|from| wire(message.value(at(from, row, col))));
-                parts.reduce(|a, b| a + b).expect("a rank")
+                let sum = parts.reduce(|a, b| a + b).expect("a rank");
+                if has_bias { sum + message.value(message.bits(&bias, 0, col)) } else { sum }
             };
             let wide = cols + message.gap;
             for (row, col) in (0..=taken(rank)).flat_map(|r| (0..wide).map(move |c| (r, c))) {
@@ -250,9 +284,12 @@ fn exchange(
                     _ if message.is_outside(taken(rank), row, col) => {
                         seen == if dtype == 0 { u32::MAX } else { 0xffff }
                     }
-                    Collective::AllReduce => is_sum(sum(row, col, false)),
+                    Collective::AllReduce => {
+                        let tile = row / tile_m * grid.across() + col / tile_n;
+                        is_sum(sum(row, col, if at_owners { tile % size } else { 0 }))
+                    }
                     Collective::ReduceScatter => {
-                        is_sum(sum(items.source_row(rank) + row, col, true))
+                        is_sum(sum(items.source_row(rank) + row, col, rank))
                     }
                     Collective::AllGather => {
                         let from = part_of(rows, size, row);
