@@ -390,7 +390,7 @@ impl Plan {
             Tiles::Split => split.tiles(),
         };
         let product = self.op().multiplies() && (!choice.form.is_unfused() || self.alone());
-        let most = if product { u32::MAX } else { tune::MESSAGE_GROUPS };
+        let most = if product { u32::MAX } else { tune::message_groups(self.ranks) };
         tiles.clamp(1, most)
     }
 

@@ -1,31 +1,15 @@
 //! Which variant and which tile: a table first, then a rule. Both depend only on values that all
 //! ranks have in common.
 
+mod device;
+mod table;
+
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Request, Shard, TileShape};
 use crate::plan::words;
 use crate::spec::{Form, Memory, Rule, Tiles, Whole};
-
-/// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it
-/// the second hop costs more than the extra bytes.
-const ONE_SHOT_BYTES: usize = 64 << 10;
-
-/// The same on GPUs. On 4 x H200 an all-reduce of 1 MiB took 19.2 us by one_shot, 20.1 by two_shot; of 4
-/// MiB 47.1 and 32.5; behind a product 39.6 and 40.0 for 1 MiB, 50.7 and 44.8 for 2 MiB (commit
-/// 5270d58, 2026-11-22).
-const ONE_SHOT_BYTES_GPU: usize = 1 << 20;
-
-/// The same of two ranks, of which each has one peer: one_shot sends no byte twice. On 2 x H200 it took
-/// 21.9 us for 4 MiB, two_shot 25.4; 66.5 and 65.1 for 16 MiB, 430 and 397 for 128 MiB; behind a product,
-/// 76.2 and 79.4 for 8 MiB, 287 and 274 for 32 MiB (commit 780ce29, 2026-11-22).
-const ONE_SHOT_BYTES_OF_TWO: usize = 8 << 20;
-
-/// Most workgroups of a message on a GPU, which fill its links; odd, so that tiles whose owners take
-/// turns fall to all workgroups alike. On 2 x H200 a reduce-scatter of 128 MiB took 241 us on 131
-/// workgroups and 289 on 65, an all-gather 202 and 215 with larger tiles (2026-11-22).
-pub(crate) const MESSAGE_GROUPS: u32 = 131;
 
 /// Most items, of eight bytes, that one rank sends another in words that carry their data: 1 MiB. Of
 /// four ranks such a message takes 16 MiB of the signal segment.
@@ -34,23 +18,6 @@ pub(crate) const LL_ITEMS: u32 = 1 << 17;
 /// Most workgroups of such a message on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
-/// Messages of up to so many bytes from one rank to another go in such words on a GPU, by operator, in a
-/// world of two ranks and in one of four; in others nobody has measured them. Where they are the
-/// quickest, by `iris bench --backend cuda`, write the largest size here, with device, commit and date.
-///
-/// On 2 x H200 (commit 780ce29, 2026-11-22) they were the quickest of ours at all sizes from 8 KiB to 1 MiB
-/// of the whole message: an all_reduce took 5.3 to 12.2 us where `one_shot` took 8.8 to 11.8 and NCCL 6.9
-/// to 14.1; behind a product 5 us less than `one_shot` for 16 and 256 KiB, 1 us for 1 MiB. On 4 x H200
-/// (5270d58) an all_reduce of 256 KiB took 10.8 us by them and 12.0 by `one_shot`, of 1 MiB 27.7 and 19.2.
-const LL_BYTES_GPU: [(Op, [usize; 2]); 6] = [
-    (Op::MatmulAllReduce, [1 << 20, 256 << 10]),
-    (Op::AllReduce, [1 << 20, 256 << 10]),
-    (Op::AllGather, [512 << 10, 256 << 10]),
-    (Op::ReduceScatter, [512 << 10, 256 << 10]),
-    (Op::AllToAll, [512 << 10, 256 << 10]),
-    (Op::Broadcast, [1 << 20, 256 << 10]),
-];
-
 /// Bytes of the signal segment that such words of an op take at most where nobody asked for them: an
 /// eighth of what a heap has by default.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
@@ -58,15 +25,31 @@ const LL_SIGNAL_BYTES: usize = 8 << 20;
 /// The largest message from one rank to another that goes in words that carry their data, in bytes.
 pub(crate) fn most_in_words(ranks: Ranks, op: Op) -> usize {
     let world = match ranks.size {
-        _ if ranks.backend.traits().host_threads => return 0,
         2 => 0,
         4 => 1,
         _ => return 0,
     };
-    let row = LL_BYTES_GPU.iter().find(|(of, _)| *of == op);
+    let words = device::of(ranks.backend).map_or(&[][..], |device| device.words);
+    let row = words.iter().find(|(of, _)| *of == op);
     let most = row.map_or(0, |(_, by_world)| by_world[world]);
     // Two slots of each source, and twice the bytes.
     most.min(LL_SIGNAL_BYTES / (4 * ranks.size))
+}
+
+/// Most workgroups of a message.
+pub(crate) fn message_groups(ranks: Ranks) -> u32 {
+    device::of(ranks.backend).map_or(u32::MAX, |device| device.message_groups)
+}
+
+/// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it the
+/// second hop costs more than the extra bytes.
+fn one_shot_bytes(ranks: Ranks) -> usize {
+    match (device::of(ranks.backend), ranks.size) {
+        (None, 0..=2) => usize::MAX,
+        (None, _) => 64 << 10,
+        (Some(device), 0..=2) => device.one_shot_bytes_of_two,
+        (Some(device), _) => device.one_shot_bytes,
+    }
 }
 
 /// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
@@ -83,18 +66,17 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
         return form.variant;
     }
     let cpu = ranks.backend.traits().host_threads;
+    let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
     // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
     // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21), an all-gather and then
     // the product 0.4 to 0.6 of what all_gather_matmul took (9665f85, 2026-11-22). What is traced,
-    // counted or held up, or told its workgroups, are the fused kernels.
+    // counted or held up, or told its workgroups, are the fused kernels. On AMD's GPUs nobody has measured.
     if !cpu && ranks.size > 1 && request.is_plain() && row.form(Variant::Unfused).is_some() {
         if let Some(variant) = in_words(ranks, request, Variant::UnfusedLl) {
             return variant;
         }
-        let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
-        let most = if ranks.size == 2 { ONE_SHOT_BYTES_OF_TWO } else { ONE_SHOT_BYTES_GPU };
         return match row.form(Variant::UnfusedOneShot) {
-            Some(form) if bytes <= most => form.variant,
+            Some(form) if bytes <= one_shot_bytes(ranks) => form.variant,
             _ => Variant::Unfused,
         };
     }
@@ -107,16 +89,10 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
         // which multiplies no less and pushes every tile to everybody (commit 4d18965, 2026-11-21).
         Rule::Sum if !cpu && ranks.size > 2 && row.op.multiplies() => Variant::TwoShot,
         Rule::Sum => {
-            let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
-            let most = match (cpu, ranks.size) {
-                (true, 0..=2) => usize::MAX,
-                (true, _) => ONE_SHOT_BYTES,
-                // It pushes no more than two_shot, and a fused product is multiplied as often.
-                (false, 0..=2) if row.op.multiplies() => usize::MAX,
-                (false, 0..=2) => ONE_SHOT_BYTES_OF_TWO,
-                (false, _) => ONE_SHOT_BYTES_GPU,
-            };
-            if bytes <= most { Variant::OneShot } else { Variant::TwoShot }
+            // Of two ranks it pushes no more than two_shot, and a fused product is multiplied as often.
+            let always = ranks.size <= 2 && row.op.multiplies();
+            let one_shot = always || bytes <= one_shot_bytes(ranks);
+            if one_shot { Variant::OneShot } else { Variant::TwoShot }
         }
         Rule::Gather if cpu => Variant::Pull,
         // On 4 x H200 pull took 3 to 6 times as long, staged 2 to 3 times: a row of A crosses the
@@ -146,15 +122,15 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
     // Of what is unfused the message has tiles; alone there is none.
     let product = row.op.multiplies() && (!form.is_unfused() || ranks.size == 1);
-    if !ranks.backend.traits().host_threads {
-        return match product {
-            true => device_tile(ranks, request),
-            false => device_message_tile(ranks, request, form),
-        };
-    }
     let unfused = product != row.op.multiplies();
     if !unfused && let Some(tile) = table::tile(ranks, request) {
         return tile;
+    }
+    if let Some(device) = device::of(ranks.backend) {
+        return match product {
+            true => device_tile(ranks, request, device.enough_tiles),
+            false => device_message_tile(ranks, request, form),
+        };
     }
     if !product {
         // Elements lie one behind the other, however many there are.
@@ -221,118 +197,17 @@ impl Message {
 }
 
 /// The shape of a tile of a product on a GPU: the largest that the kernels are built for and that
-/// still gives most multiprocessors one.
-fn device_tile(ranks: Ranks, request: &Request) -> TileShape {
-    /// Tiles below which a smaller shape is taken.
-    const ENOUGH: usize = 64;
+/// still makes `enough` tiles.
+fn device_tile(ranks: Ranks, request: &Request, enough: usize) -> TileShape {
     let Request { row, m, n, .. } = *request;
     let n = if row.n_decides() { n.max(1) } else { 4096 };
     // Where rows are split, a tile lies in one rank's part.
     let rows = if row.tiles == Tiles::Whole { m } else { m.div_ceil(ranks.size) };
     let rows = rows.max(1);
-    let enough =
-        |build: &&TileSize| m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= ENOUGH;
+    let are_enough =
+        |build: &&TileSize| m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= enough;
     let smallest = &TileSize::ALL[TileSize::ALL.len() - 1];
-    let build = TileSize::ALL.iter().find(enough).unwrap_or(smallest);
+    let build = TileSize::ALL.iter().find(are_enough).unwrap_or(smallest);
     let (m, wide) = (build.m as usize, build.n as usize);
     TileShape { m: m.min(rows.next_multiple_of(8)), n: wide.min(n.next_multiple_of(8)) }
-}
-
-/// The table: `tuning/cpu.toml`, read once.
-mod table {
-    use std::sync::LazyLock;
-
-    use serde::Deserialize;
-
-    use crate::kind::{Op, Variant};
-    use crate::options::{Ranks, Request, TileShape};
-
-    /// A row: the first that fits is taken.
-    #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Row {
-        op: String,
-        world: usize,
-        dtype: String,
-        m: [usize; 2],
-        n: usize,
-        k: Option<usize>,
-        variant: Option<String>,
-        tile: Option<[usize; 2]>,
-        /// Where the row was measured: device, commit, date.
-        #[allow(dead_code, reason = "kept with the data, for the reader")]
-        provenance: String,
-    }
-
-    #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Table {
-        #[serde(default)]
-        row: Vec<Row>,
-    }
-
-    /// A row whose names were understood.
-    struct Known {
-        op: Op,
-        variant: Option<Variant>,
-        row: Row,
-    }
-
-    static ROWS: LazyLock<Vec<Known>> = LazyLock::new(|| {
-        let text = include_str!("../tuning/cpu.toml");
-        let rows = toml::from_str::<Table>(text).map(|table| table.row).unwrap_or_default();
-        rows.into_iter().filter_map(known).collect()
-    });
-
-    fn known(row: Row) -> Option<Known> {
-        let variant = row.variant.as_deref().map(str::parse).transpose().ok()?;
-        Some(Known { op: row.op.parse().ok()?, variant, row })
-    }
-
-    /// Rows for calls like this one, whatever their size.
-    fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known> {
-        let (op, dtype) = (request.op(), request.dtype.name());
-        let (common, n_decides) = (request.row.common, request.row.n_decides());
-        let Request { n, k, elements, .. } = *request;
-        let cpu = ranks.backend.traits().host_threads;
-        ROWS.iter().filter(move |Known { op: of, row, .. }| {
-            cpu && !elements
-                && *of == op
-                && row.world == ranks.size
-                && row.dtype == dtype
-                && (!n_decides || row.n == n)
-                // Where K is a rank's own, it may not decide: the ranks would choose differently.
-                && row.k.is_none_or(|of| of == k || !common.k)
-        })
-    }
-
-    fn find(ranks: Ranks, request: &Request) -> Option<&'static Known> {
-        like(ranks, request).find(|known| (known.row.m[0]..=known.row.m[1]).contains(&request.m))
-    }
-
-    /// The sizes at which rows begin and end.
-    pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
-        like(ranks, request).flat_map(|known| [known.row.m[0].saturating_sub(1), known.row.m[1]])
-    }
-
-    pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
-        find(ranks, request)?.variant
-    }
-
-    pub(super) fn tile(ranks: Ranks, request: &Request) -> Option<TileShape> {
-        find(ranks, request)?.row.tile.map(|[m, n]| TileShape { m, n })
-    }
-
-    #[cfg(test)]
-    mod tests {
-        use super::*;
-
-        #[test]
-        fn every_row_of_the_table_is_understood() {
-            let text = include_str!("../tuning/cpu.toml");
-            let table: Table = toml::from_str(text).expect("the table parses");
-            assert_eq!(table.row.len(), ROWS.len());
-            assert!(!ROWS.is_empty());
-        }
-    }
 }

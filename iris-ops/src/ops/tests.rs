@@ -5,7 +5,7 @@ use iris_heap::{BackendKind, DType};
 use super::{all_gather, all_gather_matmul, all_reduce, matmul_all_reduce};
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Shard, TileShape};
-use crate::tune::MESSAGE_GROUPS;
+use crate::tune::message_groups;
 
 #[test]
 fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
@@ -23,8 +23,8 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     // Each rank owns 32.
     assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
     // Larger ones have four times as many, of at most 128 KiB.
-    assert_eq!(tiles(TwoShot, 2048, 4096), (512, MESSAGE_GROUPS));
-    assert_eq!(tiles(TwoShot, 1, 8 << 20), (512, MESSAGE_GROUPS));
+    assert_eq!(tiles(TwoShot, 2048, 4096), (512, message_groups(ranks)));
+    assert_eq!(tiles(TwoShot, 1, 8 << 20), (512, message_groups(ranks)));
     assert_eq!(tiles(TwoShot, 16384, 4096).0, 1024);
     let options = all_gather::Options::rows(2048, 4096).dtype(DType::BF16);
     let options = options.variant(all_gather::Variant::Push);
@@ -49,6 +49,23 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     let one = one.variant(matmul_all_reduce::Variant::TwoShot).plan(ranks).unwrap();
     assert_eq!(one.choices().len(), 1);
     assert!(plan.data_bytes() >= one.data_bytes() && plan.signal_bytes() >= one.signal_bytes());
+}
+
+/// A choice goes by figures of the devices that it is for.
+#[test]
+fn figures_of_one_device_are_not_taken_for_another() {
+    use BackendKind::{Cpu, Cuda, Hip};
+    use Variant::{Ll, OneShot, TwoShot};
+    let choice = |backend, bytes: usize| {
+        let options = all_reduce::Options::new(bytes / 2).dtype(DType::BF16);
+        options.plan(Ranks::new(0, 4).on(backend)).unwrap().variant()
+    };
+    let choices = |bytes| [Cpu, Cuda, Hip].map(|backend| choice(backend, bytes));
+    assert_eq!(choices(16 << 10), [OneShot, Ll, OneShot]);
+    assert_eq!(choices(512 << 10), [TwoShot, OneShot, TwoShot]);
+    assert_eq!(choices(4 << 20), [TwoShot, TwoShot, TwoShot]);
+    let groups = [Cuda, Hip].map(|backend| message_groups(Ranks::new(0, 4).on(backend)));
+    assert!(groups[0] != groups[1], "{groups:?}");
 }
 
 /// What nobody asks anything else of takes products of whole matrices on GPUs.

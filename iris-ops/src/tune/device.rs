@@ -1,0 +1,74 @@
+//! Figures of a kind of GPU, which the rules go by: measured on one, or reckoned from its data sheet.
+
+use iris_heap::BackendKind;
+
+use crate::kind::Op;
+
+/// What is to be known of a GPU.
+pub(super) struct Device {
+    /// Most workgroups of a message, which fill its links; odd, so that tiles whose owners take turns fall to
+    /// all workgroups alike.
+    pub message_groups: u32,
+    /// Results of up to so many bytes are pushed to everybody rather than reduced by an owner.
+    pub one_shot_bytes: usize,
+    /// The same of two ranks, of which each has one peer: `one_shot` sends no byte twice.
+    pub one_shot_bytes_of_two: usize,
+    /// Tiles of a product below which smaller ones are taken, so that most of its processors have one.
+    pub enough_tiles: usize,
+    /// Messages of up to so many bytes from one rank to another go in words that carry their data, by
+    /// operator, in a world of two ranks and in one of four; in others nobody has measured them. Where they
+    /// are the quickest, by `iris bench`, write the largest size here, with device, commit and date.
+    pub words: &'static [(Op, [usize; 2])],
+}
+
+/// Of an H200, which other GPUs of NVIDIA's are taken for.
+const H200: Device = Device {
+    // On 2 x H200 a reduce-scatter of 128 MiB took 241 us on 131 workgroups and 289 on 65, an all-gather
+    // 202 and 215 with larger tiles (2026-11-22).
+    message_groups: 131,
+    // On 4 x H200 an all-reduce of 1 MiB took 19.2 us by one_shot, 20.1 by two_shot; of 4 MiB 47.1 and
+    // 32.5; behind a product 39.6 and 40.0 for 1 MiB, 50.7 and 44.8 for 2 MiB (commit 5270d58,
+    // 2026-11-22).
+    one_shot_bytes: 1 << 20,
+    // On 2 x H200 it took 21.9 us for 4 MiB, two_shot 25.4; 66.5 and 65.1 for 16 MiB, 430 and 397 for 128
+    // MiB; behind a product, 76.2 and 79.4 for 8 MiB, 287 and 274 for 32 MiB (commit 780ce29, 2026-11-22).
+    one_shot_bytes_of_two: 8 << 20,
+    // Half of its 132 multiprocessors.
+    enough_tiles: 64,
+    // On 2 x H200 (commit 780ce29, 2026-11-22) they were the quickest of ours at all sizes from 8 KiB to 1
+    // MiB of the whole message: an all_reduce took 5.3 to 12.2 us where `one_shot` took 8.8 to 11.8 and
+    // NCCL 6.9 to 14.1; behind a product 5 us less than `one_shot` for 16 and 256 KiB, 1 us for 1 MiB. On
+    // 4 x H200 (5270d58) an all_reduce of 256 KiB took 10.8 us by them and 12.0 by `one_shot`, of 1 MiB
+    // 27.7 and 19.2.
+    words: &[
+        (Op::MatmulAllReduce, [1 << 20, 256 << 10]),
+        (Op::AllReduce, [1 << 20, 256 << 10]),
+        (Op::AllGather, [512 << 10, 256 << 10]),
+        (Op::ReduceScatter, [512 << 10, 256 << 10]),
+        (Op::AllToAll, [512 << 10, 256 << 10]),
+        (Op::Broadcast, [1 << 20, 256 << 10]),
+    ],
+};
+
+/// Of an MI300X, which other GPUs of AMD's are taken for: reckoned, since nobody has measured on one. It has
+/// 304 compute units, and to each of seven peers a link of 48 GB/s, which no other peer's bytes can take.
+const MI300X: Device = Device {
+    // Seven links are busy while what they carry in the time of a way there and back, some 3 us, is under
+    // way: 1 MB. A workgroup has 32 KiB of stores in flight: 32 of them do; twice as many hide that not
+    // all push at the same time.
+    message_groups: 65,
+    // Of four ranks one_shot sends a peer all of a result, two_shot twice a quarter: half of it more, at
+    // 48 GB/s, against a second hop of some 5 us, which is 480 KB; of eight three quarters, 320 KB.
+    one_shot_bytes: 256 << 10,
+    // It sends a peer no more bytes than two_shot; its sums are done twice, and read no link.
+    one_shot_bytes_of_two: 8 << 20,
+    enough_tiles: 152,
+    // Not before they were measured: only by name.
+    words: &[],
+};
+
+/// Of GPUs of a backend; none of hosts.
+pub(super) fn of(backend: BackendKind) -> Option<&'static Device> {
+    const ALL: [Option<&Device>; 3] = [None, Some(&H200), Some(&MI300X)];
+    ALL[backend as usize]
+}

@@ -1,0 +1,122 @@
+//! The tables: a file of rows that were measured for each architecture in `tuning/`, read once.
+
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use crate::kind::{Op, Variant};
+use crate::options::{Ranks, Request, TileShape};
+
+/// A row: the first that fits is taken.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    op: String,
+    world: usize,
+    dtype: String,
+    m: [usize; 2],
+    n: usize,
+    k: Option<usize>,
+    variant: Option<String>,
+    tile: Option<[usize; 2]>,
+    /// Where the row was measured: device, commit, date.
+    #[allow(dead_code, reason = "kept with the data, for the reader")]
+    provenance: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    #[serde(default)]
+    row: Vec<Row>,
+}
+
+/// A row whose names were understood.
+struct Known {
+    op: Op,
+    variant: Option<Variant>,
+    row: Row,
+}
+
+/// The tables, in the order of the backends, each of the architecture that was measured: another one of
+/// the same backend takes its rows for want of its own.
+const TEXTS: [&str; 3] = [
+    include_str!("../../tuning/cpu.toml"),
+    include_str!("../../tuning/sm90.toml"),
+    include_str!("../../tuning/gfx942.toml"),
+];
+
+static TABLES: LazyLock<[Vec<Known>; 3]> = LazyLock::new(|| {
+    TEXTS.map(|text| {
+        let rows = toml::from_str::<Table>(text).map(|table| table.row).unwrap_or_default();
+        rows.into_iter().filter_map(known).collect()
+    })
+});
+
+fn known(row: Row) -> Option<Known> {
+    let variant = row.variant.as_deref().map(str::parse).transpose().ok()?;
+    Some(Known { op: row.op.parse().ok()?, variant, row })
+}
+
+/// Rows for calls like this one, whatever their size.
+fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known> {
+    let (op, dtype) = (request.op(), request.dtype.name());
+    let (common, n_decides) = (request.row.common, request.row.n_decides());
+    let Request { n, k, elements, .. } = *request;
+    TABLES[ranks.backend as usize].iter().filter(move |Known { op: of, row, .. }| {
+        !elements
+            && *of == op
+            && row.world == ranks.size
+            && row.dtype == dtype
+            && (!n_decides || row.n == n)
+            // Where K is a rank's own, it may not decide: the ranks would choose differently.
+            && row.k.is_none_or(|of| of == k || !common.k)
+    })
+}
+
+fn find(ranks: Ranks, request: &Request) -> Option<&'static Known> {
+    like(ranks, request).find(|known| (known.row.m[0]..=known.row.m[1]).contains(&request.m))
+}
+
+/// The sizes at which rows begin and end.
+pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
+    like(ranks, request).flat_map(|known| [known.row.m[0].saturating_sub(1), known.row.m[1]])
+}
+
+pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
+    find(ranks, request)?.variant
+}
+
+pub(super) fn tile(ranks: Ranks, request: &Request) -> Option<TileShape> {
+    find(ranks, request)?.row.tile.map(|[m, n]| TileShape { m, n })
+}
+
+#[cfg(test)]
+mod tests {
+    use iris_heap::BackendKind;
+
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_tables_is_understood() {
+        for (text, rows) in TEXTS.iter().zip(&*TABLES) {
+            let table: Table = toml::from_str(text).expect("the table parses");
+            assert_eq!(table.row.len(), rows.len());
+        }
+        assert!(!TABLES[0].is_empty());
+    }
+
+    /// What was measured on one kind of device is not taken for another.
+    #[test]
+    fn rows_are_of_their_own_backend() {
+        let rows = |backend| {
+            let row = &TABLES[0][0].row;
+            let options = crate::ops::matmul_all_reduce::Options::new(row.m[0], row.n, 512);
+            let ranks = Ranks::new(0, row.world).on(backend);
+            assert_eq!((row.op.as_str(), row.dtype.as_str()), ("matmul_all_reduce", "f32"));
+            like(ranks, &options.request).count()
+        };
+        assert!(rows(BackendKind::Cpu) > 0);
+        assert_eq!((rows(BackendKind::Cuda), rows(BackendKind::Hip)), (0, 0));
+    }
+}
