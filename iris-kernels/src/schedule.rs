@@ -236,37 +236,68 @@ impl Units {
         (row, self.tile_m.min(rows.end - row), source, block - before)
     }
 
-    /// The row block that `rank` works on as number `position`: its own rows first, since they need
-    /// nobody.
-    pub fn worked(&self, position: u32, rank: u32) -> u32 {
-        let before = match self.shard {
-            Shard::Rows => (0..rank).map(|source| self.blocks(source).0).sum(),
-            Shard::Columns => 0,
-        };
-        (position + before) % self.row_blocks()
+    /// Number `position` of what the ranks other than `rank` have, of which `of` says how much each
+    /// has: the rank, and which of its own. They take turns, beginning with the rank behind, so that the
+    /// links to all of them are busy at once; some may have more than others, all of those the same.
+    fn in_turns(&self, rank: u32, position: u32, of: impl Fn(u32) -> u32) -> (u32, u32) {
+        let others = || (1..self.size).map(|step| (rank + step) % self.size);
+        let least = others().map(&of).min().unwrap_or(0);
+        let rounds = least * (self.size - 1);
+        if position < rounds {
+            let step = 1 + position % (self.size - 1);
+            return ((rank + step) % self.size, position / (self.size - 1));
+        }
+        let more = || others().filter(|&source| of(source) > least);
+        let (turn, longer) = (position - rounds, more().count().max(1) as u32);
+        (more().nth((turn % longer) as usize).unwrap_or(rank), least + turn / longer)
     }
 
-    /// The unit that `rank` fetches as number `position`: beginning with the rank behind it.
+    /// The row block that `rank` works on as number `position`: its own rows first, since they need
+    /// nobody, then those of the others as they come.
+    pub fn worked(&self, position: u32, rank: u32) -> u32 {
+        if self.shard == Shard::Columns {
+            return position;
+        }
+        let rows = |source| self.blocks(source).0;
+        let own = rows(rank);
+        let (source, within) = match position.checked_sub(own) {
+            Some(position) => self.in_turns(rank, position, rows),
+            None => (rank, position),
+        };
+        (0..source).map(rows).sum::<u32>() + within
+    }
+
+    /// The unit that `rank` fetches as number `position`: of all other ranks in turns; its own come
+    /// last.
     pub fn fetched(&self, position: u32, rank: u32) -> u32 {
-        (position + self.first(rank + 1)) % self.units()
+        let of = |source| self.first(source + 1) - self.first(source);
+        let others = self.units() - of(rank);
+        let (source, within) = match position.checked_sub(others) {
+            Some(within) => (rank, within),
+            None => self.in_turns(rank, position, of),
+        };
+        self.first(source) + within
     }
 
     /// The units that row block `block` needs, in the order in which rank `rank` takes them: its
-    /// own first, then those of the ranks behind it.
+    /// own first, then those of the others as they come.
     pub fn needs(&self, block: u32, rank: u32) -> impl Iterator<Item = u32> + use<> {
         let units = *self;
         let (_, _, source, row) = units.row_block(block);
-        let sources = match units.shard {
-            Shard::Rows => source..source + 1,
-            Shard::Columns => 0..units.size,
+        let groups = move |source| units.blocks(source).1;
+        let (own, others) = match units.shard {
+            Shard::Rows => (groups(source), 0),
+            Shard::Columns => {
+                let own = groups(rank);
+                (own, (0..units.size).map(groups).sum::<u32>() - own)
+            }
         };
-        sources.flat_map(move |step| {
-            let source = match units.shard {
-                Shard::Rows => step,
-                Shard::Columns => (rank + step) % units.size,
-            };
-            (0..units.blocks(source).1).map(move |group| units.unit(source, row, group))
-        })
+        let first = if units.shard == Shard::Rows { source } else { rank };
+        let own = (0..own).map(move |group| units.unit(first, row, group));
+        own.chain((0..others).map(move |at| {
+            let (source, group) = units.in_turns(rank, at, groups);
+            units.unit(source, row, group)
+        }))
     }
 }
 

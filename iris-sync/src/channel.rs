@@ -159,8 +159,15 @@ impl Channel {
 
     /// The other ranks, beginning behind this one, so that not all write to the same rank at once.
     pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
+        self.peers_in_turn(0)
+    }
+
+    /// The same, beginning with another one for each `turn`: workgroups that move one tile each, of a
+    /// number of its own, move them to different peers, so that the links to all of them are busy.
+    pub fn peers_in_turn(&self, turn: u32) -> impl Iterator<Item = u32> + use<> {
         let Self { rank, size, .. } = *self;
-        (1..size).map(move |step| (rank + step) % size)
+        let others = size - 1;
+        (0..others).map(move |step| (rank + 1 + (step + turn % others) % others) % size)
     }
 }
 

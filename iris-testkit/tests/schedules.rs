@@ -187,6 +187,32 @@ proptest! {
         }
     }
 
+    /// All links are busy while all peers have something left.
+    #[test]
+    fn neighbouring_fetches_are_from_all_peers(units in units(), rank in 0u32..8) {
+        prop_assume!(rank < units.size);
+        let others = units.size - 1;
+        let of = |source| units.first(source + 1) - units.first(source);
+        let least = (0..units.size).filter(|&it| it != rank).map(of).min().unwrap_or(0);
+        for round in 0..least {
+            let fetched = (round * others..(round + 1) * others).map(|at| units.fetched(at, rank));
+            let sources: HashSet<_> = fetched.map(|unit| units.source(unit)).collect();
+            prop_assert!(sources.len() as u32 == others && !sources.contains(&rank));
+        }
+    }
+
+    #[test]
+    fn neighbouring_turns_begin_with_different_peers(size in 1u32..9, turn in 0u32..1000) {
+        let channel = Channel { rank: turn % size, size, ..Channel::default() };
+        let all: HashSet<_> = channel.peers().collect();
+        let firsts = (turn..turn + size - 1).filter_map(|turn| {
+            let peers: Vec<_> = channel.peers_in_turn(turn).collect();
+            assert_eq!(peers.iter().copied().collect::<HashSet<_>>(), all);
+            peers.first().copied()
+        });
+        prop_assert_eq!(firsts.collect::<HashSet<_>>(), all);
+    }
+
     /// What a block of rows waits for is what its product needs: those rows, all of K, once.
     #[test]
     fn blocks_need_their_rows_and_all_of_k_once(units in units()) {

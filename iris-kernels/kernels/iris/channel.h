@@ -22,6 +22,13 @@ struct Channel {
         const u32 at = rank + step;
         return at < size ? at : at - size;
     }
+
+    /// The same, beginning with another one for each `turn`: workgroups that move one tile each, of a
+    /// number of its own, move them to different peers, so that the links to all of them are busy.
+    IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const {
+        const u32 others = size - 1;
+        return peer(1 + (step - 1 + turn % others) % others);
+    }
 };
 static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
 

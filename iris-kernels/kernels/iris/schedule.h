@@ -170,15 +170,49 @@ struct Units {
         const u32 row = rows.start + (block - before) * tile_m;
         return Block{row, min_of(tile_m, rows.end - row), from, block - before};
     }
-    /// The row block that `rank` works on as number `position`: its own rows first.
-    IRIS_DEVICE u32 worked(u32 position, u32 rank) const {
-        u32 before = 0;
-        for (u32 from = 0; shard == Shard::Rows && from < rank; ++from) before += row_blocks_of(from);
-        return (position + before) % row_blocks();
+    /// Which of a rank's own.
+    struct Turn {
+        u32 source, within;
+    };
+    /// Number `position` of what the ranks other than `rank` have, of which `of` says how much each has.
+    /// They take turns, beginning with the rank behind, so that the links to all of them are busy at
+    /// once; some may have more than others, all of those the same.
+    template <class Of> IRIS_DEVICE Turn in_turns(u32 rank, u32 position, Of of) const {
+        const u32 others = size - 1;
+        u32 least = ~0u;
+        for (u32 step = 1; step < size; ++step) least = min_of(least, of((rank + step) % size));
+        if (position < least * others) {
+            return Turn{(rank + 1 + position % others) % size, position / others};
+        }
+        u32 longer = 0;
+        for (u32 step = 1; step < size; ++step) longer += of((rank + step) % size) > least;
+        const u32 turn = position - least * others;
+        u32 skip = turn % longer, source = rank;
+        for (u32 step = 1; step < size; ++step) {
+            source = (rank + step) % size;
+            if (of(source) > least && skip-- == 0) break;
+        }
+        return Turn{source, least + turn / longer};
     }
-    /// The unit that `rank` fetches as number `position`: beginning with the rank behind it.
+    /// The row block that `rank` works on as number `position`: its own rows first, then those of the
+    /// others as they come.
+    IRIS_DEVICE u32 worked(u32 position, u32 rank) const {
+        if (shard == Shard::Columns) return position;
+        const u32 own = row_blocks_of(rank);
+        Turn at{rank, position};
+        if (position >= own) {
+            at = in_turns(rank, position - own, [&](u32 from) { return row_blocks_of(from); });
+        }
+        for (u32 from = 0; from < at.source; ++from) at.within += row_blocks_of(from);
+        return at.within;
+    }
+    /// The unit that `rank` fetches as number `position`: of all other ranks in turns; its own come last.
     IRIS_DEVICE u32 fetched(u32 position, u32 rank) const {
-        return (position + first(rank + 1)) % units();
+        const auto of = [&](u32 from) { return row_blocks_of(from) * groups_of(from); };
+        const u32 others = units() - of(rank);
+        const Turn at =
+            position < others ? in_turns(rank, position, of) : Turn{rank, position - others};
+        return first(at.source) + at.within;
     }
     /// How many units row block `block` needs.
     IRIS_DEVICE u32 needs(u32 block) const {
@@ -188,16 +222,14 @@ struct Units {
         return count;
     }
     /// The unit that row block `block` needs as number `i`, in the order in which `rank` takes
-    /// them: its own first, then those of the ranks behind it.
+    /// them: its own first, then those of the others as they come.
     IRIS_DEVICE u32 need(u32 block, u32 rank, u32 i) const {
         const Block at = row_block(block);
         if (shard == Shard::Rows) return unit(at.source, at.within, i);
-        for (u32 step = 0; step < size; ++step) {
-            const u32 from = (rank + step) % size;
-            if (i < groups_of(from)) return unit(from, at.within, i);
-            i -= groups_of(from);
-        }
-        return units();
+        const u32 own = groups_of(rank);
+        if (i < own) return unit(rank, at.within, i);
+        const Turn from = in_turns(rank, i - own, [&](u32 source) { return groups_of(source); });
+        return unit(from.source, at.within, from.within);
     }
 };
 

@@ -45,6 +45,7 @@ class Workgroup {
     IRIS_DEVICE u32 rank() const { return m.channel.rank; }
     IRIS_DEVICE u32 size() const { return m.channel.size; }
     IRIS_DEVICE u32 peer(u32 step) const { return m.channel.peer(step); }
+    IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const { return m.channel.peer_in_turn(step, turn); }
 
     /// Before a launch that is not the first of its call does anything: fails if the rank has given
     /// up, as credit and barrier do.

@@ -36,7 +36,7 @@ pub fn deliver<M: Memory + ?Sized>(
             let to = of(wg.channel, |peer| tile < delivery.sent(me, peer));
             wg.meet(to)?;
             wg.m.begin(Span::Signal, tile);
-            for peer in wg.channel.peers().filter(|&peer| to.contains(peer)) {
+            for peer in wg.channel.peers_in_turn(tile).filter(|&peer| to.contains(peer)) {
                 let direct = wg.direct(peer)?;
                 body.push(peer, tile, parity, direct);
             }

@@ -48,7 +48,7 @@ pub fn gather<M: Memory + ?Sized>(
         for part in wg.share(parts) {
             wg.m.begin(Span::Fetch, part);
             body.push_part(me, part, parity);
-            for peer in wg.channel.peers() {
+            for peer in wg.channel.peers_in_turn(part) {
                 wg.credit(peer)?;
                 body.push_part(peer, part, parity);
             }
@@ -92,7 +92,7 @@ pub fn pull<M: Memory + ?Sized>(
         wg.enter()?;
         let (parity, me) = (wg.parity(), wg.channel.rank);
         for tile in wg.share(tiles) {
-            for source in core::iter::once(me).chain(wg.channel.peers()) {
+            for source in core::iter::once(me).chain(wg.channel.peers_in_turn(tile)) {
                 if source != me {
                     wg.wait_entry(source)?;
                 }

@@ -72,7 +72,7 @@ pub fn one_shot<M: Memory + ?Sized>(
                 wg.m.end(Span::Gemm);
                 wg.meet(all)?;
                 wg.m.begin(Span::Signal, next);
-                for peer in wg.channel.peers() {
+                for peer in wg.channel.peers_in_turn(next) {
                     body.push(peer, next, parity);
                 }
                 wg.push_signals(all, next);
@@ -108,7 +108,7 @@ fn add_up<M: Memory + ?Sized>(
     }
     wg.meet(all)?;
     wg.m.begin(Span::Signal, tile);
-    for peer in wg.channel.peers() {
+    for peer in wg.channel.peers_in_turn(tile) {
         let direct = wg.direct(peer)?;
         body.push_result(peer, tile, parity, direct);
     }

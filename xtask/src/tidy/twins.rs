@@ -56,8 +56,8 @@ const TWINS: &[Twins] = &[
     sync(
         "channel.rs",
         "channel.h",
-        &["PRIVATE_SEQUENCE", "Shape", "lay_out", "peers"],
-        &["abort", "call_word", "finished_word", "peer", "sequence_word"],
+        &["PRIVATE_SEQUENCE", "Shape", "lay_out", "peers", "peers_in_turn"],
+        &["abort", "call_word", "finished_word", "peer", "peer_in_turn", "sequence_word"],
     ),
     sync("entry.rs", "entry.h", &[], &["mismatch", "number", "own_field"]),
     sync("epoch.rs", "epoch.h", &[], &[]),
@@ -122,7 +122,12 @@ const TWINS: &[Twins] = &[
             "wait_until",
         ],
     ),
-    sync("workgroup.rs", "workgroup.h", &["begin", "share"], &["Launch", "peer", "rank", "size"]),
+    sync(
+        "workgroup.rs",
+        "workgroup.h",
+        &["begin", "share"],
+        &["Launch", "peer", "peer_in_turn", "rank", "size"],
+    ),
     sync("flow/accumulate.rs", "flow/accumulate.h", &["AccumulateTiles", "produce"], &[]),
     sync(
         "flow/deliver.rs",
@@ -186,8 +191,10 @@ const IN_KERNELS: &[Twins] = &[
         &[
             "Block",
             "Range",
+            "Turn",
             "div_up",
             "groups_of",
+            "in_turns",
             "len",
             "min_of",
             "need",

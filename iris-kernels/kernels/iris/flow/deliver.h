@@ -38,7 +38,7 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& b
             if (!wg.meet(to)) return false;
             wg.trace.begin(Span::Signal, tile);
             for (u32 step = 1; step < wg.size(); ++step) {
-                const u32 peer = wg.peer(step);
+                const u32 peer = wg.peer_in_turn(step, tile);
                 if (!to.contains(peer)) continue;
                 bool direct;
                 if (!wg.direct(peer, direct)) return false;

@@ -19,8 +19,9 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
             wg.trace.begin(Span::Fetch, part);
             body.push_part(wg.rank(), part, parity);
             for (u32 step = 1; step < wg.size(); ++step) {
-                if (!wg.credit(wg.peer(step))) return false;
-                body.push_part(wg.peer(step), part, parity);
+                const u32 peer = wg.peer_in_turn(step, part);
+                if (!wg.credit(peer)) return false;
+                body.push_part(peer, part, parity);
             }
             wg.trace.end(Span::Fetch);
         }
@@ -53,7 +54,7 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             for (u32 step = 0; step < wg.size(); ++step) {
-                const u32 source = wg.peer(step);
+                const u32 source = step == 0 ? wg.rank() : wg.peer_in_turn(step, tile);
                 if (step != 0 && !wg.wait_entry(source)) return false;
                 wg.trace.begin(Span::Gemm, tile);
                 body.multiply(tile, source, parity);

@@ -51,7 +51,9 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
                 wg.trace.end(Span::Gemm);
                 if (!wg.meet(all)) return false;
                 wg.trace.begin(Span::Signal, next);
-                for (u32 step = 1; step < wg.size(); ++step) body.push(wg.peer(step), next, parity);
+                for (u32 step = 1; step < wg.size(); ++step) {
+                    body.push(wg.peer_in_turn(step, next), next, parity);
+                }
                 wg.push_signals(all, next);
                 wg.trace.end(Span::Signal);
             }
@@ -87,7 +89,7 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, Bo
             if (!wg.meet(all)) return false;
             wg.trace.begin(Span::Signal, tile);
             for (u32 step = 1; step < wg.size(); ++step) {
-                const u32 to = wg.peer(step);
+                const u32 to = wg.peer_in_turn(step, tile);
                 bool direct;
                 if (!wg.direct(to, direct)) return false;
                 body.push_result(to, tile, parity, direct);
