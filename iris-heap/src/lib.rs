@@ -101,7 +101,8 @@ mod world;
 
 pub use abi::{HeapView, MAX_RANKS};
 pub use backend::{
-    BackendKind, CpuKernel, DeviceInfo, DeviceTraits, Gpu, Group, LaunchShape, Mapping, Memory,
+    BackendKind, CpuKernel, DeviceCopy, DeviceInfo, DeviceTraits, Gpu, Group, LaunchShape, Mapping,
+    Memory,
 };
 pub use bootstrap::launcher_env::UniqueId;
 pub use control::Control;

@@ -296,6 +296,7 @@ mod tests {
     #[test]
     fn every_kernel_is_in_the_source_that_is_asked_for() {
         use Kernel::*;
+        const GATE: Kernel = Gate { source: 0, first: 0, parts: 0 };
         let message = OpBuild { product: false, ..OP };
         let table: [(&str, &[Kernel]); 10] = [
             ("matmul_all_reduce", &[OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local]),
@@ -307,7 +308,7 @@ mod tests {
             ("reduce_scatter", &[ReduceScatterLl, ReduceScatter, Local]),
             ("all_gather_matmul", &[Gather, Gathered, Pull, Staged, Local]),
             ("matmul_all_gather", &[AllGather, Local]),
-            ("all_gather", &[AllGatherLl, AllGather, Local]),
+            ("all_gather", &[AllGatherLl, AllGather, Open, Copies, GATE, Close, Local]),
             ("all_to_all", &[AllToAllLl, AllToAll, Local]),
             ("broadcast", &[BroadcastLl, Broadcast, Local]),
             ("matmul", &[Local]),

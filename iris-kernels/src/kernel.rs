@@ -36,6 +36,21 @@ pub enum Kernel {
     AllToAll,
     /// The root's message to all.
     Broadcast,
+    /// All-gather in front of a product, by a copy engine: before it may copy.
+    Open,
+    /// The same: what it copies, where workgroups do.
+    Copies,
+    /// The same: in front of what reads parts of a rank's rows.
+    Gate {
+        /// The rank.
+        source: u32,
+        /// Its first part.
+        first: u32,
+        /// How many.
+        parts: u32,
+    },
+    /// The same: behind all of it.
+    Close,
     /// [`Kernel::OneShot`] of a small message, in words that carry their data.
     OneShotLl,
     /// [`Kernel::ReduceScatter`] of a small message, likewise.
@@ -67,6 +82,10 @@ impl Kernel {
                 | Gather
                 | AllToAll
                 | Broadcast
+                | Open
+                | Copies
+                | Gate { .. }
+                | Close
                 | Barrier { .. }
                 | OneShotLl
                 | ReduceScatterLl
@@ -94,6 +113,10 @@ impl Kernel {
             Kernel::AllGather => "all_gather",
             Kernel::AllToAll => "all_to_all",
             Kernel::Broadcast => "broadcast",
+            Kernel::Open => "open",
+            Kernel::Copies => "copies",
+            Kernel::Gate { .. } => "gate",
+            Kernel::Close => "close",
             Kernel::OneShotLl => "one_shot_ll",
             Kernel::ReduceScatterLl => "reduce_scatter_ll",
             Kernel::AllGatherLl => "all_gather_ll",

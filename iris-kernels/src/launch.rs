@@ -1,11 +1,13 @@
 //! Launching a kernel on the device of a heap.
 
+mod copied;
+
 use std::sync::Arc;
 
 use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs, producer};
-use crate::build::{self, OpBuild};
+use crate::build::{self, Injected, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
 use crate::schedule::split;
@@ -38,6 +40,8 @@ struct Ahead {
     whole: Whole,
     /// Whether the kernel goes first and gathers A.
     gathers: bool,
+    /// Whether what the kernels move is counted, traced or held up.
+    observed: bool,
     /// Whoever has it for calls that fit.
     product: Option<WholeProduct>,
     /// The kernel of `matmul`, for those that do not; none where the launcher's own kernel is that.
@@ -90,7 +94,7 @@ impl Launcher {
     /// As [`Launcher::new`], and [`WholeProduct::new`].
     pub fn with_whole(self, heap: &SymmetricHeap, whole: &Whole) -> Result<Self> {
         let product = WholeProduct::new(heap, whole)?;
-        let ahead = Ahead { whole: *whole, gathers: false, product, local: None };
+        let ahead = Ahead { whole: *whole, gathers: false, observed: false, product, local: None };
         Ok(Self { ahead: Some(Arc::new(ahead)), ..self })
     }
 
@@ -98,7 +102,8 @@ impl Launcher {
     /// `matmul`, and the kernel of the message, with the same words and results. The product comes first
     /// where it is what the message sends, and last where the message gathers its A. A call needs
     /// [`Whole::memory`] bytes where its arguments say that the workspace is; the tile in its arguments
-    /// is that of the message, which `op` has, too.
+    /// is that of the message, which `op` has, too. Of several kernels the products lie between, at
+    /// [`Kernel::Copies`].
     ///
     /// # Errors
     /// As [`Launcher::new`], and [`WholeProduct::new`]; [`Error::Unsupported`] for an op that is not a
@@ -106,7 +111,7 @@ impl Launcher {
     pub fn unfused(
         heap: &SymmetricHeap,
         op: &OpBuild,
-        kernel: Kernel,
+        kernels: &[Kernel],
         whole: &Whole,
     ) -> Result<Self> {
         let behind = op.op.strip_suffix("_matmul");
@@ -118,8 +123,13 @@ impl Launcher {
         let local = Some(Self::new(heap, &matmul, &[Kernel::Local])?);
         let product = WholeProduct::new(heap, whole)?;
         let message = OpBuild { op: name, product: false, ..*op };
-        let ahead = Ahead { whole: *whole, gathers: behind.is_some(), product, local };
-        Ok(Self { ahead: Some(Arc::new(ahead)), ..Self::new(heap, &message, &[kernel])? })
+        let observed = op.observed || op.injected != Injected::default();
+        let ahead = Ahead { whole: *whole, gathers: behind.is_some(), observed, product, local };
+        let mut kernels = kernels.to_vec();
+        if kernels.contains(&Kernel::Copies) {
+            kernels.push(Kernel::Gate { source: 0, first: 0, parts: 0 });
+        }
+        Ok(Self { ahead: Some(Arc::new(ahead)), ..Self::new(heap, &message, &kernels)? })
     }
 
     /// The library whose products of whole matrices it has, if there is one.
@@ -132,8 +142,8 @@ impl Launcher {
     #[must_use]
     pub fn without_library(self) -> Self {
         let ahead = self.ahead.map(|ahead| {
-            let Ahead { whole, gathers, ref local, .. } = *ahead;
-            Arc::new(Ahead { whole, gathers, product: None, local: local.clone() })
+            let Ahead { whole, gathers, observed, ref local, .. } = *ahead;
+            Arc::new(Ahead { whole, gathers, observed, product: None, local: local.clone() })
         });
         Self { ahead, ..self }
     }
@@ -165,6 +175,10 @@ impl Launcher {
         heap.check_stream(op, stream)?;
         if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.gathers) {
             let message = ahead.gather(&args);
+            if let Kernel::Open | Kernel::Copies | Kernel::Close = kernel {
+                // SAFETY: as the caller says.
+                return unsafe { self.copied(heap, stream, (op, kernel), ahead, &args, groups) };
+            }
             // SAFETY: the caller vouches for the matrices and the workspace, where A has room.
             unsafe { self.enqueue(heap, stream, (op, kernel), message, groups) }?;
             args.a = ahead.gathered(&args);
@@ -235,6 +249,13 @@ impl Launcher {
                 // SAFETY: the parameters are those of `iris_barrier`; the caller vouches for the
                 // addresses; `groups` are resident.
                 unsafe { function.launch(stream, shape, &[args, &phase, &members, &last]) }
+            }
+            Kernel::Gate { source, first, parts } => {
+                // Of the types that those of a barrier have.
+                let (source, first) = (source.to_ne_bytes(), u64::from(first).to_ne_bytes());
+                let parts = parts.to_ne_bytes();
+                // SAFETY: the parameters are those of `iris_gate`; the rest as above.
+                unsafe { function.launch(stream, shape, &[args, &source, &first, &parts]) }
             }
             // SAFETY: the one parameter of the kernels of ops is an `OpArgs`; the rest as above.
             _ => unsafe { function.launch(stream, shape, &[args]) },

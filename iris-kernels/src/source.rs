@@ -46,6 +46,7 @@ pub const HEADERS: &[Text] = embed![
     "iris/schedule.h",
     "iris/flow/launch.h",
     "iris/flow/accumulate.h",
+    "iris/flow/copied.h",
     "iris/flow/deliver.h",
     "iris/flow/gather.h",
     "iris/flow/ll.h",

@@ -113,7 +113,7 @@ impl Op {
 
 named! {
     /// The ways in which operators are done; [`Op::variants`] says which an operator has.
-    Variant, "variant", 14 {
+    Variant, "variant", 15 {
         /// Every rank pushes to all, and each adds up all of it.
         OneShot = "one_shot",
         /// The owner of a tile adds it up and sends the result to all.
@@ -139,6 +139,8 @@ named! {
         UnfusedOneShot = "unfused_one_shot",
         /// The product of whole matrices, then the sum by `ll`.
         UnfusedLl = "unfused_ll",
+        /// Copy engines push, and each part is multiplied when it has come.
+        CopyEngine = "copy_engine",
         /// The product of one rank alone.
         Local = "local",
         /// Every member tells every other.

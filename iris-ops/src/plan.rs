@@ -156,6 +156,7 @@ impl Plan {
                 Needs { tiles: all, places: owned, locks, workspace, ..Needs::default() }
             }
             Memory::Signals => Needs { tiles: part, ..Needs::default() },
+            Memory::SignalsAndFlag => Needs { tiles: part, flags: 1, ..Needs::default() },
             Memory::Pairs(collective) => {
                 let pairs = self.items(collective, (request.m, request.n)).most();
                 Needs { pairs, ..Needs::default() }

@@ -116,6 +116,8 @@ pub(crate) enum Whole {
 pub(crate) enum Step {
     /// Of as many workgroups as have something to do.
     Tiles(Kernel),
+    /// Of one workgroup.
+    One(Kernel),
     /// A barrier of all ranks between two launches; the number tells two of one call apart.
     Barrier(u32),
     /// The barrier that is a call by itself.
@@ -127,6 +129,7 @@ impl Step {
     pub(crate) fn launch(self, all: Members, members: Members) -> (Kernel, Option<u32>) {
         match self {
             Step::Tiles(kernel) => (kernel, None),
+            Step::One(kernel) => (kernel, Some(1)),
             Step::Barrier(phase) => (Kernel::Barrier { phase, members: all, last: false }, Some(1)),
             Step::Call => (Kernel::Barrier { phase: 0, members, last: true }, Some(1)),
         }
@@ -161,6 +164,8 @@ pub(crate) enum Memory {
     Staged,
     /// A signal for each tile of the largest part, which goes where it is wanted.
     Signals,
+    /// The same, and a flag.
+    SignalsAndFlag,
 }
 
 impl Form {

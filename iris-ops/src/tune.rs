@@ -126,6 +126,9 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if !unfused && let Some(tile) = table::tile(ranks, request) {
         return tile;
     }
+    if form.memory == Memory::SignalsAndFlag && request.shard == Shard::Rows && !product {
+        return copied_tile(Message::of(ranks, request, form), request.dtype.size());
+    }
     if let Some(device) = device::of(ranks.backend) {
         return match product {
             true => device_tile(ranks, request, device.enough_tiles),
@@ -168,6 +171,20 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let across = n.div_ceil(elements.min(WIDEST)).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
     TileShape { m: (elements / n).clamp(1, m.max(1)), n }
+}
+
+/// A part of the rows that a copy engine moves: few, since each costs two copies a peer and a launch, and
+/// an engine takes tens of megabytes to reach its rate; but some, so that the first is multiplied while
+/// the others are on their way.
+fn copied_tile(Message { m, n, .. }: Message, bytes: usize) -> TileShape {
+    /// Bytes of a part, and how many there are at most. Unmeasured: on H200s an engine was at its rate
+    /// with 16 MiB.
+    const ENOUGH: usize = 16 << 20;
+    const MOST: usize = 4;
+    /// Rows and columns that a tile may have.
+    const WIDEST: usize = 65536;
+    let parts = (m.saturating_mul(n).saturating_mul(bytes) / ENOUGH).clamp(1, MOST);
+    TileShape { m: m.div_ceil(parts).clamp(1, WIDEST), n: n.clamp(1, WIDEST) }
 }
 
 /// What a tile of a message is a tile of.

@@ -235,6 +235,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
+    /// The same of each of these peers.
+    pub fn wait_entries(&mut self, peers: barrier::Members) -> Result<(), Stop> {
+        let peers = peers.bits() & self.others() & !self.entered;
+        self.for_peers(peers, |wg, peer| wg.entry_of(peer))?;
+        self.entered |= peers;
+        Ok(())
+    }
+
     /// Whether results go straight into C between this rank and `peer`. If this rank allows it at
     /// all, waits until the peer has entered.
     pub fn direct(&mut self, peer: u32) -> Result<bool, Stop> {
@@ -255,6 +263,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.m.vote(true);
         if self.m.lane() == 0 {
             self.raise(self.channel.signal(peer, self.channel.rank, tile));
+        }
+    }
+
+    /// As [`Workgroup::push_signal`], with the number that is in flag 0: for who copies for a call without being
+    /// able to look at anything else.
+    pub fn push_copied(&self, peer: u32, tile: u32) {
+        self.m.vote(true);
+        if self.m.lane() == 0 {
+            let number = self.m.dev_load(self.channel.flag(0), Access::FlagLoad);
+            let word = self.channel.signal(peer, self.channel.rank, tile);
+            self.m.store(word, number, Access::SignalStore);
         }
     }
 

@@ -53,6 +53,20 @@ struct Tiles : Partials {
                value(source, call, tile, element));
     }
 
+    // copies
+    void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
+    /// What is multiplied, part by part as it comes.
+    void take_copied(const Launch& launch) {
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = 0; tile < in.tiles; ++tile) {
+                if (!flow::gate(launch, source, tile, 1)) return;
+                const u32 element = crossed();
+                expect(at(me(), OUT, source, tile, element), value(source, call, tile, element));
+            }
+        }
+    }
+
     // zero, add, convert
     void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
     void add(u32 owner, u32 tile, u32 parity) {
@@ -265,6 +279,31 @@ int iris_model_staged(const Input& in) {
 int iris_model_gather(const Input& in) {
     return calls(in, [&](const Model& model) {
         return gather_once(model, in.tiles, in.option == 0);
+    });
+}
+
+/// Option 1: the engine begins before the peers are in the call.
+int iris_model_copied(const Input& in) {
+    const bool is_stream = port::workgroup() == 0;
+    const bool is_engine = port::workgroup() + 1 == port::workgroups();
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
+        // A stream goes on after a launch that failed.
+        if (is_stream && in.option == 0) {
+            (void)flow::open(alone);
+        } else if (is_stream) {
+            (void)flow::run(alone, End::Keep, [&](Workgroup& wg) {
+                if (!wg.enter()) return false;
+                wg.raise_flag(0);
+                return true;
+            });
+        }
+        iris_model_boundary();
+        if (is_engine) (void)flow::copies(alone, in.tiles, body);
+        if (is_stream) body.take_copied(alone);
+        iris_model_boundary();
+        return !is_stream || flow::close(alone);
     });
 }
 

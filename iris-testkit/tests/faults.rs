@@ -324,7 +324,7 @@ fn a_bias_is_added_once() {
     for size in [1, 4] {
         let cases: Vec<_> = base_cases(&options).into_iter().map(with_bias).collect();
         let multiply = cases.iter().filter(|case| case.op.multiplies()).count();
-        assert_eq!(multiply, 7 + 2 + 8 + 2 + 1);
+        assert_eq!(multiply, 7 + 2 + 10 + 2 + 1);
         assert!(cases.iter().all(|case| taken(case, size)));
         run_all(size, 1, &cases).unwrap();
     }

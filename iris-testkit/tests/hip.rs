@@ -45,6 +45,7 @@ fn main() -> ExitCode {
             named![
                 ranks_that_are_threads_share_memory_by_peer_access,
                 ranks_that_are_processes_share_memory_by_handles,
+                shards_go_by_copy_engines_where_their_rows_have_no_gaps,
                 a_release_before_6_has_other_numbers,
                 streams_without_a_queue_of_their_own_are_told_of,
                 what_cannot_be_is_said,
@@ -180,6 +181,30 @@ fn ranks_that_are_processes_share_memory_by_handles() {
     assert_eq!(calls_of(&calls, "hipIpcOpenMemHandle").len(), 12, "{calls}");
     assert_eq!(calls_of(&calls, "hipIpcCloseMemHandle").len(), 12, "{calls}");
     Fake::of(7).right("barrier --ranks 2", &[]);
+}
+
+fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
+    let line = "all-gather-matmul --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --n 24";
+    let count = |k: u32| {
+        let (calls, _) = Fake::of(7).right(&format!("{line} --k {k}"), &[]);
+        assert_eq!(failed(&calls), [""; 0]);
+        let launches = calls_of(&calls, "hipModuleLaunchKernel");
+        let of = |name: &str| launches.iter().filter(|call| call.starts_with(name)).count();
+        // Rows, as large as half of A, and words.
+        let copies = calls_of(&calls, "hipMemcpyAsync");
+        let copies = |bytes: u32| {
+            copies.iter().filter(|call| call.starts_with(&format!("{bytes} on"))).count()
+        };
+        let [opened, pushed, gates, closed] =
+            ["iris_open", "iris_copies", "iris_gate", "iris_close"].map(of);
+        assert!(opened > 0 && [gates, closed] == [opened; 2], "{launches:?}");
+        (opened, pushed, copies(20 * k * 4), copies(4))
+    };
+    let (calls, pushed, rows, words) = count(16);
+    assert_eq!((pushed, rows, words), (0, calls, calls));
+    // Rows of 17 elements do not follow each other in the gathered matrix: workgroups push them.
+    let (calls, pushed, rows, words) = count(17);
+    assert_eq!((pushed, rows, words), (calls, 0, 0));
 }
 
 fn a_release_before_6_has_other_numbers() {

@@ -332,7 +332,7 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
         .skip(1)
         .filter_map(|rest| rest.split('(').next())
         .map(|name| {
-            if name == "iris_barrier" {
+            if matches!(name, "iris_barrier" | "iris_gate") {
                 format!("{name}(args, 0, 3, 1);")
             } else {
                 format!("{name}(args);")

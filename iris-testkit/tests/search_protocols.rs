@@ -38,6 +38,7 @@ fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
         ops::pull(ranks, 1, calls),
         ops::staged(&vec![1; ranks as usize], 1, calls),
         ops::gather(ranks, 1, calls, true),
+        ops::copied(ranks, 1, calls, true),
         accumulate(false),
         accumulate(true),
     ]
@@ -48,6 +49,7 @@ fn every_interleaving_of_three_and_four_ranks() {
     let level = Level::from_env();
     let mut scenarios = all_ops(3, 2);
     scenarios.push(ops::staged(&[2, 2, 1], 1, 1));
+    scenarios.push(ops::copied(2, 2, 2, true).groups(&[2, 2]));
     if level >= Level::Normal {
         scenarios.extend(all_ops(4, 1));
         scenarios.extend(all_ops(2, 4));
@@ -94,12 +96,14 @@ fn waves_in_lockstep() {
     }
 }
 
-/// Whatever rank 0 gives up, what another rank takes for the result is the result. Ops that pull are
-/// not among them: that a shard is written while a peer reads it is a race to the models.
+/// Whatever rank 0 gives up, what another rank takes for the result is the result. Ops that pull, and
+/// those of copy engines, are not among them: that memory is written while a peer reads it is a race to
+/// the models, also where the peer finds out before its call ends.
 #[test]
 fn a_rank_that_gives_up_misleads_nobody() {
     let level = Level::from_env();
-    let pulls = |s: &Scenario| s.name().starts_with("pull") || s.name().starts_with("staged");
+    let pulls =
+        |s: &Scenario| ["pull", "staged", "copied"].iter().any(|op| s.name().starts_with(op));
     let mut sizes = vec![(2, 3), (3, 1)];
     if level >= Level::Full {
         sizes.push((3, 2));

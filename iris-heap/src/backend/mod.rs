@@ -15,7 +15,7 @@ mod hip;
 mod kind;
 mod open;
 
-pub use gpu::Gpu;
+pub use gpu::{DeviceCopy, Gpu};
 pub use kind::{BackendKind, DeviceTraits};
 
 /// A device in words.

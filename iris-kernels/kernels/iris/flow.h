@@ -10,6 +10,7 @@
 // | pull, staged | all-gather then product |
 // | zero, add, convert with barrier between | all-reduce by lock or atomic |
 // | exchange | the collectives without a product, of small messages |
+// | open, copies beside gate, close | all-gather by a copy engine, then product |
 // | gather then barrier then local | all-gather, barrier, product |
 #ifndef IRIS_FLOW_H
 #define IRIS_FLOW_H
@@ -17,6 +18,7 @@
 #include "iris/sync.h"
 
 #include "iris/flow/accumulate.h"
+#include "iris/flow/copied.h"
 #include "iris/flow/deliver.h"
 #include "iris/flow/gather.h"
 #include "iris/flow/ll.h"

@@ -168,6 +168,14 @@ class Workgroup {
         return true;
     }
 
+    /// The same of each of these peers.
+    [[nodiscard]] IRIS_DEVICE bool wait_entries(Members from) {
+        const u64 peers = from.bits & others() & ~entered;
+        if (!for_peers(peers, [&](u32 peer) { return entry_of(peer); })) return false;
+        entered |= peers;
+        return true;
+    }
+
     /// Whether results go straight into C between this rank and `peer`. If this rank allows it at
     /// all, waits until the peer has entered.
     [[nodiscard]] IRIS_DEVICE bool direct(u32 peer, bool& answer) {
@@ -186,6 +194,16 @@ class Workgroup {
     IRIS_DEVICE void push_signal(u32 peer, u32 tile) {
         port::barrier(Site::Signal);
         if (port::lane() == 0) raise(m.signal(peer, rank(), tile));
+    }
+
+    /// As push_signal, with the number that is in flag 0: for who copies for a call without being able to
+    /// look at anything else.
+    IRIS_DEVICE void push_copied(u32 peer, u32 tile) {
+        port::barrier(Site::Signal);
+        if (port::lane() != 0) return;
+        const i32 allowed = m.dev_load<Access::FlagLoad>(m.flag(0));
+        m.store<Access::SignalStore>(m.signal(peer, rank(), tile), allowed);
+        trace.add(Counter::Flags, 1);
     }
 
     /// Say that the lanes' stores to the slots of `tile` at these peers are done.

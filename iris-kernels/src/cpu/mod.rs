@@ -98,6 +98,14 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::AllGather => deliver(partial, deliver::Plan::AllGather(split)),
         Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),
         Kernel::Broadcast => deliver(partial, deliver::Plan::Broadcast { grid, root: args.root }),
+        Kernel::Open => flow::open(&launch),
+        Kernel::Copies => {
+            let plan = deliver::Plan::AllGather(split);
+            let mut body = deliver::Deliver { partial, words: &words, plan };
+            body.copies(&launch)
+        }
+        Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
+        Kernel::Close => flow::close(&launch),
         Kernel::OneShotLl
         | Kernel::ReduceScatterLl
         | Kernel::AllGatherLl

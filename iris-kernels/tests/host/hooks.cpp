@@ -193,17 +193,17 @@ void* iris_hook_shared(u64 bytes) {
     return group->shared;
 }
 
-/// Run one workgroup of a kernel, with the arguments of a barrier for those that take them.
-void iris_host_run(void* entry, const OpArgs* args, u32 index, u32 count, int is_barrier, u32 phase,
-                   u64 members, u32 last) {
+/// Run one workgroup of a kernel, with the arguments of a barrier, or of a gate, for those that take more.
+void iris_host_run(void* entry, const OpArgs* args, u32 index, u32 count, int has_more, u32 first,
+                   u64 second, u32 third) {
     const auto own = std::make_unique<Group>(index, count);
     const auto lane = [&](u32 number) {
         group = own.get();
         lane_index = number;
         rounds = products = 0;
-        if (is_barrier) {
+        if (has_more) {
             using Entry = void (*)(OpArgs, u32, u64, u32);
-            reinterpret_cast<Entry>(entry)(*args, phase, members, last);
+            reinterpret_cast<Entry>(entry)(*args, first, second, third);
         } else {
             reinterpret_cast<void (*)(OpArgs)>(entry)(*args);
         }

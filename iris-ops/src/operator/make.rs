@@ -87,8 +87,7 @@ fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launch
         (Some(whole), [Kernel::Local]) => {
             Launcher::new(heap, &build, &kernels).and_then(|it| it.with_whole(heap, &whole))
         }
-        (Some(whole), [kernel, ..]) => Launcher::unfused(heap, &build, *kernel, &whole),
-        (Some(_), []) => Launcher::new(heap, &build, &[]),
+        (Some(whole), kernels) => Launcher::unfused(heap, &build, kernels, &whole),
     }
     .in_op(op)
 }

@@ -41,6 +41,10 @@ variants! { ROW;
     /// Gather A as [`AllGather`](crate::AllGather) does, then the product of whole matrices, by the
     /// library that the options say. Takes A in any memory; the tile is of A.
     Unfused,
+    /// Push the shards to all by copy engines, in a few parts, and multiply each part when it has come,
+    /// this rank's own rows first; A that is split by columns is gathered, then multiplied. The products
+    /// are those of `Unfused`. Takes A in any memory; the tile is of A, and its rows are those of a part.
+    CopyEngine,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -60,9 +64,13 @@ pub(crate) const ROW: Row = Row {
         },
         Form::push(kind::Variant::Unfused, &[Step::Tiles(Kernel::AllGather)], Memory::Signals)
             .whole(Whole::Gathered),
+        Form::push(kind::Variant::CopyEngine, COPIED, Memory::SignalsAndFlag)
+            .whole(Whole::Gathered),
     ],
     rule: Rule::Gather,
 };
 
+const COPIED: &[Step] =
+    &[Step::One(Kernel::Open), Step::Tiles(Kernel::Copies), Step::One(Kernel::Close)];
 const GATHER: &[Step] =
     &[Step::Tiles(Kernel::Gather), Step::Barrier(0), Step::Tiles(Kernel::Gathered)];

@@ -80,7 +80,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 12] = [
+    let ops: [Op; 13] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
@@ -92,6 +92,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         ("pull", |ranks, calls| ops::pull(ranks, 1, calls)),
         ("staged", |ranks, calls| ops::staged(&vec![1; ranks as usize], 1, calls)),
         ("gather, barrier", |ranks, calls| ops::gather(ranks, 1, calls, true)),
+        ("copied", |ranks, calls| ops::copied(ranks, 1, calls, true)),
         ("accumulate", |ranks, calls| {
             let how = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
             ops::accumulate(ranks, 1, calls, how)
@@ -104,7 +105,11 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         // Block barriers and single-lane signals; several workgroups; calls that follow each other.
         let wide = scenario(3, 3).lanes(2).groups(&[2, 1, 2]);
         // Several launches a call take several times as long.
-        let runs = if matches!(name, "accumulate" | "gather, barrier") { runs / 4 } else { runs };
+        let runs = if matches!(name, "accumulate" | "gather, barrier" | "copied") {
+            runs / 4
+        } else {
+            runs
+        };
         add(name, 3, wide, Engine::Random(runs));
         add(name, 3, scenario(3, 1).lanes(2).lockstep(), Engine::Search);
         // That a shard is written while a peer reads it would be a race to the models.

@@ -24,6 +24,7 @@ fn sites() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     [
         ("site-signal", Site::Signal, ops::one_shot(2, 1, 1), None),
+        ("site-copied-signal", Site::Signal, ops::copied(2, 1, 1, true), Some(RUNS)),
         ("site-flag", Site::Flag, ops::staged(&[2, 1], 1, 1), Some(RUNS)),
         ("site-lock-give", Site::LockGive, ops::accumulate(2, 1, 1, plain), Some(RUNS)),
         ("site-arrive", Site::Arrive, primitives::barrier_in_launch(2), None),
@@ -77,6 +78,8 @@ fn signals() -> Vec<Mutant> {
     [
         ("no-entry-store", EntryStore, primitives::entry(2, 1)),
         ("no-signal-store", SignalStore, ops::one_shot(2, 1, 1)),
+        ("no-copied-signal", SignalStore, ops::copied(2, 1, 1, true)),
+        ("no-copied-number", FlagStore, ops::copied(2, 1, 1, true)),
         ("no-done-store", DoneStore, ops::pull(2, 1, 1)),
         ("no-barrier-store", BarrierStore, primitives::barrier(2, everybody, 1, true)),
         ("no-version-store", VersionStore, primitives::versioned(1)),

@@ -250,6 +250,8 @@ pub mod programs {
         STAGED = iris_model_staged;
         /// [`gather`](crate::model::ops::gather); option 1 has no barrier.
         GATHER = iris_model_gather;
+        /// [`copied`](crate::model::ops::copied); option 1 does not wait for the peers.
+        COPIED = iris_model_copied;
         /// [`accumulate`](crate::model::ops::accumulate); option bits: atomic, no first barrier, no
         /// second barrier.
         ACCUMULATE = iris_model_accumulate;

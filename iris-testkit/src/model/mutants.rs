@@ -481,6 +481,10 @@ fn barriers() -> Vec<Mutant> {
     let second = Accumulate { second_barrier: false, ..PLAIN };
     let mut gather = mutant("gather-no-barrier", ops::gather(2, 1, 1, false), [], Check::Race);
     gather.in_scenario = true;
+    let early = ops::copied(2, 1, 2, false);
+    let mut early =
+        mutant("copies-before-entries", early, [], Check::Race).by(Engine::Random(2_000));
+    early.in_scenario = true;
     let lockstep = primitives::barrier_in_arms(3).lanes(2).lockstep();
     let mut in_arms = mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search);
     in_arms.in_scenario = true;
@@ -502,6 +506,7 @@ fn barriers() -> Vec<Mutant> {
         accumulate("atomic-no-first-barrier", Accumulate { atomic: true, ..first }, Check::Wrong),
         accumulate("atomic-no-second-barrier", Accumulate { atomic: true, ..second }, Check::Wrong),
         gather,
+        early,
         in_arms,
         vote("no-vote-before-signal", one_shot(), 0, 0, 1),
         after_wait,

@@ -602,6 +602,67 @@ fn gather_once<'b>(
     flow::local(launch, tiles, body)
 }
 
+impl flow::CopiedTiles for Tiles<'_, '_> {
+    fn copy(&mut self, peer: u32, part: u32) {
+        flow::DeliverTiles::push(self, peer, part, 0, true);
+    }
+}
+
+/// An all-gather by a copy engine, the last workgroup of each rank, and products of what has come, the
+/// first, which with one workgroup comes after; `waits` is false where a mutant lets the engine begin
+/// before the peers are in the call.
+///
+/// The engine copies between the launches that open and close the call, and looks at nothing.
+pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
+    Scenario::new(format!("copied, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 1)
+        .headers(Headers::new(programs::COPIED, tiles).option((!waits).into()))
+        .program(move |lane| {
+            let (group, groups) = (lane.id().group, lane.groups());
+            let (is_stream, is_engine) = (group == 0, group + 1 == groups);
+            calls(lane, tiles, |launch, mut body| {
+                let Launch { m, channel, record, .. } = *launch;
+                let alone = Launch { m, channel, record, index: 0, count: 1 };
+                // A stream goes on after a launch that failed.
+                if is_stream && waits {
+                    let _ = flow::open(&alone);
+                } else if is_stream {
+                    let _ = alone.run(End::Keep, |wg| {
+                        wg.enter()?;
+                        wg.raise_flag(0);
+                        Ok(())
+                    });
+                }
+                lane.boundary();
+                if is_engine {
+                    let _ = flow::copies(&alone, tiles, &mut body);
+                }
+                if is_stream {
+                    body.take_copied(&alone);
+                }
+                lane.boundary();
+                if is_stream { flow::close(&alone) } else { Ok(()) }
+            });
+        })
+}
+
+impl<'b> Tiles<'_, 'b> {
+    /// What is multiplied, part by part as it comes.
+    fn take_copied(self, launch: &Launch<'_, Lane<'b>>) {
+        for source in launch.channel.peers() {
+            for tile in 0..self.tiles {
+                if flow::gate(launch, source, (tile, 1)).is_err() {
+                    return;
+                }
+                let element = self.crossed();
+                let place = self.at(self.me(), OUT, source, tile, element);
+                self.lane.expect(place, value(source, self.call, tile, element));
+            }
+        }
+    }
+}
+
 /// How partials are accumulated, and which barriers a mutant leaves out.
 #[derive(Clone, Copy, Debug)]
 pub struct Accumulate {

@@ -113,9 +113,10 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             let remote = m * k - area(shard(rank));
             match variant {
                 Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
-                // Tiles of A, signalled to each peer.
-                Variant::Unfused => {
-                    let flags = tiles(shard(rank), tile) * peers;
+                // Tiles of A, signalled to each peer; a copy engine's has a flag of its own besides.
+                Variant::Unfused | Variant::CopyEngine => {
+                    let own = usize::from(variant == Variant::CopyEngine);
+                    let flags = tiles(shard(rank), tile) * peers + own;
                     traffic(area(shard(rank)) * bytes * peers, 0, flags)
                 }
                 Variant::Pull => traffic(0, remote * bytes * n.div_ceil(tile.n), 0),

@@ -184,8 +184,8 @@ Error ready(Stream* stream) {
     return stream->device == current ? SUCCESS : INVALID_DEVICE;
 }
 
-using Run = void (*)(void* entry, const void* args, u32 index, u32 count, int is_barrier, u32 phase, u64 members,
-                     u32 last);
+using Run = void (*)(void* entry, const void* args, u32 index, u32 count, int has_more, u32 first, u64 second,
+                     u32 third);
 struct Module {
     void* library;
     int device;
@@ -384,7 +384,8 @@ static Error copy(const char* call, u64 to, bool device_to, u64 from, bool devic
 }
 Error hipMemcpyAsync(u64 to, u64 from, u64 bytes, u32 kind, Stream* stream) {
     if (kind != 4) return outcome(INVALID_VALUE, "hipMemcpyAsync", kind);
-    return copy("hipMemcpyAsync", to, true, from, true, bytes, stream);
+    const Error code = copy("hipMemcpyAsync", to, true, from, true, bytes, stream);
+    return code == SUCCESS ? outcome(code, "hipMemcpyAsync", bytes) : code;
 }
 Error hipMemcpyHtoDAsync(u64 to, u64 from, u64 bytes, Stream* stream) {
     return copy("hipMemcpyHtoDAsync", to, true, from, false, bytes, stream);
@@ -517,19 +518,19 @@ Error hipModuleLaunchKernel(Function* function, u32 groups, u32 gy, u32 gz, u32 
     // The parameters are copied before this returns.
     const auto* first = static_cast<const char*>(parameters[0]);
     const std::vector<char> args(first, first + function->args);
-    const bool is_barrier = function->name == "iris_barrier";
-    u32 phase = 0, last = 0;
-    u64 members = 0;
-    if (is_barrier) {
-        std::memcpy(&phase, parameters[1], 4);
-        std::memcpy(&members, parameters[2], 8);
-        std::memcpy(&last, parameters[3], 4);
+    const bool has_more = function->name == "iris_barrier" || function->name == "iris_gate";
+    u32 more = 0, most = 0;
+    u64 between = 0;
+    if (has_more) {
+        std::memcpy(&more, parameters[1], 4);
+        std::memcpy(&between, parameters[2], 8);
+        std::memcpy(&most, parameters[3], 4);
     }
     stream->enqueue([=] {
         std::vector<std::thread> all;
         for (u32 index = 0; index < groups; ++index) {
             all.emplace_back([&, index] {
-                function->run(function->entry, args.data(), index, groups, is_barrier, phase, members, last);
+                function->run(function->entry, args.data(), index, groups, has_more, more, between, most);
             });
         }
         for (std::thread& one : all) one.join();

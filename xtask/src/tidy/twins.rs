@@ -129,6 +129,7 @@ const TWINS: &[Twins] = &[
         &["Launch", "peer", "peer_in_turn", "rank", "size"],
     ),
     sync("flow/accumulate.rs", "flow/accumulate.h", &["AccumulateTiles", "produce"], &[]),
+    sync("flow/copied.rs", "flow/copied.h", &["CopiedTiles", "copy"], &[]),
     sync(
         "flow/deliver.rs",
         "flow/deliver.h",
@@ -215,7 +216,7 @@ const IN_KERNELS: &[Twins] = &[
     sync(
         "cpu/body/deliver.rs",
         "body/deliver.h",
-        &["Deliver", "Plan", "Sent"],
+        &["Deliver", "Plan", "Sent", "copies"],
         &[
             "AllGatherPlan",
             "AllToAllPlan",
@@ -224,6 +225,7 @@ const IN_KERNELS: &[Twins] = &[
             "area",
             "own",
             "place",
+            "run_copies",
             "run_deliver",
             "source_row",
             "target_row",

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
+use super::beside::{DeviceCopy, Side, Sides};
 use super::copies::HostCopies;
 use super::driver::RawStream;
 use super::mapping::{GpuMapping, as_gpu};
@@ -48,6 +49,8 @@ pub struct Gpu {
     /// Ranks that use this device, this one included; known after the first exchange.
     sharing: OnceLock<u32>,
     queues: Mutex<Vec<Weak<Queue>>>,
+    /// Streams for copies beside those of ops.
+    sides: Sides,
     /// Everything handed out, to be let go when the heap closes.
     mappings: Mutex<Vec<Weak<GpuMapping>>>,
     closed: AtomicBool,
@@ -70,6 +73,7 @@ impl Gpu {
             legacy,
             sharing: OnceLock::new(),
             queues: Mutex::default(),
+            sides: Sides::default(),
             mappings: Mutex::default(),
             closed: AtomicBool::new(false),
         })
@@ -101,6 +105,40 @@ impl Gpu {
         let queue = GpuStream::of(stream.backend())?;
         let _current = self.device.current(false)?;
         queue.in_order(|| enqueue(queue.raw().0))
+    }
+
+    /// Enqueues copies, one behind the other, in the order of the heap's ops, but not on `stream`: what is
+    /// enqueued there next does not wait for them before [`Gpu::join_copies`], which must follow. Where `stream` is
+    /// captured, so are they.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; [`Error::Device`].
+    ///
+    /// # Safety
+    /// The device has the memory mapped, and it lives until the copies are over, and every replay of a
+    /// graph that they are captured in.
+    #[allow(unsafe_code, reason = "copies between addresses")]
+    pub unsafe fn copy_beside(&self, stream: &Stream, copies: &[DeviceCopy]) -> Result<()> {
+        let (queue, side) = self.side(stream)?;
+        // SAFETY: as the caller says.
+        queue.in_order(|| unsafe { side.fork(queue, copies) })
+    }
+
+    /// Lets what is enqueued next on `stream` begin when the copies beside it are over.
+    ///
+    /// # Errors
+    /// As [`Gpu::copy_beside`].
+    pub fn join_copies(&self, stream: &Stream) -> Result<()> {
+        let (queue, side) = self.side(stream)?;
+        queue.in_order(|| side.join(queue))
+    }
+
+    /// What a stream is, and the one for copies beside it.
+    fn side<'a>(&self, stream: &'a Stream) -> Result<(&'a Arc<Queue>, Arc<Side>)> {
+        stream.check_of(Arc::as_ptr(&self.shared.control), "copies beside a stream")?;
+        let queue = GpuStream::of(stream.backend())?;
+        let side = self.sides.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
+        Ok((queue, side))
     }
 
     /// Calls `f` with the device current on this thread.

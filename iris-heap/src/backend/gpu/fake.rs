@@ -19,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
 use crate::util::unsupported;
 
+mod beside;
 mod ranks;
 
 /// Streams are what the test says they are: captured, busy, or done.

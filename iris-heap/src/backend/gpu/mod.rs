@@ -3,6 +3,7 @@
 //! traits of driver calls, [`Driver`] and [`MemoryDriver`], and the table of its driver's functions.
 
 mod backend;
+mod beside;
 mod copies;
 mod driver;
 mod event;
@@ -19,6 +20,7 @@ mod table;
 mod vendor;
 
 pub use backend::Gpu;
+pub use beside::DeviceCopy;
 pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
 pub(super) use memory::{MemoryDriver, Region, Wanted, check_foreign};
 #[cfg(feature = "cudarc-0-19")]

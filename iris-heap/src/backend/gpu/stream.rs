@@ -235,6 +235,10 @@ impl Queue {
         Ok(Queue::of(shared, raw, owner))
     }
 
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     pub(crate) fn raw(&self) -> RawStream {
         self.raw
     }

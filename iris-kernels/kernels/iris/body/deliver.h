@@ -101,6 +101,9 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
         count_bytes(args, Counter::Pushed, bytes_of(area, args.c.dtype));
     }
 
+    /// The part of this rank's rows straight into the peer's C.
+    IRIS_DEVICE void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
+
     IRIS_DEVICE void take(u32 source, u32 tile, u32 parity) {
         const Tile area = plan.area(source, me(), tile);
         const View c = View::of(args.c).from(plan.target_row(source, me()) + area.row, area.col);
@@ -126,6 +129,18 @@ template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
     flow::deliver(launch_of(args, Producer::DIES), body.plan, body);
+}
+
+/// This rank's rows to all: to itself where they are gathered with those of others by columns, since by
+/// rows they are read where they lie.
+IRIS_DEVICE void run_copies(const OpArgs& args, LoadProducer::Shared& none) {
+    DeliverBody<AllGatherPlan, LoadProducer, false> body(args, none);
+    const Launch launch = launch_of(args);
+    const u32 parts = body.plan.produced();
+    for (u32 part = launch.index; args.shard == 1 && part < parts; part += launch.count) {
+        body.produce(part);
+    }
+    flow::copies(launch, parts, body);
 }
 
 } // namespace iris

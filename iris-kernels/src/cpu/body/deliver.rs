@@ -1,4 +1,5 @@
-use iris_sync::flow::{DeliverTiles, Delivery};
+use iris_sync::Stop;
+use iris_sync::flow::{self, CopiedTiles, DeliverTiles, Delivery, Launch};
 
 use crate::args::{Matrix, counter, producer};
 use crate::cpu::body::partial::{Partial, bytes, in_slot};
@@ -124,6 +125,26 @@ impl Deliver<'_> {
             let a = self.partial.args.a;
             view::copy(&a, from, target, place, &mut self.partial.scratch);
         }
+    }
+}
+
+impl Deliver<'_> {
+    /// This rank's rows to all: to itself where they are gathered with those of others by columns, since
+    /// by rows they are read where they lie.
+    pub(crate) fn copies(&mut self, launch: &Launch<'_, Words<'_>>) -> Result<(), Stop> {
+        let parts = Sent(self.plan, launch.channel.rank).produced();
+        if self.partial.args.shard == 1 {
+            for part in (launch.index..parts).step_by(launch.count as usize) {
+                self.produce(part);
+            }
+        }
+        flow::copies(launch, parts, self)
+    }
+}
+
+impl CopiedTiles for Deliver<'_> {
+    fn copy(&mut self, peer: u32, part: u32) {
+        self.push(peer, part, 0, true);
     }
 }
 

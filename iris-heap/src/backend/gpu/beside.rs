@@ -1,0 +1,81 @@
+//! Copies beside what a stream does: on a stream of the heap's own, from a point of the other on.
+
+use std::sync::{Arc, Mutex};
+
+use super::event::GpuEvent;
+use super::stream::{Queue, Shared};
+use crate::error::Result;
+use crate::util::lock;
+
+/// A copy between addresses of memory that the device has mapped, its own or a peer's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceCopy {
+    /// Where to.
+    pub to: u64,
+    /// Where from.
+    pub from: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// The streams that such copies have: one for calls that run, one for each capture that is under way.
+#[derive(Default)]
+pub(super) struct Sides(Mutex<Vec<Arc<Side>>>);
+
+pub(super) struct Side {
+    queue: Arc<Queue>,
+    /// Whether it is for captures.
+    captured: bool,
+    begin: GpuEvent,
+    end: GpuEvent,
+}
+
+impl Sides {
+    /// The one for copies beside `stream`; a new one is given to `keep`.
+    pub(super) fn of(
+        &self,
+        shared: &Arc<Shared>,
+        stream: &Queue,
+        keep: impl FnOnce(Arc<Queue>) -> Result<()>,
+    ) -> Result<Arc<Side>> {
+        let capture = stream.capture()?;
+        let mut all = lock(&self.0);
+        for side in all.iter().filter(|side| side.captured == capture.is_some()) {
+            // One whose capture has ended is free again.
+            let own = side.queue.capture()?;
+            if own.is_none() || own == capture {
+                return Ok(side.clone());
+            }
+        }
+        let queue = Queue::create(shared)?;
+        keep(queue.clone())?;
+        let event = || GpuEvent::new(&shared.device);
+        let (begin, end) = (event()?, event()?);
+        let side = Arc::new(Side { queue, captured: capture.is_some(), begin, end });
+        all.push(side.clone());
+        Ok(side)
+    }
+}
+
+impl Side {
+    /// Enqueues these copies, one behind the other; they begin when what is enqueued on `stream` is over.
+    ///
+    /// # Safety
+    /// The memory is mapped, and stays so until the copies are over.
+    pub(super) unsafe fn fork(&self, stream: &Queue, copies: &[DeviceCopy]) -> Result<()> {
+        let device = &stream.shared().device;
+        self.begin.record(stream.raw())?;
+        self.begin.before(&**device, self.queue.raw())?;
+        let enqueued = copies.iter().try_for_each(|&DeviceCopy { to, from, bytes }| {
+            // SAFETY: as the caller says.
+            unsafe { device.copy(to, from, bytes, self.queue.raw()) }
+        });
+        // Also behind those of before one that failed.
+        self.end.record(self.queue.raw()).and(enqueued)
+    }
+
+    /// Lets what is enqueued on `stream` next begin when the copies are over.
+    pub(super) fn join(&self, stream: &Queue) -> Result<()> {
+        self.end.before(&*stream.shared().device, stream.raw())
+    }
+}

@@ -1,0 +1,86 @@
+//! Copies beside what a stream does.
+
+use super::*;
+use crate::backend::Backend;
+
+const COPY: DeviceCopy = DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4 };
+
+/// The stream that the last of these copies were on.
+fn copied_on(calls: &[String]) -> u64 {
+    let copy = calls.iter().rfind(|call| call.starts_with("copy")).expect("a copy");
+    copy.rsplit(' ').next().and_then(|raw| raw.parse().ok()).expect("a number")
+}
+
+/// Enqueues two copies beside a stream; says on which stream they are, and what was enqueued.
+#[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
+fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
+    fake.taken();
+    // SAFETY: the fake copies nothing.
+    unsafe { gpu.copy_beside(stream, &[COPY; 2]) }.unwrap();
+    let calls: Vec<_> =
+        fake.taken().into_iter().filter(|call| !call.starts_with("current")).collect();
+    (copied_on(&calls), calls)
+}
+
+#[test]
+fn they_begin_behind_what_is_enqueued_and_are_waited_for_where_they_are_joined() {
+    let fake = Arc::new(Fake::default());
+    let gpu = Gpu::new(fake.clone(), true, false).unwrap();
+    let stream = Stream::from_backend(gpu.stream().unwrap());
+    let own = stream.raw_handle();
+    let (side, calls) = copies(&fake, &gpu, &stream);
+    assert_ne!(side, own);
+    let event = |call: &str| call.split(' ').nth(1).unwrap().to_string();
+    let begin = event(&calls[0]);
+    assert_eq!(calls[0], format!("record {begin} on {own}"));
+    assert_eq!(calls[1], format!("wait_for {begin} on {side}"));
+    assert_eq!(calls[2..4], [format!("copy on {side}"), format!("copy on {side}")]);
+    let end = event(&calls[4]);
+    assert_eq!(calls[4..], [format!("record {end} on {side}")]);
+    gpu.join_copies(&stream).unwrap();
+    assert_eq!(fake.taken(), [format!("wait_for {end} on {own}")]);
+    // The next have the same stream, whatever stream they are beside.
+    assert_eq!(copies(&fake, &gpu, &stream).0, side);
+    let other = Stream::from_backend(gpu.stream().unwrap());
+    assert_eq!(copies(&fake, &gpu, &other).0, side);
+}
+
+#[test]
+fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
+    let fake = Arc::new(Fake::default());
+    let gpu = Gpu::new(fake.clone(), true, false).unwrap();
+    let [live, first, second] = [(); 3].map(|()| Stream::from_backend(gpu.stream().unwrap()));
+    let ran = copies(&fake, &gpu, &live).0;
+    fake.capture(first.raw_handle(), Some(1));
+    let captured = copies(&fake, &gpu, &first).0;
+    // What waits for an event of a capture is captured.
+    fake.capture(captured, Some(1));
+    assert_eq!(copies(&fake, &gpu, &first).0, captured, "another call of the same graph");
+    fake.capture(second.raw_handle(), Some(2));
+    let beside = copies(&fake, &gpu, &second).0;
+    fake.capture(beside, Some(2));
+    assert_eq!(copies(&fake, &gpu, &live).0, ran);
+    let mut all = vec![ran, captured, beside];
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 3);
+    // Once a capture has ended its stream is free for another.
+    for raw in [first.raw_handle(), captured] {
+        fake.capture(raw, None);
+    }
+    fake.capture(first.raw_handle(), Some(3));
+    assert_eq!(copies(&fake, &gpu, &first).0, captured);
+}
+
+/// Who waits for the copies waits for those that were enqueued, too, where one was not.
+#[test]
+#[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
+fn copies_that_fail_are_joined() {
+    let fake = Arc::new(Fake::default());
+    let gpu = Gpu::new(fake.clone(), true, false).unwrap();
+    let stream = Stream::from_backend(gpu.stream().unwrap());
+    *fake.fails.lock().unwrap() = Some("copy");
+    // SAFETY: the fake copies nothing.
+    unsafe { gpu.copy_beside(&stream, &[COPY]) }.unwrap_err();
+    assert!(fake.taken().last().unwrap().starts_with("record"), "behind what was enqueued");
+}

@@ -1,0 +1,58 @@
+// Skeletons of shards that a copy engine moves: iris_sync::flow::copied. It cannot wait, look at a word
+// or stop: what it may do is said ahead of it, and what it has done is looked at behind it.
+#ifndef IRIS_FLOW_COPIED_H
+#define IRIS_FLOW_COPIED_H
+
+#include "iris/flow/launch.h"
+
+namespace iris::flow {
+
+// Body: copy(peer, part)                write `part` of this rank's shard to the peer
+
+/// The first launch, of one workgroup: when all peers are in the call, so that what they read in the one
+/// before may be overwritten, it leaves the number of the call in flag 0 for the copies behind it.
+///
+/// A launch that fails leaves the number that was there: copies that cannot be stopped then raise no
+/// signal that was not raised before.
+IRIS_DEVICE bool open(const Launch& launch) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.enter() || !wg.wait_entries(Members::all(wg.size()))) return false;
+        wg.raise_flag(0);
+        return true;
+    });
+}
+
+/// The copies, by workgroups where no engine makes them: each part to all peers, each followed by what
+/// open has left, as its signal. They go on if the rank has given up, as an engine does.
+template <class Body> IRIS_DEVICE bool copies(const Launch& launch, u32 parts, Body& body) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
+        for (u32 part = wg.index; part < parts; part += wg.count) {
+            for (u32 step = 1; step < wg.size(); ++step) {
+                const u32 peer = wg.peer_in_turn(step, part);
+                body.copy(peer, part);
+                wg.push_copied(peer, part);
+            }
+        }
+        return true;
+    });
+}
+
+/// In front of what reads `parts` parts of `source`, from number `first` on: one workgroup.
+IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
+    return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
+        for (u32 part = first; part < first + parts; ++part) {
+            if (!wg.wait_tile(source, part)) return false;
+        }
+        return true;
+    });
+}
+
+/// The last launch, of one workgroup, behind the copies and all that read what peers copied: fails if a
+/// peer gave up, whose copies may have come too early for what was read here.
+IRIS_DEVICE bool close(const Launch& launch) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE { return wg.go_on(); });
+}
+
+} // namespace iris::flow
+
+#endif

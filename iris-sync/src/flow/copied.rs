@@ -1,0 +1,64 @@
+//! Shards that no workgroup moves, but a copy engine. It cannot wait, look at a word or stop: what it
+//! may do is said ahead of it, and what it has done is looked at behind it.
+
+use super::Launch;
+use crate::barrier::Members;
+use crate::{End, Memory, Stop};
+
+/// The parts of this rank's shard.
+pub trait CopiedTiles {
+    /// Write `part` to `peer`, where it is wanted.
+    fn copy(&mut self, peer: u32, part: u32);
+}
+
+/// The first launch, of one workgroup: when all peers are in the call, so that what they read in the
+/// one before may be overwritten, it leaves the number of the call in flag 0 for the copies behind it.
+///
+/// A launch that fails leaves the number that was there: copies that cannot be stopped then raise no
+/// signal that was not raised before.
+pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
+    launch.run(End::Keep, |wg| {
+        wg.enter()?;
+        wg.wait_entries(Members::all(wg.channel.size))?;
+        wg.raise_flag(0);
+        Ok(())
+    })
+}
+
+/// The copies, by workgroups where no engine makes them: each part to all peers, each followed by
+/// what [`open`] has left, as its signal. They go on if the rank has given up, as an engine does.
+pub fn copies<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    parts: u32,
+    body: &mut impl CopiedTiles,
+) -> Result<(), Stop> {
+    launch.run(End::Keep, |wg| {
+        for part in wg.share(parts) {
+            for peer in wg.channel.peers_in_turn(part) {
+                body.copy(peer, part);
+                wg.push_copied(peer, part);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// In front of what reads `parts` parts of `source`, from number `first` on: one workgroup.
+pub fn gate<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    source: u32,
+    (first, parts): (u32, u32),
+) -> Result<(), Stop> {
+    launch.run(End::Keep, |wg| {
+        for part in first..first + parts {
+            wg.wait_tile(source, part)?;
+        }
+        Ok(())
+    })
+}
+
+/// The last launch, of one workgroup, behind the copies and all that read what peers copied: fails if a
+/// peer gave up, whose copies may have come too early for what was read here.
+pub fn close<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
+    launch.run(End::Advance, |wg| wg.go_on())
+}
