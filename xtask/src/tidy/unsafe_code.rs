@@ -35,6 +35,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-kernels/tests/device_host.rs", "the device source as host code, through raw addresses"),
     ("iris-kernels/src/vendor/", "the vendors' libraries of products, on memory of the device"),
     ("iris-kernels/tests/vendor.rs", "products over memory of the heap"),
+    ("iris-kernels/tests/host/numbers.rs", "products over memory of the test"),
     ("iris-kernels/src/rtc/", "the run-time compilers, loaded by path"),
     ("iris-testkit/src/model/", "the hooks that let a model run the device headers"),
     ("iris-testkit/examples/check_my_protocol.rs", "the declaration of a program in C++"),

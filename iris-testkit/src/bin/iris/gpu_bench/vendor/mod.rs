@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use iris_heap::{DType, SymSlice, SymmetricHeap};
-use iris_kernels::vendor::Blas;
+use iris_kernels::vendor::{Blas, Dialect};
 
 /// The variable that keeps NCCL away from NVLink multicast, and the value it must have: multicast
 /// can put the GPUs of a host that others share out of service.
@@ -40,15 +40,16 @@ impl Vendors {
             Ok(set) if set == value => nccl::load(folders).map_err(|e| e.to_string()),
             _ => Err(format!("{variable} is not {value} in the environment")),
         };
-        Vendors { nccl, blas: Blas::load(folders).map(Arc::new).map_err(|e| e.to_string()) }
+        let blas = Blas::load(&Dialect::CUBLASLT, folders).map_err(|e| e.to_string());
+        Vendors { nccl, blas: blas.map(Arc::new) }
     }
 
     /// What is there, by version, for the record.
     pub(crate) fn versions(&self) -> (String, String) {
         let nccl = self.nccl.as_ref().map(|nccl| nccl.version());
-        let blas = self.blas.as_ref().map(|blas| blas.version());
-        let text = |found: Result<String, &String>| found.unwrap_or_else(|e| format!("none: {e}"));
-        (text(nccl), text(blas))
+        let blas = self.blas.clone().and_then(|blas| blas.version().map_err(|e| e.to_string()));
+        let text = |found: Result<String, String>| found.unwrap_or_else(|e| format!("none: {e}"));
+        (text(nccl.map_err(Clone::clone)), text(blas))
     }
 
     fn nccl(&self) -> Result<&nccl::Nccl> {

@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use anyhow::{Result, bail};
 use cudarc::driver::CudaStream;
 use iris_heap::DType;
-use iris_kernels::vendor::{find, library};
+use iris_kernels::vendor::{cuda_folders, find, library, open};
 
 use super::{Buffer, Handle, Vendors};
 
@@ -67,19 +67,15 @@ impl Table {
 
 /// The library of this machine, first looked for in `folders`.
 pub(super) fn load(folders: &[PathBuf]) -> Result<Nccl> {
-    let library = |file: &Path| {
-        // SAFETY: the vendor's library is made to be loaded by any program.
-        let library = unsafe { libloading::Library::new(file) };
-        library.map_err(|e| e.to_string())
-    };
-    let open = |file: &Path| {
-        let table = library(file).and_then(Table::of)?;
-        Ok(Nccl { table, windows: library(file).and_then(WindowTable::of) })
+    let load = |file: &Path| {
+        let table = Table::of(open(file)?, "")?;
+        Ok(Nccl { table, windows: WindowTable::of(open(file)?, "") })
     };
     let names = ("NCCL (libnccl.so)", "IRIS_NCCL");
     let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
     let bare = ["libnccl.so.2", "libnccl.so"];
-    Ok(find(names, folders, &wheels, ("libnccl.so", &bare), open)?)
+    let folders = [folders, &cuda_folders(&wheels)].concat();
+    Ok(find(names, &folders, ("libnccl.so", &bare), load)?)
 }
 
 /// A rank's communicator.
