@@ -55,6 +55,8 @@ fn main() -> ExitCode {
                 a_doctor_sees_the_devices,
                 whole_products_are_the_librarys_where_it_is_there,
                 a_library_that_is_of_no_use_is_left_out,
+                every_op_is_timed_beside_the_libraries,
+                without_libraries_ops_are_timed_alone,
             ],
         ),
     ])
@@ -273,10 +275,22 @@ fn a_doctor_sees_the_devices() {
     let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &[]);
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{out}");
-    for expected in
-        ["driver 70253211", "device 1: a fake of HIP gfx942", "hiprtc of ROCm 7.2.53211"]
-    {
+    for expected in [
+        "driver 70253211",
+        "device 1: a fake of HIP gfx942",
+        "hiprtc of ROCm 7.2.53211",
+        "no RCCL, so that iris bench compares no messages: RCCL (librccl.so) is not there",
+        "no hipBLASLt, so that products of whole matrices are by kernels of ours: hipBLASLt",
+    ] {
         assert!(out.contains(expected), "{expected} in {out}");
+    }
+    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &[]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    for (expected, file) in
+        [("RCCL 2.27.7: ", "librccl.so.1"), ("hipBLASLt 1.2.2: ", "libhipblaslt.so.1")]
+    {
+        let found = out.lines().any(|line| line.contains(expected) && line.ends_with(file));
+        assert!(found, "{expected} in {out}");
     }
     let none = [("FAKE_HIP_DEVICES", "0")];
     let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &none);
@@ -354,4 +368,73 @@ fn a_library_that_is_of_no_use_is_left_out() {
     let (calls, said) = right(fake, &line, &[logs]);
     assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
     assert!(said.contains("hipBLASLt 1.2.2 has no algorithm for 1 x 64 x 13"), "{said}");
+}
+
+/// What `iris bench` says and records of these cases.
+fn bench(fake: &Fake, cases: &str) -> (String, Vec<serde_json::Value>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let [from, to] = ["cases.toml", "lines.json"].map(|name| folder.path().join(name));
+    std::fs::write(&from, cases).unwrap();
+    let words = ["bench", "--backend", "hip", "--cases", from.to_str().unwrap()];
+    let words = [&words[..], &["--json", to.to_str().unwrap()]].concat();
+    let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, &[]);
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
+    let lines = std::fs::read_to_string(to).unwrap();
+    (out, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), calls)
+}
+
+fn every_op_is_timed_beside_the_libraries() {
+    let row = |op: &str, dtype: &str, rest: &str, shape: &str| {
+        format!("[[row]]\nop = \"{op}\"\ndtype = \"{dtype}\"\n{rest}\nshapes = [{shape}]\n")
+    };
+    let messages = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"];
+    let products = [
+        "matmul",
+        "matmul_all_reduce",
+        "matmul_reduce_scatter",
+        "matmul_all_gather",
+        "all_gather_matmul",
+    ];
+    let mut cases = row("barrier", "f32", "", "[0, 0, 0]");
+    cases.extend(messages.map(|op| row(op, "bf16", "", "[8, 64, 0]")));
+    cases.extend(products.map(|op| row(op, "bf16", "", "[16, 64, 32]")));
+    cases += &row("all_gather_matmul", "bf16", "columns = true", "[16, 64, 32]");
+    let (out, lines, calls) = bench(Fake::with_libraries(), &cases);
+    assert!(
+        out.starts_with("2 ranks on 2 x a fake of HIP; RCCL 2.27.7; hipBLASLt 1.2.2\n"),
+        "{out}"
+    );
+    assert!(out.contains("12 shapes, 0 failed, 0 wrong"), "{out}");
+    assert_eq!(failed(&calls), [""; 0]);
+    assert_eq!(lines.len(), 12);
+    for line in &lines {
+        let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} of {line}"));
+        assert!(
+            number("us") > 0.0 && number("baseline_us") > 0.0 && number("ratio") > 0.0,
+            "{line}"
+        );
+        // Both compute the same, and what nobody wrote would be no number.
+        assert!(number("rel_error") < 0.01, "{line}");
+        let about =
+            ["rccl", "hipblaslt", "clock", "device"].map(|name| line[name].as_str().unwrap());
+        assert_eq!(about, ["2.27.7", "1.2.2", "host", "2 x a fake of HIP"]);
+        assert!(line.get("nccl").is_none() && line.get("cublaslt").is_none(), "{line}");
+    }
+}
+
+fn without_libraries_ops_are_timed_alone() {
+    let cases = "[[row]]\nop = \"barrier\"\ndtype = \"f32\"\nshapes = [[0, 0, 0]]\n\
+                 [[row]]\nop = \"all_gather\"\nshapes = [[8, 64, 0]]\n";
+    let (out, lines, _) = bench(Fake::of(7), cases);
+    // It says so once.
+    let missing = ["RCCL none: RCCL (librccl.so) is not there", "hipBLASLt none: hipBLASLt (lib"];
+    for missing in missing {
+        assert_eq!(out.matches(missing).count(), 1, "{out}");
+    }
+    assert!(!out.contains("no baseline") && out.contains("2 shapes, 0 failed, 0 wrong"), "{out}");
+    for line in lines {
+        assert!(line["us"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line.get("ratio").is_none() && line.get("rel_error").is_none(), "{line}");
+    }
 }

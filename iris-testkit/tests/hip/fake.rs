@@ -28,6 +28,7 @@ impl Fake {
         BUILT.get_or_init(|| {
             let fake = Fake::build(7);
             compile("blaslt.cpp", &[], &fake.folder.path().join("libhipblaslt.so.1"));
+            compile("rccl.cpp", &[], &fake.folder.path().join("librccl.so.1"));
             fake
         })
     }
