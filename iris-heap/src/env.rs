@@ -60,6 +60,8 @@ pub const VARIABLES: &[Variable] = &[
               usually installed",
         agreed: false,
     },
+    Variable { name: "IRIS_RCCL", doc: "as IRIS_NCCL, of AMD's library", agreed: false },
+    Variable { name: "IRIS_HIPBLASLT", doc: "as IRIS_CUBLASLT, of AMD's library", agreed: false },
     Variable { name: "IRIS_HIPRTC", doc: "as IRIS_NVRTC, of AMD's compiler", agreed: false },
     Variable {
         name: "IRIS_HIP_DATA",

@@ -205,7 +205,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         workspace: 2 * Prepared::WORKSPACE,
     };
     let products = gpu.apart(|| {
-        let blas = Blas::get().map_err(iris_heap::Error::other)?;
+        let blas = Blas::get(BackendKind::Cuda).map_err(iris_heap::Error::other)?;
         let of = Arc::new(Multiplier::new(&blas).map_err(iris_heap::Error::other)?);
         Product::all(&of, problem, 8).map_err(iris_heap::Error::other)
     })?;

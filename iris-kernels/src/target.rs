@@ -3,7 +3,7 @@
 use iris_heap::{BackendKind, DeviceInfo, Error, Result};
 
 use crate::rtc::Vendor;
-use crate::vendor::Prepared;
+use crate::vendor::{Dialect, Prepared};
 
 /// Whose compiler makes machine code for a device, and for which architecture.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -38,13 +38,18 @@ impl Target {
     }
 }
 
-/// Bytes of workspace that the vendor's library of products is given on this kind of device; none
-/// where no such library is called.
-pub(crate) fn library_workspace(kind: BackendKind) -> Option<u64> {
+/// The vendor's library of products for a kind of device, if one is called there.
+pub(crate) fn dialect(kind: BackendKind) -> Option<&'static Dialect> {
     match kind {
-        BackendKind::Cuda => Some(Prepared::WORKSPACE),
+        BackendKind::Cuda => Some(&Dialect::CUBLASLT),
+        BackendKind::Hip => Some(&Dialect::HIPBLASLT),
         _ => None,
     }
+}
+
+/// Bytes of workspace that it is given.
+pub(crate) fn library_workspace(kind: BackendKind) -> Option<u64> {
+    dialect(kind).map(|_| Prepared::WORKSPACE)
 }
 
 #[cfg(test)]

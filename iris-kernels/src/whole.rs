@@ -193,7 +193,7 @@ impl WholeProduct {
         };
         let mut done = false;
         gpu.enqueue(stream, |raw| {
-            // SAFETY: as the caller says; the context of the device is current, and the stream of it.
+            // SAFETY: as the caller says; the device is current, and the stream of it.
             done = unsafe { prepared.enqueue(args, workspace, raw) }.map_err(Error::other)?;
             Ok(())
         })?;
@@ -234,14 +234,16 @@ fn ours(
 fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
     let made = gpu.apart(|| {
-        let made = Blas::get()
+        let made = Blas::get(gpu.kind())
             .and_then(|blas| Multiplier::new(&blas))
             .and_then(|of| Prepared::new(of, shape, types, Prepared::WORKSPACE));
         Ok(made)
     })?;
     match made {
         Ok(prepared) => Ok(Some(prepared)),
-        Err(why @ (Missing::NotFound { .. } | Missing::NoAlgorithm { .. })) => {
+        Err(
+            why @ (Missing::NotFound { .. } | Missing::TooOld { .. } | Missing::NoAlgorithm { .. }),
+        ) => {
             tracing::debug!(%why, "the product is ours");
             Ok(None)
         }

@@ -1,6 +1,7 @@
 //! Products of the vendor's library on a GPU: compared with sums in f64, in every type and layout, with
 //! and without a bias, aligned and not, and captured in a graph before anything else was enqueued.
-//! Without a GPU or the library the tests are ignored.
+//! Without a GPU or the library the tests are ignored. On any host they run over a library of our own with
+//! hipBLASLt's interface, and a runtime with HIP's; that says nothing about AMD's.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,23 +15,66 @@ use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::vendor::{Addresses, Blas, Layout, Multiplier, Prepared, Problem, Product};
 use iris_testkit::harness::{self, Group, named};
 
+#[path = "../../iris-testkit/tests/hip/fake.rs"]
+#[allow(dead_code, reason = "other tests need the rest")]
+mod fake;
+#[path = "host/numbers.rs"]
+mod numbers;
+use numbers::{the_numbers_are_those_of_the_header, wrong_numbers_are_found};
+
+/// Says to this program that it is a child, over the runtime and the library of our own.
+const CHILD: &str = "VENDOR_TEST_CHILD";
+
 fn main() -> ExitCode {
-    let missing = harness::no_gpu().or_else(|| Blas::get().err().map(|error| error.to_string()));
-    harness::run(vec![Group::new(
-        missing,
-        named![
-            products_are_those_of_the_reference,
-            a_first_call_may_be_captured,
-            what_the_library_does_not_do_is_left_to_others,
-            what_the_library_refuses_is_an_error_with_its_name,
-        ],
-    )])
+    let products = named![
+        products_are_those_of_the_reference,
+        what_the_library_does_not_do_is_left_to_others,
+        what_the_library_refuses_is_an_error_with_its_name,
+    ];
+    if std::env::var_os(CHILD).is_some() {
+        products.into_iter().for_each(|(_, test)| test());
+        return ExitCode::SUCCESS;
+    }
+    let missing = |kind| {
+        harness::no_backend(kind).or_else(|| Blas::get(kind).err().map(|error| error.to_string()))
+    };
+    let cuda = missing(BackendKind::Cuda);
+    let neither =
+        cuda.clone().and_then(|cuda| Some(format!("{cuda}; {}", missing(BackendKind::Hip)?)));
+    harness::run(vec![
+        Group::new(neither, products),
+        Group::new(cuda, named![a_first_call_may_be_captured]),
+        Group::new(
+            harness::no_program("g++"),
+            named![products_over_a_library_of_our_own, wrong_numbers_are_found],
+        ),
+        Group::new(numbers::no_header(), named![the_numbers_are_those_of_the_header]),
+    ])
+}
+
+fn products_over_a_library_of_our_own() {
+    let own = std::env::current_exe().unwrap();
+    let (output, calls) = fake::Fake::with_libraries().run(&own, &[], &[(CHILD, "1")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    // What a test asks for that there is not.
+    let refused = ["blaslt Matmul on 0 = 3"];
+    assert_eq!(fake::failed(&calls), refused);
+    assert!(calls.contains("hipblasLtMatmul 256 x 128 x 64 on 0 = 0"), "{calls}");
+}
+
+/// What this machine has.
+fn here() -> BackendKind {
+    match BackendKind::Cuda.device_count() {
+        Ok(1..) => BackendKind::Cuda,
+        _ => BackendKind::Hip,
+    }
 }
 
 /// Runs a test on one rank with a heap on the GPU.
 fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error> + Send + Sync) {
     let outcome = World::run_threads(1, |world| {
-        let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(256 << 20);
+        let options = HeapOptions::new().backend(here()).data_bytes(256 << 20);
         let heap = SymmetricHeap::open(&world, options)?;
         test(&heap)?;
         heap.close()
@@ -230,7 +274,7 @@ fn prepared(
 ) -> Result<(Prepared, SymSlice<u8>), Error> {
     let begun = Instant::now();
     let prepared = heap.gpu()?.apart(|| {
-        let blas = Blas::get().map_err(Error::other)?;
+        let blas = Blas::get(here()).map_err(Error::other)?;
         let multiplier = Multiplier::new(&blas).map_err(Error::other)?;
         Prepared::new(multiplier, shape, types, Prepared::WORKSPACE).map_err(Error::other)
     })?;
@@ -393,7 +437,7 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
         let sample = Sample::new(heap, case)?;
         assert_eq!(sample.a.layout(), problem.a);
         let product = heap.gpu()?.apart(|| {
-            let blas = Blas::get().map_err(Error::other)?;
+            let blas = Blas::get(here()).map_err(Error::other)?;
             let of = Arc::new(Multiplier::new(&blas).map_err(Error::other)?);
             let odd = Problem { a: Layout::rows(DType::F64, 64), ..problem };
             let error = Product::new(&of, odd).expect_err("no f64").to_string();
@@ -426,7 +470,11 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
             assert!((2.0 * once - twice).abs() <= once.abs() / 64.0 + 0.05, "{once} and {twice}");
         }
         let error = run(Addresses { c: 0, ..at }).expect_err("no result").to_string();
-        assert!(error.contains("cublasLtMatmul: CUBLAS_STATUS_"), "{error}");
+        let expected = match here() {
+            BackendKind::Cuda => "cublasLtMatmul: CUBLAS_STATUS_",
+            _ => "hipblasLtMatmul: HIPBLAS_STATUS_INVALID_VALUE (3)",
+        };
+        assert!(error.contains(expected), "{error}");
         Ok(())
     });
 }

@@ -2,14 +2,16 @@
 //! a runtime of our own (`hip/runtime.cpp`), whose devices are the host and whose kernels are the device
 //! source as host code. Nothing here says anything about a device.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output};
-use std::sync::OnceLock;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
 use iris_heap::{BackendKind, Error, ErrorKind, HeapOptions, SymmetricHeap, World};
 use iris_testkit::harness::{self, Group, named};
 use libloading::os::unix::Library;
-use tempfile::TempDir;
+
+#[path = "hip/fake.rs"]
+mod fake;
+use fake::{Fake, failed};
 
 /// Says to this program that it is a child, and which test's.
 const CHILD: &str = "HIP_TEST_CHILD";
@@ -51,6 +53,10 @@ fn main() -> ExitCode {
                 what_cannot_be_is_said,
                 the_callers_device_memory_and_streams_stay_his,
                 a_doctor_sees_the_devices,
+                whole_products_are_the_librarys_where_it_is_there,
+                a_library_that_is_of_no_use_is_left_out,
+                every_op_is_timed_beside_the_libraries,
+                without_libraries_ops_are_timed_alone,
             ],
         ),
     ])
@@ -81,55 +87,17 @@ fn a_run_says_so_before_it_starts_ranks() {
     assert!(!error.contains("lost"), "no rank was started: {error}");
 }
 
-/// The runtime of our own, of a release.
-struct Fake {
-    folder: TempDir,
-    library: PathBuf,
-}
-
-impl Fake {
-    fn of(release: u32) -> &'static Fake {
-        static BUILT: [OnceLock<Fake>; 2] = [const { OnceLock::new() }; 2];
-        BUILT[usize::from(release == 7)].get_or_init(|| {
-            let folder = tempfile::tempdir().unwrap();
-            let library = folder.path().join(format!("libamdhip64.so.{release}"));
-            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/runtime.cpp");
-            let arguments = ["-std=c++20", "-shared"].map(String::from).into_iter();
-            let arguments = arguments.chain([format!("-DFAKE_RELEASE={release}"), source.into()]);
-            harness::compile_for_host(arguments, &library);
-            Fake { folder, library }
-        })
-    }
-
-    /// A program that finds this runtime, and the calls that it made.
-    fn run(&self, program: &Path, arguments: &[&str], set: &[(&str, &str)]) -> (Output, String) {
-        let log = tempfile::NamedTempFile::new().unwrap();
-        let hooks = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels/tests/host");
-        let output = Command::new(program)
-            .args(arguments)
-            .env("LD_LIBRARY_PATH", self.folder.path())
-            .env("IRIS_HIPRTC", &self.library)
-            .env("IRIS_CACHE", self.folder.path().join("cache"))
-            .env("FAKE_HIP_HOOKS", hooks)
-            .env("FAKE_HIP_LOG", log.path())
-            .envs(set.iter().copied())
-            .output()
-            .unwrap();
-        (output, std::fs::read_to_string(log.path()).unwrap())
-    }
-
-    /// `iris run` with these arguments, which must be right; the calls that it made.
-    fn right(&self, arguments: &str, set: &[(&str, &str)]) -> (String, String) {
-        let words: Vec<&str> = ["run"].into_iter().chain(arguments.split(' ')).collect();
-        let words = [&words[..], &["--backend", "hip", "--iters", "2", "--json"]].concat();
-        let (output, calls) = self.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let out = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{arguments}: {out}{said}");
-        let result: serde_json::Value = serde_json::from_str(out.trim()).unwrap();
-        assert_eq!((&result["ok"], &result["backend"]), (&true.into(), &"hip".into()), "{result}");
-        (calls, said)
-    }
+/// `iris run` with these arguments, which must be right; the calls that it made, and what it said.
+fn right(fake: &Fake, arguments: &str, set: &[(&str, &str)]) -> (String, String) {
+    let words: Vec<&str> = ["run"].into_iter().chain(arguments.split(' ')).collect();
+    let words = [&words[..], &["--backend", "hip", "--iters", "2", "--json"]].concat();
+    let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{arguments}: {out}{said}");
+    let result: serde_json::Value = serde_json::from_str(out.trim()).unwrap();
+    assert_eq!((&result["ok"], &result["backend"]), (&true.into(), &"hip".into()), "{result}");
+    (calls, said)
 }
 
 /// Calls of this name, with what follows it.
@@ -138,15 +106,9 @@ fn calls_of<'a>(calls: &'a str, name: &str) -> Vec<&'a str> {
     calls.lines().filter_map(of).collect()
 }
 
-/// Calls that failed, but for access that was there already.
-fn failed(calls: &str) -> Vec<&str> {
-    let good = |line: &&str| !line.ends_with("= 0") && !line.ends_with("= 704");
-    calls.lines().filter(good).collect()
-}
-
 fn ranks_that_are_threads_share_memory_by_peer_access() {
     let fake = Fake::of(7);
-    let (calls, _) = fake.right("all-gather --ranks 2 --threads-as-ranks --m 33 --n 65", &[]);
+    let (calls, _) = right(fake, "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     // Words that peers poll are uncached, the rest is plain.
     let signals = calls_of(&calls, "hipExtMallocWithFlags");
@@ -162,11 +124,12 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
     assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
     // Peers' memory is read on a stream of the owner's that waits for none of its others: on its null stream, where
     // the runtime would make the copy, it could stand behind a kernel that waits for the reader.
-    let (calls, _) = fake.right("barrier --ranks 2 --threads-as-ranks", &[]);
+    let (calls, _) = right(fake, "barrier --ranks 2 --threads-as-ranks", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let others = calls_of(&calls, "hipStreamCreateWithFlags");
     assert_eq!(others.len(), 2, "{calls}");
-    let (calls, _) = fake.right(
+    let (calls, _) = right(
+        fake,
         "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65",
         &[("IRIS_HIP_DATA", "fine"), ("IRIS_HIP_SIGNAL", "plain")],
     );
@@ -175,12 +138,12 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
 }
 
 fn ranks_that_are_processes_share_memory_by_handles() {
-    let (calls, _) = Fake::of(7).right("all-gather --ranks 3 --m 33 --n 65", &[]);
+    let (calls, _) = right(Fake::of(7), "all-gather --ranks 3 --m 33 --n 65", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     // Data and words of two peers each; the third rank takes the first device again.
     assert_eq!(calls_of(&calls, "hipIpcOpenMemHandle").len(), 12, "{calls}");
     assert_eq!(calls_of(&calls, "hipIpcCloseMemHandle").len(), 12, "{calls}");
-    Fake::of(7).right("barrier --ranks 2", &[]);
+    right(Fake::of(7), "barrier --ranks 2", &[]);
 }
 
 fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
@@ -210,7 +173,7 @@ fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
 fn a_release_before_6_has_other_numbers() {
     // That of 5.4 is strict about the flags of its time, and has no uncached memory; ours does not tell the clock's
     // rate either, as releases before it.
-    let (calls, _) = Fake::of(5).right("barrier --ranks 2", &[]);
+    let (calls, _) = right(Fake::of(5), "barrier --ranks 2", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let signals = calls_of(&calls, "hipExtMallocWithFlags");
     assert!(signals.len() == 2 && signals.iter().all(|call| call.contains("flags 1")), "{calls}");
@@ -219,7 +182,7 @@ fn a_release_before_6_has_other_numbers() {
 fn streams_without_a_queue_of_their_own_are_told_of() {
     let line = "all-gather --ranks 2 --m 33 --n 65";
     let none = ("FAKE_HIP_NO_MASKS", "1");
-    let (calls, said) = Fake::of(7).right(line, &[none]);
+    let (calls, said) = right(Fake::of(7), line, &[none]);
     assert!(!calls_of(&calls, "hipStreamCreateWithFlags").is_empty(), "{calls}");
     // The program sees to it that there are enough.
     assert!(!said.contains("GPU_MAX_HW_QUEUES"), "{said}");
@@ -312,13 +275,166 @@ fn a_doctor_sees_the_devices() {
     let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &[]);
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{out}");
-    for expected in
-        ["driver 70253211", "device 1: a fake of HIP gfx942", "hiprtc of ROCm 7.2.53211"]
-    {
+    for expected in [
+        "driver 70253211",
+        "device 1: a fake of HIP gfx942",
+        "hiprtc of ROCm 7.2.53211",
+        "no RCCL, so that iris bench compares no messages: RCCL (librccl.so) is not there",
+        "no hipBLASLt, so that products of whole matrices are by kernels of ours: hipBLASLt",
+    ] {
         assert!(out.contains(expected), "{expected} in {out}");
+    }
+    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &[]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    for (expected, file) in
+        [("RCCL 2.27.7: ", "librccl.so.1"), ("hipBLASLt 1.2.2: ", "libhipblaslt.so.1")]
+    {
+        let found = out.lines().any(|line| line.contains(expected) && line.ends_with(file));
+        assert!(found, "{expected} in {out}");
     }
     let none = [("FAKE_HIP_DEVICES", "0")];
     let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &none);
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.code() == Some(1) && out.contains("hipErrorNoDevice"), "{out}");
+}
+
+/// How the library notes the products that it was asked for.
+const PRODUCT: &str = "hipblasLtMatmul";
+
+fn whole_products_are_the_librarys_where_it_is_there() {
+    let lines = [
+        "matmul --m 33 --n 64 --k 48 --dtype bf16 --variant local",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused_one_shot",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused_ll",
+        "matmul-reduce-scatter --m 33 --n 65 --k 47 --dtype bf16 --variant unfused",
+        "matmul-all-gather --m 33 --n 64 --k 48 --dtype bf16 --variant unfused",
+        "all-gather-matmul --m 33 --n 64 --k 48 --dtype bf16 --variant unfused",
+        "all-gather-matmul --shard columns --m 32 --n 64 --k 48 --dtype bf16 --variant unfused",
+    ];
+    for line in lines {
+        let line = format!("{line} --ranks 2 --threads-as-ranks --library vendor");
+        let (calls, _) = right(Fake::with_libraries(), &line, &[]);
+        assert_eq!(failed(&calls), [""; 0], "{line}");
+        // Of both ranks, on their devices: two calls to warm up or to compare, and two that are timed.
+        let of = |device: usize| {
+            let on = format!("on {device} = 0");
+            calls_of(&calls, PRODUCT).iter().filter(|call| call.ends_with(&on)).count()
+        };
+        assert_eq!((of(0), of(1)), (4, 4), "{line}: {calls}");
+    }
+    // As processes, too, and where nobody says whose.
+    let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2";
+    let (calls, _) = right(Fake::with_libraries(), line, &[]);
+    assert_eq!((failed(&calls), calls_of(&calls, PRODUCT).len()), (vec![], 8));
+    // Ours where it is not asked for, or is not there.
+    let ours = format!("{line} --library ours");
+    let vendor = format!("{line} --library vendor");
+    for (fake, line) in [(Fake::with_libraries(), ours), (Fake::of(7), vendor)] {
+        let (calls, _) = right(fake, &line, &[]);
+        assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
+    }
+}
+
+fn a_library_that_is_of_no_use_is_left_out() {
+    let fake = Fake::with_libraries();
+    let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2 \
+                --library vendor --threads-as-ranks";
+    let others = tempfile::tempdir().unwrap();
+    let other = others.path().join("libhipblaslt.so.1");
+    fake::compile("blaslt.cpp", &["-DFAKE_CUBLASLT"], &other);
+    let [own, runtime] =
+        ["libhipblaslt.so", "libamdhip64.so.7"].map(|name| others.path().join("own").join(name));
+    std::fs::create_dir(own.parent().unwrap()).unwrap();
+    fake::compile("runtime.cpp", &[], &runtime);
+    let linked = ["-Wl,--no-as-needed".into(), format!("-Wl,{}", runtime.display())];
+    fake::compile("blaslt.cpp", &linked.each_ref().map(|it: &String| it.as_str()), &own);
+    let logs = ("IRIS_LOG", "debug");
+    let cases = [
+        // That of ROCm 5 has other numbers.
+        (("FAKE_BLASLT_VERSION", "300"), "hipBLASLt 0.3.0 is older than 0.6.0"),
+        // What is no such library.
+        (("IRIS_HIPBLASLT", other.to_str().unwrap()), "it has no hipblasLtCreate"),
+        // As in Python's packages.
+        (("IRIS_HIPBLASLT", own.to_str().unwrap()), "it brings a HIP runtime of its own"),
+    ];
+    for (set, why) in cases {
+        let (calls, said) = right(fake, line, &[set, logs]);
+        assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
+        assert!(said.contains("the product is ours") && said.contains(why), "{said}");
+    }
+    // All ranks have it, or none: a depth that the library does not know.
+    let line = line.replace("--k 48", "--k 26");
+    let (calls, said) = right(fake, &line, &[logs]);
+    assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
+    assert!(said.contains("hipBLASLt 1.2.2 has no algorithm for 1 x 64 x 13"), "{said}");
+}
+
+/// What `iris bench` says and records of these cases.
+fn bench(fake: &Fake, cases: &str) -> (String, Vec<serde_json::Value>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let [from, to] = ["cases.toml", "lines.json"].map(|name| folder.path().join(name));
+    std::fs::write(&from, cases).unwrap();
+    let words = ["bench", "--backend", "hip", "--cases", from.to_str().unwrap()];
+    let words = [&words[..], &["--json", to.to_str().unwrap()]].concat();
+    let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, &[]);
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
+    let lines = std::fs::read_to_string(to).unwrap();
+    (out, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), calls)
+}
+
+fn every_op_is_timed_beside_the_libraries() {
+    let row = |op: &str, dtype: &str, rest: &str, shape: &str| {
+        format!("[[row]]\nop = \"{op}\"\ndtype = \"{dtype}\"\n{rest}\nshapes = [{shape}]\n")
+    };
+    let messages = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"];
+    let products = [
+        "matmul",
+        "matmul_all_reduce",
+        "matmul_reduce_scatter",
+        "matmul_all_gather",
+        "all_gather_matmul",
+    ];
+    let mut cases = row("barrier", "f32", "", "[0, 0, 0]");
+    cases.extend(messages.map(|op| row(op, "bf16", "", "[8, 64, 0]")));
+    cases.extend(products.map(|op| row(op, "bf16", "", "[16, 64, 32]")));
+    cases += &row("all_gather_matmul", "bf16", "columns = true", "[16, 64, 32]");
+    let (out, lines, calls) = bench(Fake::with_libraries(), &cases);
+    assert!(
+        out.starts_with("2 ranks on 2 x a fake of HIP; RCCL 2.27.7; hipBLASLt 1.2.2\n"),
+        "{out}"
+    );
+    assert!(out.contains("12 shapes, 0 failed, 0 wrong"), "{out}");
+    assert_eq!(failed(&calls), [""; 0]);
+    assert_eq!(lines.len(), 12);
+    for line in &lines {
+        let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} of {line}"));
+        assert!(
+            number("us") > 0.0 && number("baseline_us") > 0.0 && number("ratio") > 0.0,
+            "{line}"
+        );
+        // Both compute the same, and what nobody wrote would be no number.
+        assert!(number("rel_error") < 0.01, "{line}");
+        let about =
+            ["rccl", "hipblaslt", "clock", "device"].map(|name| line[name].as_str().unwrap());
+        assert_eq!(about, ["2.27.7", "1.2.2", "host", "2 x a fake of HIP"]);
+        assert!(line.get("nccl").is_none() && line.get("cublaslt").is_none(), "{line}");
+    }
+}
+
+fn without_libraries_ops_are_timed_alone() {
+    let cases = "[[row]]\nop = \"barrier\"\ndtype = \"f32\"\nshapes = [[0, 0, 0]]\n\
+                 [[row]]\nop = \"all_gather\"\nshapes = [[8, 64, 0]]\n";
+    let (out, lines, _) = bench(Fake::of(7), cases);
+    // It says so once.
+    let missing = ["RCCL none: RCCL (librccl.so) is not there", "hipBLASLt none: hipBLASLt (lib"];
+    for missing in missing {
+        assert_eq!(out.matches(missing).count(), 1, "{out}");
+    }
+    assert!(!out.contains("no baseline") && out.contains("2 shapes, 0 failed, 0 wrong"), "{out}");
+    for line in lines {
+        assert!(line["us"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line.get("ratio").is_none() && line.get("rel_error").is_none(), "{line}");
+    }
 }

@@ -51,6 +51,19 @@ pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     folders
 }
 
+/// The files with names that begin so which this process has loaded.
+pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
+    let named = |file: &&Path| {
+        file.file_name().and_then(|own| own.to_str()).is_some_and(|own| own.starts_with(name))
+    };
+    let mut found: Vec<PathBuf> = files.filter(named).map(Path::to_path_buf).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
 /// The names in a folder that match, the latest version first.
 pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };

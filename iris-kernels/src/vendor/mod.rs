@@ -11,19 +11,26 @@
 //! **Running.** A [`Product`] is of one [`Problem`]. [`Prepared`] has the algorithms of an operator
 //! whose rows, layouts and alignment change from call to call.
 //!
-//! **Limits.** cuBLASLt, on NVIDIA's GPUs; hipBLASLt has the same functions under its own names, and
-//! gets a table beside that of cuBLASLt. GELU is left to our kernels: the library's is the
-//! approximation by tanh, and ours is by erf. So is a result that is stored column by column.
+//! cuBLASLt and hipBLASLt have the same functions, each under its own names and with its own numbers:
+//! one code calls both, and a [`Dialect`] has the names and numbers.
+//!
+//! **Limits.** GELU is left to our kernels: the library's is the
+//! approximation by tanh, and ours is by erf. So is a result that is stored column by column. hipBLASLt has
+//! never been called on a device, but by tests over a library of our own with its interface.
 
-mod cublaslt;
+mod blas;
+mod dialect;
 mod prepared;
 mod problem;
 
 use std::path::{Path, PathBuf};
 
+use iris_heap::BackendKind;
+
 use crate::rtc::search;
 
-pub use cublaslt::{Algorithm, Blas, Multiplier, Product};
+pub use blas::{Algorithm, Blas, Multiplier, Product};
+pub use dialect::Dialect;
 pub use prepared::Prepared;
 pub use problem::{Addresses, Layout, Problem};
 
@@ -39,11 +46,25 @@ pub enum Error {
         /// Every place that was looked at, in order, and what was wrong with it if it was there.
         looked: Vec<String>,
     },
+    /// There is none for this kind of device.
+    #[error("no library of products is called on {kind}")]
+    None {
+        /// Which kind.
+        kind: BackendKind,
+    },
+    /// The library is of a release whose numbers are not known here.
+    #[error("{library} is older than {oldest}, the oldest that is called")]
+    TooOld {
+        /// The library and its version.
+        library: String,
+        /// The oldest version.
+        oldest: String,
+    },
     /// A function of the library failed.
     #[error("{function}: {name} ({code})")]
     Call {
         /// Its name.
-        function: &'static str,
+        function: String,
         /// What it returned.
         code: i32,
         /// The library's name for that.
@@ -62,7 +83,8 @@ pub enum Error {
 /// What functions of vendors' libraries return.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The functions of a C library that are called, by name. The struct keeps the library.
+/// The functions of a C library that are called, by name; what all names of the library begin with is given
+/// when it is loaded. The struct keeps the library.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! __library {
@@ -79,14 +101,15 @@ macro_rules! __library {
             #[allow(non_snake_case)]
             pub(super) fn of(
                 library: libloading::Library,
+                prefix: &str,
             ) -> ::std::result::Result<$table, String> {
                 $(
-                    let name = concat!(stringify!($name), "\0");
+                    let name = format!("{prefix}{}", stringify!($name));
                     // SAFETY: the type is that of the vendor's header.
                     let symbol = unsafe {
                         library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(name.as_bytes())
                     };
-                    let $name = *symbol.map_err(|e| e.to_string())?;
+                    let $name = *symbol.map_err(|why| format!("it has no {name}: {why}"))?;
                 )*
                 Ok($table { $($name,)* _library: library })
             }
@@ -96,23 +119,49 @@ macro_rules! __library {
 #[doc(hidden)]
 pub use __library as library;
 
-/// What opens first of a library of NVIDIA's, whose files are named `name`, a version behind it:
-/// where `variable` says, else in `folders`, in those of CUDA's toolkits and of `wheels` among Python's
-/// packages, else as `bare` where the loader looks.
+/// What opens first of a library whose files are named `name`, a version behind it:
+/// where `variable` says, else in `folders`, else as `bare` where the loader looks.
 ///
 /// # Errors
 /// [`Error::NotFound`] says where it was looked for.
 pub fn find<T>(
     (what, variable): (&'static str, &str),
     folders: &[PathBuf],
-    wheels: &[&str],
     (name, bare): (&str, &[&str]),
     open: impl Fn(&Path) -> std::result::Result<T, String>,
 ) -> Result<T> {
-    let mut all = folders.to_vec();
-    all.extend(search::cuda_folders(wheels));
-    search::first(variable, &all, bare, |file| file.starts_with(name), open)
+    search::first(variable, folders, bare, |file| file.starts_with(name), open)
         .map_err(|looked| Error::NotFound { what, looked })
+}
+
+/// The folders of CUDA's toolkits, and of `wheels` among Python's packages.
+pub fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
+    search::cuda_folders(wheels)
+}
+
+/// The folder of the HIP runtime that this process has loaded, if it has: libraries beside it use it.
+pub fn hip_folders() -> Vec<PathBuf> {
+    search::loaded(HIP_RUNTIME).iter().filter_map(|file| Some(file.parent()?.into())).collect()
+}
+
+/// What the name of HIP's runtime begins with.
+const HIP_RUNTIME: &str = "libamdhip64.so";
+
+/// Loads a library of a vendor's.
+///
+/// # Errors
+/// Why it does not load; or that it brings a HIP runtime of its own, as Python's packages do, for which the
+/// streams and the memory of the one that is loaded already are nothing.
+#[allow(unsafe_code, reason = "a library is loaded")]
+pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
+    let before = search::loaded(HIP_RUNTIME);
+    // SAFETY: the vendor's library is made to be loaded by any program.
+    let library = unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())?;
+    let mut more = search::loaded(HIP_RUNTIME).into_iter();
+    match more.find(|runtime| !before.is_empty() && !before.contains(runtime)) {
+        Some(other) => Err(format!("it brings a HIP runtime of its own, {}", other.display())),
+        None => Ok(library),
+    }
 }
 
 #[cfg(test)]
@@ -127,7 +176,7 @@ mod tests {
         let names = ("nothing (libnothing.so)", "IRIS_NO_SUCH_VARIABLE");
         let open = |_: &Path| Err::<(), _>("it does not open".to_string());
         let folders = [folder.path().to_path_buf()];
-        let error = find(names, &folders, &[], ("libnothing.so", &["libnothing.so"]), open);
+        let error = find(names, &folders, ("libnothing.so", &["libnothing.so"]), open);
         let text = error.expect_err("there is none").to_string();
         assert!(text.starts_with("nothing (libnothing.so) is not there"), "{text}");
         assert!(text.contains(&format!("{} (it does not open)", file.display())), "{text}");

@@ -2,11 +2,12 @@
 
 #![allow(unsafe_code, reason = "a product is enqueued on addresses that the caller vouches for")]
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use iris_heap::DType;
 
-use super::cublaslt::{Algorithm, Multiplier, STATUS_NOT_SUPPORTED};
+use super::blas::{Algorithm, Multiplier};
 use super::problem::{Addresses, Layout, Problem};
 use super::{Error, Result};
 use crate::args::{Matrix, OpArgs, dtype_code};
@@ -15,7 +16,9 @@ use crate::args::{Matrix, OpArgs, dtype_code};
 ///
 /// The heuristic is asked once, when this is made: for each power of two of rows, for A and B by rows
 /// and by columns, aligned to 16 bytes or to an element only, with a bias where they are aligned, and
-/// without. A call takes the algorithm of the next such number of rows, so the bits of a call depend on the plan, too.
+/// without. Of a library that refuses an algorithm which does not fit, a call takes that of the next such number
+/// of rows, so the bits of a call depend on the plan, too. Of another (hipBLASLt) the first call of a problem
+/// asks again, for this problem, and those after it take the same.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,
@@ -25,6 +28,8 @@ pub struct Prepared {
     output: DType,
     workspace: u64,
     algorithms: Vec<Option<Algorithm>>,
+    /// What was asked for one problem.
+    own: Mutex<HashMap<Problem, Option<Algorithm>>>,
 }
 
 /// The fewest rows above one that have algorithms of their own.
@@ -58,7 +63,7 @@ impl Prepared {
     pub const WORKSPACE: u64 = 32 << 20;
 
     /// Of C (up to `shape[0]` x `shape[1]`, of type `output`) = A B of depth `shape[2]` and type
-    /// `dtype`. The context of the device is current.
+    /// `dtype`. The device is current.
     ///
     /// # Errors
     /// [`Error::NoAlgorithm`] if there is none even for rows that are aligned; [`Error::Call`].
@@ -77,6 +82,7 @@ impl Prepared {
             output,
             workspace,
             algorithms: Vec::new(),
+            own: Mutex::default(),
         };
         let mut refused = None;
         for bucket in 0..=bucket_of(most, most) {
@@ -108,7 +114,7 @@ impl Prepared {
 
     /// The library and its version: with the device they decide the bits of results.
     pub fn library(&self) -> String {
-        self.of.blas().title()
+        self.of.title()
     }
 
     /// A problem of this many rows, with leading dimensions as they are if nobody asked for others.
@@ -184,7 +190,7 @@ impl Prepared {
         Some((problem, algorithm))
     }
 
-    /// Whether the library does this call.
+    /// Whether the library does this call, as far as it was asked.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.fitting(args).is_some()
     }
@@ -197,16 +203,36 @@ impl Prepared {
     /// # Safety
     /// As for [`Multiplier::enqueue`], of the matrices in `args`.
     pub unsafe fn enqueue(&self, args: &OpArgs, workspace: u64, stream: u64) -> Result<bool> {
-        let Some((problem, algorithm)) = self.fitting(args) else { return Ok(false) };
+        let Some((problem, named)) = self.fitting(args) else { return Ok(false) };
+        let refuses = self.of.dialect().refuses;
+        let algorithm = if refuses { Some(*named) } else { self.own(&problem)? };
+        let Some(algorithm) = algorithm else { return Ok(false) };
         let OpArgs { a, b, c, bias, .. } = args;
         let [a, b, c, bias] = [a, b, c, bias].map(|it| it.address);
         let at = Addresses { a, b, c, bias, workspace };
         // SAFETY: the caller vouches for it.
-        match unsafe { self.of.enqueue(&problem, algorithm, at, stream) } {
+        match unsafe { self.of.enqueue(&problem, &algorithm, at, stream) } {
             // It was chosen for more rows.
-            Err(Error::Call { code: STATUS_NOT_SUPPORTED, .. }) => Ok(false),
+            Err(Error::Call { code, .. }) if refuses && code == self.of.dialect().not_supported => {
+                Ok(false)
+            }
             outcome => outcome.map(|()| true),
         }
+    }
+
+    /// The algorithm of this very problem, if the library has one.
+    fn own(&self, problem: &Problem) -> Result<Option<Algorithm>> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = own.get(problem) {
+            return Ok(*known);
+        }
+        let found = match self.of.algorithms(problem, 1) {
+            Ok(found) => found.first().copied(),
+            Err(Error::NoAlgorithm { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        own.insert(*problem, found);
+        Ok(found)
     }
 }
 

@@ -335,6 +335,14 @@ Error hipStreamGetCaptureInfo_v2(Stream* stream, u32* status, u64* id, void*, vo
     *status = 0, *id = 0;
     return SUCCESS;
 }
+Error hipLaunchHostFunc(Stream* stream, void (*call)(void*), void* data) {
+    const Error code = ready(stream);
+    if (code != SUCCESS) return outcome(code, "hipLaunchHostFunc");
+    stream->enqueue([=] { call(data); });
+    return SUCCESS;
+}
+/// For libraries of our own: whether a device reaches all of this.
+bool fake_reaches(int device, u64 address, u64 bytes) { return reaches(device, address, bytes); }
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
     if (flags != 2) return INVALID_VALUE;
     std::lock_guard guard(lock);

@@ -14,7 +14,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::device_bench;
 use crate::errors::usage;
 use crate::gpu_bench;
 use crate::job::Place;
@@ -25,8 +24,8 @@ const CASES: &str = include_str!("../../../../bench/cpu.toml");
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What computes: cpu; cuda, where every op is timed beside NCCL and cuBLASLt; or hip, where ops are timed
-    /// alone.
+    /// What computes: cpu; cuda, where every op is timed beside NCCL and cuBLASLt; or hip, beside RCCL and
+    /// hipBLASLt, or alone where these are missing.
     #[arg(long, default_value = "cpu")]
     pub(crate) backend: BackendKind,
     /// Writes the results as JSON, one object a line.
@@ -36,32 +35,32 @@ pub(crate) struct Options {
     /// cpu or the name of the GPU, as in h200.jsonl].
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     record: Option<Option<PathBuf>>,
-    /// What to measure instead, in the form of bench/cpu.toml or bench/cuda.toml.
+    /// What to measure instead, in the form of bench/cpu.toml, or of bench/cuda.toml on GPUs.
     #[arg(long, value_name = "FILE")]
     pub(crate) cases: Option<PathBuf>,
-    /// Only the ratios whose names hold this text; of cuda, only the ops.
+    /// Only the ratios whose names hold this text; of GPUs, only the ops.
     #[arg(long, value_name = "TEXT")]
     pub(crate) only: Option<String>,
     /// The commit that the results are of, where there is no git to ask.
     #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
     commit: Option<String>,
-    /// Ranks, of cuda: threads of this process [default: the GPUs].
+    /// Ranks, of GPUs: threads of this process [default: the GPUs].
     #[arg(long)]
     pub(crate) ranks: Option<usize>,
-    /// Folders with NCCL and cuBLASLt, of cuda, before those where they usually are.
+    /// Folders with NCCL and cuBLASLt, or RCCL and hipBLASLt, before those where they usually are.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) libraries: Vec<PathBuf>,
-    /// Times NCCL with its buffers registered as windows, too, of cuda, and compares with the better.
+    /// Times NCCL or RCCL with its buffers registered as windows, too, and compares with the better.
     #[arg(long)]
     pub(crate) windows: bool,
-    /// Prints how the times differ from those of this record, of cuda.
+    /// Prints how the times differ from those of this record, of GPUs.
     #[arg(long, value_name = "FILE")]
     pub(crate) compare: Option<PathBuf>,
-    /// Times of PyTorch on this machine, of cuda: a list of {"op", "shape", "who", "us"}, which is
+    /// Times of PyTorch on this machine, of GPUs: a list of {"op", "shape", "who", "us"}, which is
     /// recorded beside ours.
     #[arg(long, value_name = "FILE")]
     pub(crate) torch: Option<PathBuf>,
-    /// Seconds after which the program ends whatever it waits for, of cuda.
+    /// Seconds after which the program ends whatever it waits for, of GPUs.
     #[arg(long, value_name = "SECONDS", default_value_t = 400)]
     pub(crate) limit: u64,
 }
@@ -147,8 +146,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let mut sink = Sink::new(options)?;
     match options.backend {
         BackendKind::Cpu => on_cpu(options, &mut sink),
-        BackendKind::Cuda => gpu_bench::main(options, &mut sink),
-        _ => device_bench::main(options, &mut sink),
+        _ => gpu_bench::main(options, &mut sink),
     }
 }
 

@@ -11,6 +11,7 @@ use iris_kernels::rtc::{self, Compiler};
 use iris_testkit::say;
 
 use crate::bench::{date, provenance};
+use crate::gpu_bench::Vendors;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -20,11 +21,13 @@ pub(crate) struct Options {
 }
 
 /// Variables of libraries that decide how ranks run, beside our own.
-const PREFIXES: [&str; 13] = [
+const PREFIXES: [&str; 15] = [
     "IRIS_",
     "CUDA_",
     "NVIDIA_",
     "NCCL_",
+    "RCCL_",
+    "HIPBLASLT_",
     "HIP_",
     "HSA_",
     "ROCR_",
@@ -101,7 +104,30 @@ fn gpus(kind: BackendKind) -> Result<bool> {
             }
         }
     }
+    libraries(kind, usable)?;
     Ok(usable)
+}
+
+/// The vendor's libraries, and what it costs if they are missing. Where there is no device they are only
+/// loaded: AMD's would end the process.
+fn libraries(kind: BackendKind, usable: bool) -> Result<()> {
+    let vendors = Vendors::load(kind, &[]);
+    let versions = if usable { vendors.versions().map(Some) } else { [None, None] };
+    let costs =
+        ["iris bench compares no messages", "products of whole matrices are by kernels of ours"];
+    let found = vendors.names().into_iter().zip(vendors.paths()).zip(versions).zip(costs);
+    for (((name, path), version), cost) in found {
+        let found = match (path, version) {
+            (Err(why), _) => format!("no {name}, so that {cost}: {why}"),
+            (Ok(path), None) => format!("{name}: {}", path.display()),
+            (Ok(path), Some(Ok(version))) => format!("{name} {version}: {}", path.display()),
+            (Ok(path), Some(Err(why))) => {
+                format!("{name} of {}, so that {cost}: {why}", path.display())
+            }
+        };
+        row("library", found)?;
+    }
+    Ok(())
 }
 
 fn compiler(found: rtc::Result<&'static Compiler>) -> String {

@@ -9,7 +9,6 @@ mod attack;
 mod bench;
 mod check;
 mod device;
-mod device_bench;
 mod doctor;
 mod errors;
 mod gpu_bench;
@@ -59,7 +58,8 @@ enum Task {
     /// Kills ranks at every stage of a program, sends frames that no rank would, and counts what must
     /// not come of it.
     Attack(attack::Options),
-    /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt.
+    /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt, or RCCL and
+    /// hipBLASLt.
     Bench(bench::Options),
     /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
     Record(record::Options),

@@ -107,8 +107,6 @@ pub(crate) struct TuneJob {
     problem: Problem,
     choices: Vec<Choice>,
     iterations: usize,
-    /// Calls that are timed together, one behind the other.
-    calls: usize,
     device: Device,
 }
 
@@ -118,7 +116,7 @@ impl TuneJob {
     /// The rule's choice, then all that differ from it.
     fn new((op, m, n, k): Shape, ranks: usize, iterations: usize, device: Device) -> Result<Self> {
         let problem = Problem::new(op.name(), [m, n, k], DType::F32, device.backend());
-        let mut job = Self { problem, choices: Vec::new(), iterations, calls: 1, device };
+        let mut job = Self { problem, choices: Vec::new(), iterations, device };
         let mut seen = Vec::new();
         for choice in choices(op) {
             let plan = job.problem(&choice).plan(Ranks::new(0, ranks))?;
@@ -129,13 +127,6 @@ impl TuneJob {
             }
         }
         Ok(job)
-    }
-
-    /// Each of these variants of a problem, many calls in a row.
-    pub(crate) fn variants(problem: Problem, variants: &[String], device: Device) -> Self {
-        let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
-        let choices = variants.iter().map(choice).collect();
-        Self { problem, choices, iterations: 10, calls: 20, device }
     }
 
     fn problem(&self, choice: &Choice) -> Problem {
@@ -178,12 +169,10 @@ impl Job for TuneJob {
             for (op, times) in ops.iter_mut().zip(&mut times) {
                 world.barrier()?;
                 let begun = Instant::now();
-                for _ in 0..self.calls {
-                    op.run(&operands, &stream)?;
-                }
+                op.run(&operands, &stream)?;
                 stream.sync()?;
                 if turn > 0 {
-                    times.push(begun.elapsed().as_secs_f64() * 1e6 / self.calls as f64);
+                    times.push(begun.elapsed().as_secs_f64() * 1e6);
                 }
             }
             progress.step();

@@ -1,10 +1,9 @@
-//! What an op is timed beside: NCCL's collective and cuBLASLt's product, one after the other on one
-//! stream.
+//! What an op is timed beside: NCCL's collective and cuBLASLt's product (on AMD's devices RCCL's and
+//! hipBLASLt's), one after the other on one stream.
 
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use cudarc::driver::CudaStream;
 use iris_heap::{DType, SymSlice, SymmetricHeap};
 use iris_ops::{Ranks, Shard};
 use iris_testkit::suite::{OpName, Options};
@@ -95,7 +94,7 @@ impl<'a> Baseline<'a> {
         let Options { m, n, k, dtype, .. } = *options;
         let (size, rank) = (ranks.size, ranks.rank);
         let even = |total: usize, what: &str| {
-            ensure!(total.is_multiple_of(size), "{total} {what} for {size} ranks of NCCL");
+            ensure!(total.is_multiple_of(size), "{total} {what} for {size} ranks");
             Ok(total / size)
         };
         let collective = |kind, from: &Buffer, to: &Buffer, count| -> Result<Step<'a>> {
@@ -152,8 +151,8 @@ impl<'a> Baseline<'a> {
         Ok(Baseline { steps, dtype, workspace: at.workspace.clone() })
     }
 
-    /// Enqueues one call.
-    pub(crate) fn run(&self, stream: &CudaStream) -> Result<()> {
+    /// Enqueues one call on the driver's stream of this number, with its device current.
+    pub(crate) fn run(&self, stream: u64) -> Result<()> {
         for step in &self.steps {
             match step {
                 Step::Multiply { product, a, b, c } => {

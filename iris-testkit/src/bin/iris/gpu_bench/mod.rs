@@ -1,13 +1,15 @@
 //! `iris bench --backend cuda`: every op beside NCCL and cuBLASLt, in one process with a thread a
 //! GPU. Times are of the device, by events, around replays of a graph of some calls.
+//!
+//! With `--backend hip` the same beside RCCL and hipBLASLt, where they are. Times are of the host there, of some calls
+//! one behind the other: graphs and events of AMD's runtime are not used.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
-use cudarc::driver::{CudaContext, CudaStream};
 use iris_heap::{BackendKind, DType, World};
 use iris_ops::{Shard, TileShape};
 use iris_testkit::suite::{OpName, Options as OpOptions};
@@ -19,19 +21,22 @@ use crate::bench::{self, Options, Sink};
 use crate::errors::usage;
 use crate::problem::known_variant;
 use crate::record;
-use vendor::{Communicator, Multiplier, Vendors};
+use home::Home;
+use vendor::{Communicator, Multiplier};
 
-pub(crate) use vendor::NO_MULTICAST;
+pub(crate) use vendor::{NO_MULTICAST, Vendors};
 
 mod baseline;
 mod contents;
+mod home;
 mod shape;
 mod sides;
 mod torch;
 mod vendor;
 
-/// What is measured unless another file is given.
-const CASES: &str = include_str!("../../../../../bench/cuda.toml");
+/// What is measured unless another file is given: its name and text.
+const CUDA: (&str, &str) = ("bench/cuda.toml", include_str!("../../../../../bench/cuda.toml"));
+const HIP: (&str, &str) = ("bench/hip.toml", include_str!("../../../../../bench/hip.toml"));
 
 /// A table of the file: an op, and the shapes it is measured on.
 #[derive(Clone, Debug, Deserialize)]
@@ -76,25 +81,32 @@ struct Shape {
 
 /// Measures and prints; whether nothing failed.
 pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
-    let shapes = read(options.cases.as_deref(), options.only.as_deref())?;
-    if let Some(reason) = harness::missing_gpus(BackendKind::Cuda, 1)? {
+    let kind = options.backend;
+    let shapes = read(kind, options.cases.as_deref(), options.only.as_deref())?;
+    if let Some(reason) = harness::missing_gpus(kind, 1)? {
         return skipped(&reason);
     }
-    let devices = BackendKind::Cuda.devices()?;
+    let devices = kind.devices()?;
     let ranks = options.ranks.unwrap_or(devices.len());
-    let vendors = Vendors::load(&options.libraries);
-    let (nccl, blas) = vendors.versions();
-    let name = devices[0].name.split(" sm_").next().unwrap_or_default().to_owned();
-    say!("{ranks} ranks on {} x {name}; NCCL {nccl}; cuBLASLt {blas}", devices.len())?;
+    let vendors = Vendors::load(kind, &options.libraries);
+    let [collectives, products] = vendors.names();
+    let missing = |why| format!("none: {why}");
+    let [nccl, blas] = vendors.versions().map(|found| found.unwrap_or_else(missing));
+    let name = devices[0].name.split([" sm_", " gfx"][usize::from(kind != BackendKind::Cuda)]);
+    let name = name.into_iter().next().unwrap_or_default().to_owned();
+    say!("{ranks} ranks on {} x {name}; {collectives} {nccl}; {products} {blas}", devices.len())?;
     say!(
         "{}",
         line(["op", "m x n x k", "variant", "tile", "us", "eager", "base", "ratio", "product"])
     )?;
-    let about = json!({
-        "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(),
-        "nccl": nccl, "cublaslt": blas, "commit": options.commit(),
+    let mut about = json!({
+        "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(kind)?,
+        collectives.to_lowercase(): nccl, products.to_lowercase(): blas, "commit": options.commit(),
         "date": bench::date(SystemTime::now()), "ranks": ranks,
     });
+    if kind != BackendKind::Cuda {
+        about["clock"] = "host".into();
+    }
     let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
@@ -168,8 +180,9 @@ fn skipped(reason: &str) -> Result<bool> {
     Ok(true)
 }
 
-fn read(cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
-    let rows: Rows = bench::read(cases, ("bench/cuda.toml", CASES))?;
+fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
+    let usual = if kind == BackendKind::Cuda { CUDA } else { HIP };
+    let rows: Rows = bench::read(cases, usual)?;
     let mut shapes = Vec::new();
     for row in rows.row {
         let op: OpName = row.op.parse()?;
@@ -178,7 +191,7 @@ fn read(cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
         }
         row.variants.iter().try_for_each(|name| known_variant("variant", op, name))?;
         for [m, n, k] in row.shapes {
-            let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(BackendKind::Cuda);
+            let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind);
             options.tile = row.tile.map(|[m, n]| TileShape { m, n });
             options.workgroups = row.workgroups;
             if row.columns {
@@ -209,10 +222,13 @@ fn watch(limit: u64) -> Result<Instant> {
     Ok(Instant::now())
 }
 
-/// The version of the driver's kernel module.
-fn driver() -> String {
+/// The version of NVIDIA's kernel module, or of AMD's runtime.
+fn driver(kind: BackendKind) -> Result<String> {
+    if kind != BackendKind::Cuda {
+        return Ok(kind.driver_version()?.to_string());
+    }
     let version = std::fs::read_to_string("/sys/module/nvidia/version");
-    version.map_or("unknown".into(), |text| text.trim().to_owned())
+    Ok(version.map_or("unknown".into(), |text| text.trim().to_owned()))
 }
 
 fn dimensions(options: &OpOptions) -> String {
@@ -263,8 +279,7 @@ fn merge(line: &mut Value, more: &Value) {
 /// What a rank has in all shapes.
 struct Rank<'a> {
     world: &'a World,
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    home: Home,
     nccl: Result<Communicator<'a>, String>,
     /// A second one, for memory that is registered as a window, where that is asked for.
     windowed: Option<Communicator<'a>>,
@@ -278,29 +293,32 @@ fn all_shapes(
     (shapes, windows): (&[Shape], bool),
     report: &mut dyn FnMut(Vec<Value>) -> Result<()>,
 ) -> Result<()> {
-    let devices = BackendKind::Cuda.devices()?.len();
-    let context = CudaContext::new(world.local_rank() % devices)?;
-    context.bind_to_thread()?;
-    let id = if world.rank() == 0 { Communicator::id(vendors).ok() } else { None };
+    let kind = shapes[0].options.backend;
+    let devices = kind.device_count()?;
+    let home = Home::new(kind, world)?;
+    let id = || Communicator::id(vendors);
+    let id = if world.rank() == 0 { home.current(id).ok() } else { None };
     let id = &world.allgather(&id.unwrap_or_default())?[0];
+    let place = (world.rank(), world.size());
     let nccl = if world.size() > devices {
-        Err(format!("NCCL wants a GPU a rank: {} for {devices}", world.size()))
+        let [name, _] = vendors.names();
+        Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
         // All ranks succeed or none: the library is the same.
-        let place = (world.rank(), world.size());
-        Communicator::new(vendors, id, place).map_err(|e| e.to_string())
+        let new = || Communicator::new(vendors, id, place);
+        home.current(new).map_err(|e| e.to_string())
     };
     let windowed = match &nccl {
         Ok(_) if windows => {
-            let id = if world.rank() == 0 { Communicator::id(vendors)? } else { Vec::new() };
+            let id = || Communicator::id(vendors);
+            let id = if world.rank() == 0 { home.current(id)? } else { Vec::new() };
             let id = &world.allgather(&id)?[0];
-            Some(Communicator::new(vendors, id, (world.rank(), world.size()))?)
+            Some(home.current(|| Communicator::new(vendors, id, place))?)
         }
         _ => None,
     };
-    let blas = Multiplier::new(vendors).map_err(|e| e.to_string());
-    let stream = context.new_stream()?;
-    let rank = Rank { world, context, stream, nccl, windowed, blas };
+    let blas = home.current(|| Multiplier::new(vendors)).map_err(|e| e.to_string());
+    let rank = Rank { world, home, nccl, windowed, blas };
     for shape in shapes {
         let lines = shape::measure(&rank, shape)?;
         if world.rank() == 0 {
@@ -309,9 +327,14 @@ fn all_shapes(
         // What the report may have failed with must not leave the others behind.
         world.barrier()?;
     }
-    rank.windowed.map(Communicator::close).transpose()?;
-    rank.nccl.ok().map(Communicator::close).transpose()?;
-    Ok(())
+    let Rank { home, nccl, windowed, blas, .. } = rank;
+    home.current(|| {
+        windowed.map(Communicator::close).transpose()?;
+        nccl.ok().map(Communicator::close).transpose()?;
+        drop(blas);
+        Ok(())
+    })?;
+    home.close()
 }
 
 #[cfg(test)]
@@ -330,11 +353,15 @@ mod tests {
     #[test]
     fn the_cases_are_read_and_planned() {
         let messages = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/messages.toml");
-        let shapes = read(None, None).unwrap();
-        for op in OpName::ALL {
-            assert!(shapes.iter().any(|shape| shape.op == op), "{op} is not measured");
+        let cuda = read(BackendKind::Cuda, None, None).unwrap();
+        let hip = read(BackendKind::Hip, None, None).unwrap();
+        for shapes in [&cuda, &hip] {
+            for op in OpName::ALL {
+                assert!(shapes.iter().any(|shape| shape.op == op), "{op} is not measured");
+            }
         }
-        for shape in shapes.iter().chain(&read(Some(Path::new(messages)), None).unwrap()) {
+        let more = read(BackendKind::Cuda, Some(Path::new(messages)), None).unwrap();
+        for shape in cuda.iter().chain(&hip).chain(&more) {
             for variant in &shape.variants {
                 suite::plan(shape.op, variant, Ranks::new(0, 4), &shape.options).unwrap();
             }

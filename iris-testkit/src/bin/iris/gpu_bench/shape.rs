@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap};
+use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
 use iris_ops::{Plan, Ranks, Shard};
 use iris_testkit::oracle::split;
 use iris_testkit::suite::{self, AnyOp, Case, OpName, Operands, Options as OpOptions};
@@ -37,7 +37,7 @@ impl Plans {
             OpName::MatmulAllGather => split(m, ranks.size, ranks.rank).len(),
             _ => m,
         };
-        let options = OpOptions::new(m, n, k).dtype(dtype).backend(BackendKind::Cuda);
+        let options = OpOptions::new(m, n, k).dtype(dtype).backend(shape.options.backend);
         let alone = suite::plan(OpName::Matmul, "auto", ranks, &options)?;
         Ok(Plans { variants, alone: Some(([m, n, k], alone)) })
     }
@@ -90,7 +90,7 @@ impl Matrices {
         // All ranks ask for the same, though their plans may need different amounts.
         let all: Vec<(u64, u64)> = gather(rank.world, &(data, signal))?;
         let (data, signal) = all.into_iter().fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
-        let options = HeapOptions::new().backend(BackendKind::Cuda);
+        let options = HeapOptions::new().backend(shape.options.backend);
         let heap = SymmetricHeap::open(rank.world, options.data_bytes(data).signal_bytes(signal))?;
         let alloc = |at: usize| heap.alloc::<u8>(elements[at].max(1) * dtype.size());
         let (a, b, c, other_c, between) = (alloc(0)?, alloc(1)?, alloc(2)?, alloc(3)?, alloc(4)?);
@@ -173,16 +173,24 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
         if let Ok(blas) = blas {
             let gathered = shape.op == OpName::AllGatherMatmul;
-            let product = Baseline::product(blas, *dimensions, dtype, &buffers, gathered)?;
+            let product = || Baseline::product(blas, *dimensions, dtype, &buffers, gathered);
+            let product = rank.home.current(product)?;
             library = Some(sides.len());
             sides.push(Side::libraries(product));
         }
     }
-    match Baseline::new(shape.op, &shape.options, ranks, (nccl, blas), &buffers) {
+    let libraries = |nccl| {
+        let with = (nccl, blas.clone());
+        rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
+    };
+    // That there is neither library is said once, ahead of all shapes.
+    let nobody = nccl.is_err() && blas.is_err();
+    match libraries(nccl) {
         Ok(baseline) => {
             base = Some(sides.len());
             sides.push(Side::libraries(baseline));
         }
+        Err(_) if nobody => {}
         Err(why) => note = Some(format!("no baseline: {why:#}")),
     }
     if let Some((block, peers)) = matrices.crossing(shape, ranks)? {
@@ -196,15 +204,13 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         _ => None,
     };
     if let (Some(of), Some(_)) = (&rank.windowed, &window) {
-        let with = (Ok(of), rank.blas.as_ref().map_err(String::clone));
         windowed = Some(sides.len());
-        let baseline = Baseline::new(shape.op, &shape.options, ranks, with, &buffers)?;
-        sides.push(Side::libraries(baseline));
+        sides.push(Side::libraries(libraries(Ok(of))?));
     }
 
     // One call of each, compared; then times.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
-    let clock = Clock::new(rank, heap.gpu()?.stream_of(&rank.stream)?)?;
+    let clock = Clock::new(rank, heap)?;
     let mut results = Vec::new();
     for (at, side) in sides.iter_mut().enumerate() {
         let to = if at < variants { matrices.c } else { matrices.other_c };
@@ -232,24 +238,24 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let times: Vec<Vec<f64>> = all.iter().map(|seen| of(&seen.times[side]).clone()).collect();
         slowest(&times)
     };
-    let replays: fn(&Times) -> &Vec<f64> = |times| &times.replays;
+    let calls: fn(&Times) -> &Vec<f64> = |times| &times.calls;
     let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;
     let time = |side: usize, of| round(median(samples(side, of)), 100.0);
     // What all lines have in common: the better of NCCL's two ways, and what bounds the op.
     let better = [base, windowed].into_iter().flatten();
-    let better = better.min_by(|&a, &b| time(a, replays).total_cmp(&time(b, replays)));
-    let product = [library, own].into_iter().flatten().map(|side| time(side, replays));
+    let better = better.min_by(|&a, &b| time(a, calls).total_cmp(&time(b, calls)));
+    let product = [library, own].into_iter().flatten().map(|side| time(side, calls));
     let product = product.reduce(f64::min);
-    let transfer = transfer.map(|side| time(side, replays));
+    let transfer = transfer.map(|side| time(side, calls));
     let limit = product.into_iter().chain(transfer).reduce(f64::max);
     let OpOptions { m, n, k, shard, workgroups, .. } = shape.options;
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
-        let us = time(at, replays);
+        let us = time(at, calls);
         let mut line = json!({
             "op": shape.op.name(), "variant": plan.variant().name(), "asked": shape.variants[at],
             "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "tile": [plan.tile().m, plan.tile().n],
-            "us": us, "eager_us": time(at, eager),
+            "us": us,
         });
         let mut set = |name: &str, value: Option<Value>| {
             if let Some(value) = value {
@@ -258,12 +264,17 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         };
         set("columns", (shard == Shard::Columns).then(|| true.into()));
         set("workgroups", workgroups.map(Value::from));
-        set("baseline_us", better.map(|side| time(side, replays).into()));
-        set("baseline_eager_us", base.map(|base| time(base, eager).into()));
-        set("windowed_us", windowed.map(|side| time(side, replays).into()));
+        let eagerly = |side: usize| {
+            let samples = samples(side, eager);
+            (!samples.is_empty()).then(|| round(median(samples), 100.0).into())
+        };
+        set("eager_us", eagerly(at));
+        set("baseline_us", better.map(|side| time(side, calls).into()));
+        set("baseline_eager_us", base.and_then(eagerly));
+        set("windowed_us", windowed.map(|side| time(side, calls).into()));
         // Each sample by the one beside it: both had the same clocks.
         let paired = |base| {
-            let both = samples(at, replays).into_iter().zip(samples(base, replays));
+            let both = samples(at, calls).into_iter().zip(samples(base, calls));
             both.map(|(time, base)| time / base).collect()
         };
         let [low, middle, high] = quartiles(better.map_or(Vec::new(), paired));
@@ -274,8 +285,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("transfer_us", transfer.map(Value::from));
         set("limit_us", limit.map(Value::from));
         set("of_limit", limit.map(|limit| round(us / limit, 1000.0).into()));
-        set("product_us", library.map(|side| time(side, replays).into()));
-        set("own_product_us", own.map(|side| time(side, replays).into()));
+        set("product_us", library.map(|side| time(side, calls).into()));
+        set("own_product_us", own.map(|side| time(side, calls).into()));
         let errors = all.iter().map(|seen| f64::from_bits(seen.errors[at]));
         // Not a number must not get lost.
         let worse = |worst: f64, e: f64| if e <= worst || worst.is_nan() { worst } else { e };

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cudarc::driver::{CudaEvent, CudaGraph, sys};
+use cudarc::driver::{CudaGraph, sys};
 use iris_heap::{Stream, SymSlice, SymmetricHeap};
 use iris_testkit::suite::{AnyOp, Operands};
 use serde::{Deserialize, Serialize};
 
 use super::Rank;
 use super::baseline::Baseline;
+use super::home::Events;
 use crate::job::gather;
 
 /// Samples of each side, of replays and of eager calls.
@@ -18,8 +19,9 @@ const SAMPLES: usize = 20;
 const EAGER_SAMPLES: usize = 5;
 /// Of these many no long call is spared.
 const LEAST: usize = 5;
-/// Calls in a graph, unless they are long.
+/// Calls in a graph, unless they are long; and one behind the other, where the clock is the host's.
 const CALLS: usize = 10;
+const HOST_CALLS: usize = 20;
 /// How long a graph may take that has more than one call, and all samples of a side, in
 /// microseconds.
 const GRAPH_US: f64 = 3000.0;
@@ -50,7 +52,9 @@ pub(super) struct Side<'a> {
 /// Microseconds of one call, a sample each.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(super) struct Times {
-    pub(super) replays: Vec<f64>,
+    /// In replays of graphs, or in calls by the host's clock.
+    pub(super) calls: Vec<f64>,
+    /// Beside replays, those without.
     pub(super) eager: Vec<f64>,
 }
 
@@ -89,26 +93,27 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Times what is enqueued on a rank's stream.
+/// Times what is enqueued on a rank's stream: by the device's clock and with graphs, or, where there are no
+/// events, by the host's and call by call.
 pub(super) struct Clock<'a> {
     rank: &'a Rank<'a>,
-    /// The same stream as the ops see it.
+    /// The stream of the ops, and the same for libraries.
     stream: Stream,
-    begin: CudaEvent,
-    end: CudaEvent,
+    raw: u64,
+    events: Option<Events>,
 }
 
 impl<'a> Clock<'a> {
-    pub(super) fn new(rank: &'a Rank<'a>, stream: Stream) -> Result<Self> {
-        let event = || rank.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
-        Ok(Clock { rank, stream, begin: event()?, end: event()? })
+    pub(super) fn new(rank: &'a Rank<'a>, heap: &SymmetricHeap) -> Result<Self> {
+        let (stream, raw) = rank.home.stream(heap)?;
+        Ok(Clock { rank, stream, raw, events: rank.home.events()? })
     }
 
     fn enqueue(&self, side: &mut Side<'_>, calls: usize) -> Result<()> {
         for _ in 0..calls {
             match &mut side.work {
                 Work::Op(called) => called.0.run(&called.1, &self.stream)?,
-                Work::Libraries(baseline) => baseline.run(&self.rank.stream)?,
+                Work::Libraries(baseline) => self.rank.home.current(|| baseline.run(self.raw))?,
                 Work::Copies { heap, block, peers } => {
                     for &peer in &*peers {
                         heap.copy_on(&self.stream, (*block, peer), (*block, heap.rank()))?;
@@ -120,33 +125,41 @@ impl<'a> Clock<'a> {
     }
 
     /// Waits for the end event, but not for ever. Returns microseconds since the first.
-    fn finish(&self) -> Result<f64> {
+    fn finish(events: &Events) -> Result<f64> {
         let begun = Instant::now();
-        while !self.end.try_is_complete()? {
+        while !events.end.try_is_complete()? {
             ensure!(begun.elapsed() < Duration::from_secs(60), "the device has not ended in 60 s");
             std::hint::spin_loop();
         }
-        Ok(f64::from(self.begin.elapsed_ms(&self.end)?) * 1e3)
+        Ok(f64::from(events.begin.elapsed_ms(&events.end)?) * 1e3)
     }
 
     /// Microseconds of one of `calls` calls, enqueued one by one.
     fn eager(&self, side: &mut Side<'_>, calls: usize) -> Result<f64> {
         self.rank.world.barrier()?;
-        self.begin.record(&self.rank.stream)?;
-        self.enqueue(side, calls)?;
-        self.end.record(&self.rank.stream)?;
-        Ok(self.finish()? / calls as f64)
+        let us = if let Some(events) = &self.events {
+            events.begin.record(&events.stream)?;
+            self.enqueue(side, calls)?;
+            events.end.record(&events.stream)?;
+            Self::finish(events)?
+        } else {
+            let begun = Instant::now();
+            self.enqueue(side, calls)?;
+            self.stream.sync()?;
+            begun.elapsed().as_secs_f64() * 1e6
+        };
+        Ok(us / calls as f64)
     }
 
     /// Microseconds of one call in a replay that follows another: that one makes the ranks meet.
-    fn replay(&self, side: &Side<'_>) -> Result<f64> {
+    fn replay(&self, side: &Side<'_>, events: &Events) -> Result<f64> {
         let graph = side.graph.as_ref().context("the side has no graph")?;
         self.rank.world.barrier()?;
         graph.launch()?;
-        self.begin.record(&self.rank.stream)?;
+        events.begin.record(&events.stream)?;
         graph.launch()?;
-        self.end.record(&self.rank.stream)?;
-        Ok(self.finish()? / side.calls as f64)
+        events.end.record(&events.stream)?;
+        Ok(Self::finish(events)? / side.calls as f64)
     }
 
     /// Warms up, and captures as many calls as are worth it: the same number on all ranks.
@@ -155,11 +168,15 @@ impl<'a> Clock<'a> {
         let time = self.eager(side, 2)?;
         let all: Vec<f64> = gather(self.rank.world, &time)?;
         side.estimate = all.into_iter().fold(1.0, f64::max);
+        let Some(Events { stream, .. }) = &self.events else {
+            side.calls = HOST_CALLS;
+            return Ok(());
+        };
         side.calls = ((GRAPH_US / side.estimate) as usize).clamp(1, CALLS);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.rank.stream.begin_capture(mode)?;
+        stream.begin_capture(mode)?;
         let captured = self.enqueue(side, side.calls);
-        let graph = self.rank.stream.end_capture(sys::CUgraphInstantiate_flags(0));
+        let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
         captured?;
         let graph = graph?.context("nothing was captured")?;
         graph.upload()?;
@@ -173,10 +190,16 @@ impl<'a> Clock<'a> {
             for side in &mut *sides {
                 let spent = (2 * side.calls * sample) as f64 * side.estimate;
                 if sample < LEAST || spent < SIDE_US {
-                    let time = self.replay(side)?;
-                    side.times.replays.push(time);
+                    let time = match &self.events {
+                        Some(events) => self.replay(side, events)?,
+                        None => self.eager(side, side.calls)?,
+                    };
+                    side.times.calls.push(time);
                 }
             }
+        }
+        if self.events.is_none() {
+            return Ok(());
         }
         for _ in 0..EAGER_SAMPLES {
             for side in &mut *sides {

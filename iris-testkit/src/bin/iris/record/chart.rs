@@ -1,4 +1,4 @@
-//! Charts of a record, as SVG: how fast each operator is beside NCCL with cuBLASLt, over its sizes.
+//! Charts of a record, as SVG: how fast each operator is beside the vendor's libraries, over its sizes.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use super::{Line, Subject, message_bytes};
+use super::{Line, Subject, baselines, message_bytes};
 use crate::errors::usage;
 
 /// Width and height, in pixels.
@@ -45,6 +45,8 @@ enum Of {
 struct Chart {
     op: String,
     by_bytes: bool,
+    /// The libraries.
+    beside: String,
     series: Vec<Series>,
 }
 
@@ -98,7 +100,8 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             Series { name, of, points }
         });
-        Chart { op: op.into(), by_bytes: !op.contains("matmul"), series: series.collect() }
+        let (by_bytes, beside) = (!op.contains("matmul"), baselines(lines));
+        Chart { op: op.into(), by_bytes, beside, series: series.collect() }
     };
     by_op.into_iter().map(chart).collect()
 }
@@ -113,7 +116,7 @@ impl Chart {
         let top = points().map(|point| point.1).fold(1.2, f64::max) * 1.08;
         let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
-        let title = format!("{}: speed beside NCCL with cuBLASLt", self.op);
+        let title = format!("{}: speed beside {}", self.op, self.beside);
         let mut chart = ChartBuilder::on(&root)
             .caption(title, ("sans-serif", 24))
             .margin(18)
@@ -143,7 +146,7 @@ impl Chart {
         let (begin, end) = (least - 0.3, most.max(least + 1.0) + 0.3);
         chart
             .draw_series([PathElement::new([(begin, 1.0), (end, 1.0)], BLACK.stroke_width(2))])?
-            .label("NCCL with cuBLASLt")
+            .label(&*self.beside)
             .legend(|(x, y)| PathElement::new([(x, y), (x + 24, y)], BLACK.stroke_width(2)));
         let names: Vec<&str> = self.series.iter().map(|series| &*series.name).collect();
         for series in &self.series {

@@ -1,7 +1,7 @@
 //! `iris record`: what a record of benchmarks says: a table for readers, charts, and how it differs
 //! from another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ mod compare;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The record, as `iris bench --backend cuda --record` appends to it.
+    /// The record, as `iris bench --record` appends to it for GPUs.
     #[arg(default_value = "bench/record/h200.jsonl")]
     file: PathBuf,
     /// Only lines of commits that begin so.
@@ -58,6 +58,8 @@ pub(crate) struct Line {
     commit: String,
     pub(crate) us: f64,
     pub(crate) baseline_us: Option<f64>,
+    /// The version of RCCL, which is in records of AMD's devices.
+    rccl: Option<String>,
     /// The median of samples, each by the one beside it; not in records of old.
     ratio: Option<f64>,
     /// Nothing can be faster: the product, or what crosses the links, whichever takes longer.
@@ -89,7 +91,12 @@ impl Line {
         Subject { device, op, dtype, columns, n, k, m }
     }
 
-    /// Time by that of NCCL with cuBLASLt: as measured, sample by sample, where the record has that.
+    /// What it was measured beside.
+    pub(crate) fn baseline(&self) -> &'static str {
+        if self.rccl.is_some() { "RCCL with hipBLASLt" } else { "NCCL with cuBLASLt" }
+    }
+
+    /// Time by that of the vendor's libraries: as measured, sample by sample, where the record has that.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.ratio.or_else(|| self.baseline_us.map(|base| self.us / base))
     }
@@ -204,8 +211,14 @@ pub(crate) fn message_bytes(subject: &Subject) -> usize {
     subject.m * subject.n * size
 }
 
+/// What these were measured beside, in words.
+fn baselines(lines: &[Line]) -> String {
+    let all: BTreeSet<&str> = lines.iter().map(Line::baseline).collect();
+    all.into_iter().collect::<Vec<_>>().join(" or ")
+}
+
 /// The table, as Markdown: a row for each operator, its N and K and the devices; in it time by time of
-/// NCCL with cuBLASLt, by M or by size.
+/// the vendor's libraries, by M or by size.
 pub(crate) fn table(automatic: &[Line]) -> String {
     // By device and operator; of products by N and K, of messages all sizes in one row.
     let mut rows: BTreeMap<(String, String, String), Vec<&Line>> = BTreeMap::new();
@@ -218,9 +231,10 @@ pub(crate) fn table(automatic: &[Line]) -> String {
         };
         rows.entry((op, device, factors)).or_default().push(line);
     }
-    let mut text = String::from(
-        "| operator | on | N x K | by M, or size: ratio (1 is the time of NCCL with cuBLASLt; less is \
-         faster) |\n| --- | --- | --- | --- |\n",
+    let beside = baselines(automatic);
+    let mut text = format!(
+        "| operator | on | N x K | by M, or size: ratio (1 is the time of {beside}; less is faster) |\n\
+         | --- | --- | --- | --- |\n",
     );
     for ((op, device, factors), mut lines) in rows {
         lines.sort_by_key(|line| line.subject());
@@ -265,6 +279,7 @@ mod tests {
             commit: "abcdef012".into(),
             us,
             baseline_us: Some(base),
+            rccl: None,
             ratio: None,
             limit_us: None,
             torch_us: None,
@@ -305,6 +320,13 @@ mod tests {
         // What was measured sample by sample goes before the quotient of two medians.
         let paired = Line { ratio: Some(1.3), ..line("all_reduce", 1, 12.0, 10.0) };
         assert!(table(&[paired]).contains("8 KiB: 1.30"));
+        // It says whose libraries they are.
+        let amd = Line { rccl: Some("2.27.7".into()), ..line("all_reduce", 1, 12.0, 10.0) };
+        let beside = |lines: &[Line]| table(lines).lines().next().unwrap_or_default().to_owned();
+        assert!(beside(std::slice::from_ref(&amd)).contains("time of RCCL with hipBLASLt;"));
+        let both = "time of NCCL with cuBLASLt or RCCL with hipBLASLt;";
+        assert!(beside(&[amd, lines[0].clone()]).contains(both));
+        assert!(beside(&lines).contains("time of NCCL with cuBLASLt;"));
     }
 
     #[test]

@@ -1,11 +1,10 @@
-//! cuBLASLt: products of one device, as the benchmark times them.
+//! cuBLASLt or hipBLASLt: products of one device, as the benchmark times them.
 
 #![allow(unsafe_code, reason = "products over memory of the device")]
 
 use std::sync::Arc;
 
 use anyhow::Result;
-use cudarc::driver::CudaStream;
 use iris_heap::DType;
 use iris_kernels::vendor::{self, Addresses, Layout, Problem};
 
@@ -21,7 +20,7 @@ impl Multiplier {
     /// Bytes of the workspace that products are given.
     pub(crate) const WORKSPACE: usize = vendor::Prepared::WORKSPACE as usize;
 
-    /// Of the device whose context is current.
+    /// Of the device that is current.
     pub(crate) fn new(vendors: &Vendors) -> Result<Multiplier> {
         Ok(Multiplier(Arc::new(vendor::Multiplier::new(vendors.blas()?)?)))
     }
@@ -47,11 +46,7 @@ impl Multiplier {
 
 impl Product {
     /// Enqueues it.
-    pub(crate) fn run(
-        &self,
-        [a, b, c, workspace]: [&Buffer; 4],
-        stream: &CudaStream,
-    ) -> Result<()> {
+    pub(crate) fn run(&self, [a, b, c, workspace]: [&Buffer; 4], stream: u64) -> Result<()> {
         let Problem { shape: [m, n, k], a: Layout { dtype, .. }, .. } = *self.0.problem();
         let at = Addresses {
             a: a.address(m * k, dtype)?,
@@ -60,8 +55,8 @@ impl Product {
             bias: 0,
             workspace: workspace.address(Multiplier::WORKSPACE, DType::U8)?,
         };
-        // SAFETY: the buffers hold the matrices of the problem and its workspace, of a device whose
-        // context is current, as the stream's; whoever enqueues waits before the heap is closed.
-        unsafe { self.0.enqueue(at, stream.cu_stream() as u64) }.map_err(Into::into)
+        // SAFETY: the buffers hold the matrices of the problem and its workspace, of a device that
+        // is current, as the stream's; whoever enqueues waits before the heap is closed.
+        unsafe { self.0.enqueue(at, stream) }.map_err(Into::into)
     }
 }

@@ -1,4 +1,4 @@
-//! NCCL and cuBLASLt, loaded at run time: the few functions that are called, each through one place.
+//! NCCL and cuBLASLt, or RCCL and hipBLASLt, loaded at run time: the few functions that are called, each through one place.
 //!
 //! cudarc has them too, but looks for neither by the names that CUDA 13 gives them, and panics where
 //! one is missing.
@@ -6,12 +6,12 @@
 #![allow(unsafe_code, reason = "libraries are loaded, and functions found by name")]
 
 use std::ffi::c_void;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use iris_heap::{DType, SymSlice, SymmetricHeap};
-use iris_kernels::vendor::Blas;
+use iris_heap::{BackendKind, DType, SymSlice, SymmetricHeap};
+use iris_kernels::vendor::{Blas, Dialect};
 
 /// The variable that keeps NCCL away from NVLink multicast, and the value it must have: multicast
 /// can put the GPUs of a host that others share out of service.
@@ -28,36 +28,55 @@ type Handle = *mut c_void;
 
 /// The libraries of this machine; of one that is missing, why.
 pub(crate) struct Vendors {
+    kind: BackendKind,
     nccl: Result<nccl::Nccl, String>,
     blas: Result<Arc<Blas>, String>,
 }
 
 impl Vendors {
-    /// Looks in `folders`, then among CUDA's and Python's packages, then where the loader does.
-    pub(crate) fn load(folders: &[PathBuf]) -> Vendors {
-        let (variable, value) = NO_MULTICAST;
-        let nccl = match std::env::var(variable) {
-            Ok(set) if set == value => nccl::load(folders).map_err(|e| e.to_string()),
-            _ => Err(format!("{variable} is not {value} in the environment")),
-        };
-        Vendors { nccl, blas: Blas::load(folders).map(Arc::new).map_err(|e| e.to_string()) }
+    /// Looks in `folders`, then among CUDA's and Python's packages or beside the HIP runtime that is loaded,
+    /// then where the loader does.
+    pub(crate) fn load(kind: BackendKind, folders: &[PathBuf]) -> Vendors {
+        let nccl = nccl::load(kind, folders).map_err(|error| error.to_string());
+        let blas = Blas::load(dialect(kind), folders).map_err(|error| error.to_string());
+        Vendors { kind, nccl, blas: blas.map(Arc::new) }
     }
 
-    /// What is there, by version, for the record.
-    pub(crate) fn versions(&self) -> (String, String) {
-        let nccl = self.nccl.as_ref().map(|nccl| nccl.version());
-        let blas = self.blas.as_ref().map(|blas| blas.version());
-        let text = |found: Result<String, &String>| found.unwrap_or_else(|e| format!("none: {e}"));
-        (text(nccl), text(blas))
+    /// What the library of collectives is called, and that of products.
+    pub(crate) fn names(&self) -> [&'static str; 2] {
+        [nccl::name(self.kind), dialect(self.kind).name]
     }
 
+    /// What is there, by version, for the record; of a device that is current.
+    pub(crate) fn versions(&self) -> [Result<String, String>; 2] {
+        let nccl = self.nccl.as_ref().map(|nccl| nccl.version()).map_err(Clone::clone);
+        let blas = self.blas.clone().and_then(|it| it.version().map_err(|e| e.to_string()));
+        [nccl, blas]
+    }
+
+    /// The files that they are in.
+    pub(crate) fn paths(&self) -> [Result<&Path, &str>; 2] {
+        let nccl = self.nccl.as_ref().map(|nccl| &*nccl.path);
+        [nccl.map_err(|e| &**e), self.blas.as_ref().map(|blas| blas.path()).map_err(|e| &**e)]
+    }
+
+    /// For communicators.
     fn nccl(&self) -> Result<&nccl::Nccl> {
-        self.nccl.as_ref().map_err(|e| anyhow::anyhow!("no NCCL: {e}"))
+        let (variable, value) = NO_MULTICAST;
+        let set = std::env::var(variable).is_ok_and(|set| set == value);
+        ensure!(set || self.kind != BackendKind::Cuda, "{variable} is not {value}");
+        let name = nccl::name(self.kind);
+        self.nccl.as_ref().map_err(|e| anyhow::anyhow!("no {name}: {e}"))
     }
 
     fn blas(&self) -> Result<&Arc<Blas>> {
-        self.blas.as_ref().map_err(|e| anyhow::anyhow!("no cuBLASLt: {e}"))
+        let name = dialect(self.kind).name;
+        self.blas.as_ref().map_err(|e| anyhow::anyhow!("no {name}: {e}"))
     }
+}
+
+fn dialect(kind: BackendKind) -> &'static Dialect {
+    if kind == BackendKind::Cuda { &Dialect::CUBLASLT } else { &Dialect::HIPBLASLT }
 }
 
 /// A part of this rank's data segment. The heap is held, and whoever enqueues work on a buffer

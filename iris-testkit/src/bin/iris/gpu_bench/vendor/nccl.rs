@@ -1,4 +1,4 @@
-//! NCCL: the collectives of one rank.
+//! NCCL, or RCCL, which has its interface: the collectives of one rank.
 
 #![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
 
@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use anyhow::{Result, bail};
-use cudarc::driver::CudaStream;
-use iris_heap::DType;
-use iris_kernels::vendor::{find, library};
+use iris_heap::{BackendKind, DType};
+use iris_kernels::vendor::{cuda_folders, find, hip_folders, library, open};
 
 use super::{Buffer, Handle, Vendors};
 
@@ -46,6 +45,7 @@ const SYMMETRIC: c_int = 1;
 pub(super) struct Nccl {
     table: Table,
     windows: Result<WindowTable, String>,
+    pub(super) path: PathBuf,
 }
 
 impl std::ops::Deref for Nccl {
@@ -65,21 +65,29 @@ impl Table {
     }
 }
 
+/// The library for this kind of device.
+pub(super) fn name(kind: BackendKind) -> &'static str {
+    if kind == BackendKind::Cuda { "NCCL" } else { "RCCL" }
+}
+
 /// The library of this machine, first looked for in `folders`.
-pub(super) fn load(folders: &[PathBuf]) -> Result<Nccl> {
-    let library = |file: &Path| {
-        // SAFETY: the vendor's library is made to be loaded by any program.
-        let library = unsafe { libloading::Library::new(file) };
-        library.map_err(|e| e.to_string())
+pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
+    let load = |file: &Path| {
+        let table = Table::of(open(file)?, "")?;
+        Ok(Nccl { table, windows: WindowTable::of(open(file)?, ""), path: file.to_owned() })
     };
-    let open = |file: &Path| {
-        let table = library(file).and_then(Table::of)?;
-        Ok(Nccl { table, windows: library(file).and_then(WindowTable::of) })
+    let (names, file, bare, usual) = match kind {
+        BackendKind::Cuda => {
+            let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
+            let bare = ["libnccl.so.2", "libnccl.so"];
+            (("NCCL (libnccl.so)", "IRIS_NCCL"), "libnccl.so", bare, cuda_folders(&wheels))
+        }
+        _ => {
+            let bare = ["librccl.so.1", "librccl.so"];
+            (("RCCL (librccl.so)", "IRIS_RCCL"), "librccl.so", bare, hip_folders())
+        }
     };
-    let names = ("NCCL (libnccl.so)", "IRIS_NCCL");
-    let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
-    let bare = ["libnccl.so.2", "libnccl.so"];
-    Ok(find(names, folders, &wheels, ("libnccl.so", &bare), open)?)
+    Ok(find(names, &[folders, &usual].concat(), (file, &bare), load)?)
 }
 
 /// A rank's communicator.
@@ -100,14 +108,14 @@ impl<'a> Communicator<'a> {
         Ok(id.0.to_vec())
     }
 
-    /// This rank's, on the device whose context is current: returns when all ranks are there.
+    /// This rank's, on the device that is current: returns when all ranks are there.
     pub(crate) fn new(
         vendors: &'a Vendors,
         id: &[u8],
         (rank, ranks): (usize, usize),
     ) -> Result<Communicator<'a>> {
         let table = vendors.nccl()?;
-        let Ok(id) = id.try_into() else { bail!("an NCCL id of {} bytes, not 128", id.len()) };
+        let Ok(id) = id.try_into() else { bail!("an id of {} bytes, not 128", id.len()) };
         let mut handle = null_mut();
         // SAFETY: `handle` is where the answer goes.
         let code = unsafe {
@@ -145,10 +153,10 @@ impl<'a> Communicator<'a> {
         (from, to): (&Buffer, &Buffer),
         count: usize,
         dtype: DType,
-        stream: &CudaStream,
+        stream: u64,
     ) -> Result<()> {
         let (from, to) = (from.address(count, dtype)?, to.address(count, dtype)?);
-        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         // SAFETY: the buffers hold so many elements; communicator and stream are alive.
         let code =
             unsafe { (self.table.ncclAllReduce)(from, to, count, code, SUM, self.handle, stream) };
@@ -161,11 +169,11 @@ impl<'a> Communicator<'a> {
         (from, to): (&Buffer, &Buffer),
         count: usize,
         dtype: DType,
-        stream: &CudaStream,
+        stream: u64,
     ) -> Result<()> {
         let from = from.address(count * self.ranks, dtype)?;
         let to = to.address(count, dtype)?;
-        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         // SAFETY: as in `all_reduce`.
         let code = unsafe {
             (self.table.ncclReduceScatter)(from, to, count, code, SUM, self.handle, stream)
@@ -179,11 +187,11 @@ impl<'a> Communicator<'a> {
         (from, to): (&Buffer, &Buffer),
         count: usize,
         dtype: DType,
-        stream: &CudaStream,
+        stream: u64,
     ) -> Result<()> {
         let from = from.address(count, dtype)?;
         let to = to.address(count * self.ranks, dtype)?;
-        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         // SAFETY: as in `all_reduce`.
         let code =
             unsafe { (self.table.ncclAllGather)(from, to, count, code, self.handle, stream) };
@@ -196,12 +204,12 @@ impl<'a> Communicator<'a> {
         (from, to): (&Buffer, &Buffer),
         count: usize,
         dtype: DType,
-        stream: &CudaStream,
+        stream: u64,
     ) -> Result<()> {
         let to = to.address(count, dtype)?;
         // Only the root's is read.
         let from = if self.rank == 0 { from.address(count, dtype)? } else { to };
-        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         // SAFETY: as in `all_reduce`.
         let code =
             unsafe { (self.table.ncclBroadcast)(from, to, count, code, 0, self.handle, stream) };
@@ -214,11 +222,11 @@ impl<'a> Communicator<'a> {
         (from, to): (&Buffer, &Buffer),
         count: usize,
         dtype: DType,
-        stream: &CudaStream,
+        stream: u64,
     ) -> Result<()> {
         let from = from.address(count * self.ranks, dtype)?;
         let to = to.address(count * self.ranks, dtype)?;
-        let (code, stream) = (nccl_type(dtype)?, stream.cu_stream().cast());
+        let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         let table = self.table;
         // SAFETY: a function without arguments.
         check(table, "ncclGroupStart", unsafe { (table.ncclGroupStart)() })?;
@@ -248,7 +256,7 @@ fn nccl_type(dtype: DType) -> Result<c_int> {
         DType::F16 => 6,
         DType::F32 => 7,
         DType::BF16 => 9,
-        other => bail!("{other} is not timed with NCCL"),
+        other => bail!("{other} is not timed with it"),
     })
 }
 

@@ -1,0 +1,452 @@
+//! A vendor's library of products, by whatever names and numbers: loaded, asked and called.
+
+#![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
+
+use std::ffi::{c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::sync::{Arc, OnceLock};
+
+use iris_heap::BackendKind;
+
+use super::dialect::{Dialect, Tells, Version};
+use super::problem::{Addresses, ByColumns, Problem, Stored};
+use super::{Error, Result, find, library, open};
+use crate::target;
+
+/// What the library calls an object of its, or the driver a stream.
+pub(super) type Handle = *mut c_void;
+
+/// An algorithm that the library chose: opaque, and as long as the library's are.
+#[derive(Clone, Copy, Debug)]
+pub struct Algorithm {
+    words: [u64; Algorithm::MOST],
+    workspace: u64,
+}
+
+impl Algorithm {
+    /// Words of the longest.
+    pub(super) const MOST: usize = 8;
+    /// Words of a heuristic's answer behind the algorithm: bytes of workspace, state and waves, and
+    /// four words of 32 bits that are reserved.
+    pub(super) const BEHIND: usize = 4;
+
+    /// The answer of a heuristic, if it says that there is one.
+    fn of(answer: &[u64]) -> Option<Algorithm> {
+        let (algorithm, behind) = answer.split_at(answer.len() - Self::BEHIND);
+        let mut words = [0; Self::MOST];
+        words[..algorithm.len()].copy_from_slice(algorithm);
+        let state = behind[1] as u32;
+        (state == 0).then_some(Algorithm { words, workspace: behind[0] })
+    }
+
+    /// Bytes of the workspace that it uses.
+    pub fn workspace(&self) -> u64 {
+        self.workspace
+    }
+}
+
+library! { Table,
+    Create(*mut Handle) -> c_int;
+    Destroy(Handle) -> c_int;
+    MatmulDescCreate(*mut Handle, c_int, c_int) -> c_int;
+    MatmulDescSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
+    MatmulDescDestroy(Handle) -> c_int;
+    MatrixLayoutCreate(*mut Handle, c_int, u64, u64, i64) -> c_int;
+    MatrixLayoutDestroy(Handle) -> c_int;
+    MatmulPreferenceCreate(*mut Handle) -> c_int;
+    MatmulPreferenceSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
+    MatmulPreferenceDestroy(Handle) -> c_int;
+    MatmulAlgoGetHeuristic(
+        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut u64, *mut c_int,
+    ) -> c_int;
+    Matmul(
+        Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64,
+        Handle, *const u64, u64, usize, Handle,
+    ) -> c_int;
+}
+
+/// A vendor's library, loaded.
+pub struct Blas {
+    table: Table,
+    tells: Tells,
+    dialect: Dialect,
+    path: PathBuf,
+}
+
+impl std::fmt::Debug for Blas {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({})", self.dialect.name, self.path.display())
+    }
+}
+
+impl Blas {
+    /// The library of this machine for a kind of device, loaded the first time: where the library's variable
+    /// says (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else where it usually is.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] says where it was looked for.
+    pub fn get(kind: BackendKind) -> Result<Arc<Blas>> {
+        static LOADED: [OnceLock<Result<Arc<Blas>>>; 2] = [const { OnceLock::new() }; 2];
+        let dialect = target::dialect(kind).ok_or(Error::None { kind })?;
+        let loaded = &LOADED[usize::from(dialect.name == Dialect::HIPBLASLT.name)];
+        loaded.get_or_init(|| Blas::load(dialect, &[]).map(Arc::new)).clone()
+    }
+
+    /// The library, first looked for in `folders`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] says where it was looked for.
+    pub fn load(dialect: &Dialect, folders: &[PathBuf]) -> Result<Blas> {
+        let load = |file: &Path| {
+            let table = Table::of(open(file)?, dialect.prefix)?;
+            let tells = (dialect.tells)(open(file)?)?;
+            Ok(Blas { table, tells, dialect: *dialect, path: file.to_owned() })
+        };
+        let Dialect { what, variable, file, bare, .. } = *dialect;
+        let usual = (dialect.folders)();
+        find((what, variable), &[folders, &usual].concat(), (file, bare), load)
+    }
+
+    /// Its name, without a version.
+    pub fn name(&self) -> &'static str {
+        self.dialect.name
+    }
+
+    /// Its version. Of a library that tells it to a device only (hipBLASLt), the device is current.
+    ///
+    /// # Errors
+    /// Those of [`Multiplier::new`].
+    pub fn version(self: &Arc<Self>) -> Result<String> {
+        match &self.tells {
+            Tells::Itself(table) => Ok(table.version().to_string()),
+            Tells::ByHandle(_) => Ok(Multiplier::new(self)?.version.to_string()),
+        }
+    }
+
+    /// The file that it was loaded from, or its name where the loader found it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn check(&self, function: &'static str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let function = format!("{}{function}", self.dialect.prefix);
+        Err(Error::Call { function, code, name: self.tells.name_of(code) })
+    }
+}
+
+/// The library on one device.
+pub struct Multiplier {
+    blas: Arc<Blas>,
+    handle: Handle,
+    version: Version,
+}
+
+// SAFETY: the library's handle may be used by any thread.
+unsafe impl Send for Multiplier {}
+// SAFETY: as for Send; the library does its own locking, and the products of a heap are enqueued one by one.
+unsafe impl Sync for Multiplier {}
+
+impl std::fmt::Debug for Multiplier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Multiplier({:?} {})", self.blas, self.version)
+    }
+}
+
+/// What a call describes to the library: destroyed when dropped.
+struct Described<'a> {
+    blas: &'a Blas,
+    desc: Handle,
+    /// Left, right, result.
+    layouts: [Handle; 3],
+    seen: ByColumns,
+}
+
+impl Multiplier {
+    /// On the device that is current.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn new(blas: &Arc<Blas>) -> Result<Multiplier> {
+        let mut handle = null_mut();
+        // SAFETY: `handle` is where the answer goes.
+        blas.check("Create", unsafe { (blas.table.Create)(&mut handle) })?;
+        let oldest = blas.dialect.oldest;
+        let mut new = Multiplier { blas: blas.clone(), handle, version: oldest };
+        match blas.tells.version(handle) {
+            Ok(version) => new.version = version,
+            Err(code) => blas.check("GetVersion", code)?,
+        }
+        if new.version < oldest {
+            return Err(Error::TooOld { library: new.title(), oldest: oldest.to_string() });
+        }
+        Ok(new)
+    }
+
+    /// The library.
+    pub fn blas(&self) -> &Arc<Blas> {
+        &self.blas
+    }
+
+    /// The library's version.
+    pub fn version(&self) -> String {
+        self.version.to_string()
+    }
+
+    /// The library's name and version: results are the same bits for one of them on one device.
+    pub fn title(&self) -> String {
+        format!("{} {}", self.blas.name(), self.version)
+    }
+
+    pub(super) fn dialect(&self) -> &Dialect {
+        &self.blas.dialect
+    }
+
+    /// The first `most` algorithms for a problem that the heuristic names, the one it expects to be
+    /// fastest first. The device is current.
+    ///
+    /// # Errors
+    /// [`Error::NoAlgorithm`] if there is none; [`Error::Call`].
+    pub fn algorithms(&self, problem: &Problem, most: usize) -> Result<Vec<Algorithm>> {
+        let none = || Error::NoAlgorithm { library: self.title(), problem: problem.to_string() };
+        // The bias lies along the rows of what the library sees.
+        let odd = problem.bias && problem.c.transposed;
+        let types = [problem.a, problem.b, problem.c].map(|it| self.dialect().kind(it.dtype));
+        if odd || types.contains(&None) || problem.shape.contains(&0) {
+            return Err(none());
+        }
+        let blas = &*self.blas;
+        // No address is known yet: one that is aligned as all will be.
+        let described = Described::new(blas, problem, u64::from(problem.alignment))?;
+        let preference = Preference::new(blas, problem)?;
+        let answer = blas.dialect.algorithm_words + Algorithm::BEHIND;
+        let mut found = vec![0; most * answer];
+        let mut count = 0;
+        let [left, right, result] = described.layouts;
+        // SAFETY: all handles are alive; there is room for as many answers as are asked for.
+        let code = unsafe {
+            (blas.table.MatmulAlgoGetHeuristic)(
+                self.handle,
+                described.desc,
+                left,
+                right,
+                result,
+                result,
+                preference.handle,
+                most as c_int,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        if code == blas.dialect.not_supported {
+            return Err(none());
+        }
+        blas.check("MatmulAlgoGetHeuristic", code)?;
+        let answers = found.chunks(answer).take(count.max(0) as usize);
+        let mut found: Vec<Algorithm> = answers.filter_map(Algorithm::of).collect();
+        found.retain(|it| it.workspace <= problem.workspace);
+        if found.is_empty() { Err(none()) } else { Ok(found) }
+    }
+
+    /// Enqueues a product by an algorithm that the heuristic named for it; of a library that looks
+    /// whether an algorithm fits (cuBLASLt), also by one for a problem that differs only in a larger m or
+    /// other leading dimensions of the same alignment.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    ///
+    /// # Safety
+    /// The device is current and `stream` is one of it, as its driver has it. The addresses are
+    /// those of matrices of the problem, and of its workspace, on the device; they are multiples of
+    /// its alignment, and live until the stream has finished the product, and every replay of a graph
+    /// that it is captured in.
+    pub unsafe fn enqueue(
+        &self,
+        problem: &Problem,
+        algorithm: &Algorithm,
+        at: Addresses,
+        stream: u64,
+    ) -> Result<()> {
+        let described = Described::new(&self.blas, problem, at.bias)?;
+        let (one, beta) = (1.0_f32, if problem.accumulates { 1.0_f32 } else { 0.0 });
+        let [left, right, result] = described.layouts;
+        let (a, b) = if described.seen.swapped { (at.b, at.a) } else { (at.a, at.b) };
+        // SAFETY: the caller vouches for the addresses and the stream; the scales are f32, as the
+        // description says, and are read before the call returns; all handles are alive.
+        let code = unsafe {
+            (self.blas.table.Matmul)(
+                self.handle,
+                described.desc,
+                (&raw const one).cast(),
+                a,
+                left,
+                b,
+                right,
+                (&raw const beta).cast(),
+                at.c,
+                result,
+                at.c,
+                result,
+                algorithm.words.as_ptr(),
+                at.workspace,
+                problem.workspace as usize,
+                stream as usize as Handle,
+            )
+        };
+        self.blas.check("Matmul", code)
+    }
+}
+
+impl Drop for Multiplier {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this value's.
+        unsafe { (self.blas.table.Destroy)(self.handle) };
+    }
+}
+
+impl<'a> Described<'a> {
+    fn new(blas: &'a Blas, problem: &Problem, bias: u64) -> Result<Described<'a>> {
+        let (table, dialect) = (&blas.table, &blas.dialect);
+        let seen = problem.by_columns();
+        let mut new = Described { blas, desc: null_mut(), layouts: [null_mut(); 3], seen };
+        let sums = (dialect.compute_f32, dialect.f32);
+        // SAFETY: the first argument is where the answer goes.
+        let code = unsafe { (table.MatmulDescCreate)(&mut new.desc, sums.0, sums.1) };
+        blas.check("MatmulDescCreate", code)?;
+        let [of_left, of_right] = dialect.desc_transposes;
+        for (attribute, of) in [(of_left, seen.left), (of_right, seen.right)] {
+            if of.transpose {
+                new.set(attribute, &dialect.transpose)?;
+            }
+        }
+        let kind = |dtype| {
+            let known = dialect.kind(dtype);
+            let (library, problem) = (dialect.name.into(), problem.to_string());
+            known.ok_or(Error::NoAlgorithm { library, problem })
+        };
+        if problem.bias {
+            new.set(dialect.desc_epilogue, &dialect.epilogue_bias)?;
+            new.set(dialect.desc_bias, &bias)?;
+            if let Some(attribute) = dialect.desc_bias_type {
+                new.set(attribute, &kind(problem.c.dtype)?)?;
+            }
+        }
+        for (to, of) in new.layouts.iter_mut().zip([seen.left, seen.right, seen.result]) {
+            let Stored { dtype, rows, cols, ld, .. } = of;
+            let kind = kind(dtype)?;
+            // SAFETY: the first argument is where the answer goes.
+            let code = unsafe { (table.MatrixLayoutCreate)(to, kind, rows, cols, ld as i64) };
+            blas.check("MatrixLayoutCreate", code)?;
+        }
+        Ok(new)
+    }
+
+    fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {
+        let (at, bytes) = (std::ptr::from_ref(value).cast(), size_of::<T>());
+        let set = self.blas.table.MatmulDescSetAttribute;
+        // SAFETY: the description is alive; the attribute is as long as the value.
+        let code = unsafe { set(self.desc, attribute, at, bytes) };
+        self.blas.check("MatmulDescSetAttribute", code)
+    }
+}
+
+impl Drop for Described<'_> {
+    fn drop(&mut self) {
+        for layout in self.layouts.into_iter().filter(|it| !it.is_null()) {
+            // SAFETY: the handle is this value's.
+            unsafe { (self.blas.table.MatrixLayoutDestroy)(layout) };
+        }
+        if !self.desc.is_null() {
+            // SAFETY: the handle is this value's.
+            unsafe { (self.blas.table.MatmulDescDestroy)(self.desc) };
+        }
+    }
+}
+
+/// What the heuristic is asked for.
+struct Preference<'a> {
+    blas: &'a Blas,
+    handle: Handle,
+}
+
+impl<'a> Preference<'a> {
+    fn new(blas: &'a Blas, problem: &Problem) -> Result<Preference<'a>> {
+        let mut new = Preference { blas, handle: null_mut() };
+        // SAFETY: the argument is where the answer goes.
+        let code = unsafe { (blas.table.MatmulPreferenceCreate)(&mut new.handle) };
+        blas.check("MatmulPreferenceCreate", code)?;
+        new.set(blas.dialect.pref_workspace, &problem.workspace)?;
+        if let Some((attribute, scheme)) = blas.dialect.pref_reduction
+            && problem.rounds_once
+        {
+            new.set(attribute, &scheme)?;
+        }
+        for attribute in blas.dialect.pref_alignment.into_iter().flatten() {
+            new.set(attribute, &problem.alignment)?;
+        }
+        Ok(new)
+    }
+
+    fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {
+        let (at, bytes) = (std::ptr::from_ref(value).cast(), size_of::<T>());
+        let set = self.blas.table.MatmulPreferenceSetAttribute;
+        // SAFETY: the preference is alive; the attribute is as long as the value.
+        let code = unsafe { set(self.handle, attribute, at, bytes) };
+        self.blas.check("MatmulPreferenceSetAttribute", code)
+    }
+}
+
+impl Drop for Preference<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this value's.
+        unsafe { (self.blas.table.MatmulPreferenceDestroy)(self.handle) };
+    }
+}
+
+/// A product with its algorithm, to be enqueued any number of times.
+#[derive(Debug)]
+pub struct Product {
+    of: Arc<Multiplier>,
+    problem: Problem,
+    algorithm: Algorithm,
+}
+
+impl Product {
+    /// By the first algorithm of the heuristic. The device is current.
+    ///
+    /// # Errors
+    /// As [`Multiplier::algorithms`].
+    pub fn new(of: &Arc<Multiplier>, problem: Problem) -> Result<Product> {
+        let algorithm = of.algorithms(&problem, 1)?[0];
+        Ok(Product { of: of.clone(), problem, algorithm })
+    }
+
+    /// By each of the first algorithms of the heuristic, at most so many: for whoever times them.
+    ///
+    /// # Errors
+    /// As [`Multiplier::algorithms`].
+    pub fn all(of: &Arc<Multiplier>, problem: Problem, most: usize) -> Result<Vec<Product>> {
+        let product = |algorithm| Product { of: of.clone(), problem, algorithm };
+        Ok(of.algorithms(&problem, most)?.into_iter().map(product).collect())
+    }
+
+    /// What it multiplies.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// Enqueues it.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    ///
+    /// # Safety
+    /// As for [`Multiplier::enqueue`].
+    pub unsafe fn enqueue(&self, at: Addresses, stream: u64) -> Result<()> {
+        // SAFETY: the caller vouches for it.
+        unsafe { self.of.enqueue(&self.problem, &self.algorithm, at, stream) }
+    }
+}

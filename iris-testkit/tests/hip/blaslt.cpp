@@ -1,0 +1,388 @@
+// A library with the interface of hipBLASLt over the host, for tests of whoever calls it: a product is computed
+// by three loops, on the stream of the runtime in runtime.cpp, or at once where that is not loaded. It is strict
+// where AMD's library is not: sizes must fit each other, attributes must be as long as they are, an algorithm is for
+// the problem that it was named for, all of the workspace that it asked for is written, and calls are made with the
+// handle's device current. It says nothing about AMD's.
+//
+// With FAKE_CUBLASLT it has the names, numbers and layouts of cuBLASLt instead. With HEADER it is compiled after
+// AMD's header, with which its numbers and layouts must agree. In the environment: FAKE_HIP_LOG (a file that calls are
+// noted in), FAKE_BLASLT_VERSION (100202).
+#include <dlfcn.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+
+#ifdef FAKE_CUBLASLT
+#define NAME(name) cublasLt##name
+enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum Operation { OP_N = 0, OP_T = 1, OP_C = 2 };
+constexpr int COMPUTE_32F = 68;
+enum Attribute { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, BIAS_TYPE = 26 };
+enum Wish { WORKSPACE = 1, REDUCTION = 3, ALIGNMENT = 5 };
+struct Algorithm {
+    u64 data[8];
+};
+#else
+#ifdef HEADER
+#define NAME(name) fakeLt##name
+#else
+#define NAME(name) hipblasLt##name
+#endif
+enum Status { SUCCESS = 0, INVALID_VALUE = 3, NOT_SUPPORTED = 7 };
+enum Operation { OP_N = 111, OP_T = 112, OP_C = 113 };
+constexpr int COMPUTE_32F = 2;
+enum Attribute { TRANSA = 0, TRANSB = 1, EPILOGUE = 2, BIAS_POINTER = 3, BIAS_TYPE = 4 };
+enum Wish { WORKSPACE = 1, REDUCTION = -1, ALIGNMENT = -1 };
+struct Algorithm {
+    std::uint8_t data[16];
+    std::size_t workspace;
+};
+#endif
+enum Type { F32 = 0, F16 = 2, BF16 = 14 };
+enum Epilogue { DEFAULT = 1, BIAS = 4 };
+struct Answer {
+    Algorithm algorithm;
+    std::size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+#ifdef HEADER
+#pragma GCC diagnostic ignored "-Wenum-compare"
+static_assert(SUCCESS == HIPBLAS_STATUS_SUCCESS && INVALID_VALUE == HIPBLAS_STATUS_INVALID_VALUE);
+static_assert(NOT_SUPPORTED == HIPBLAS_STATUS_NOT_SUPPORTED);
+static_assert(OP_N == HIPBLAS_OP_N && OP_T == HIPBLAS_OP_T && OP_C == HIPBLAS_OP_C);
+static_assert(COMPUTE_32F == HIPBLAS_COMPUTE_32F && F32 == HIP_R_32F && F16 == HIP_R_16F && BF16 == HIP_R_16BF);
+static_assert(TRANSA == HIPBLASLT_MATMUL_DESC_TRANSA && TRANSB == HIPBLASLT_MATMUL_DESC_TRANSB);
+static_assert(EPILOGUE == HIPBLASLT_MATMUL_DESC_EPILOGUE && BIAS_TYPE == HIPBLASLT_MATMUL_DESC_BIAS_DATA_TYPE);
+static_assert(BIAS_POINTER == HIPBLASLT_MATMUL_DESC_BIAS_POINTER && WORKSPACE == HIPBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+static_assert(DEFAULT == HIPBLASLT_EPILOGUE_DEFAULT && BIAS == HIPBLASLT_EPILOGUE_BIAS);
+static_assert(sizeof(Algorithm) == sizeof(hipblasLtMatmulAlgo_t) && sizeof(Answer) == sizeof(hipblasLtMatmulHeuristicResult_t));
+static_assert(offsetof(Answer, workspace) == offsetof(hipblasLtMatmulHeuristicResult_t, workspaceSize));
+static_assert(offsetof(Answer, state) == offsetof(hipblasLtMatmulHeuristicResult_t, state));
+#endif
+
+void note(const std::string& line) {
+    const char* file = std::getenv("FAKE_HIP_LOG");
+    if (file != nullptr) std::ofstream(file, std::ios::app) << line + "\n";
+}
+/// The outcome of a call, noted where it is not success.
+template <class... Parts> int outcome(int code, Parts... parts) {
+    std::ostringstream line;
+    line << "blaslt";
+    ((line << ' ' << parts), ...);
+    line << " = " << code;
+    if (code != SUCCESS) note(line.str());
+    return code;
+}
+
+/// A function of the runtime, if that is loaded.
+template <class Function> Function runtime(const char* name) {
+    static void* library = dlopen("libamdhip64.so.7", RTLD_NOW | RTLD_NOLOAD);
+    return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
+}
+int current() {
+    const auto get = runtime<int (*)(int*)>("hipGetDevice");
+    int device = 0;
+    return get == nullptr || get(&device) == 0 ? device : -1;
+}
+/// Whether a device reaches so many bytes.
+bool reaches(int device, u64 address, u64 bytes) {
+    const auto may = runtime<bool (*)(int, u64, u64)>("fake_reaches");
+    return address != 0 && (may == nullptr || may(device, address, bytes));
+}
+
+struct Handle {
+    int device;
+};
+struct Layout {
+    int type;
+    u64 rows, cols;
+    std::int64_t ld;
+};
+struct Desc {
+    int left = OP_N, right = OP_N, epilogue = DEFAULT, bias_type = -1;
+    u64 bias = 0;
+};
+struct Preference {
+    u64 workspace = 0;
+    u32 reduction = ~0u, alignment[4] = {256, 256, 256, 256};
+};
+
+std::mutex lock;
+/// All that was made and not destroyed.
+std::set<void*> live;
+std::atomic<int> handles = 0;
+template <class Thing> int made(Thing** to, Thing value) {
+    std::lock_guard guard(lock);
+    live.insert(*to = new Thing(value));
+    return SUCCESS;
+}
+template <class Thing> int destroyed(Thing* thing) {
+    std::lock_guard guard(lock);
+    if (live.erase(thing) == 0) return outcome(INVALID_VALUE, "nothing to destroy");
+    delete thing;
+    return SUCCESS;
+}
+bool known(std::initializer_list<const void*> all) {
+    std::lock_guard guard(lock);
+    for (const void* one : all) {
+        if (live.count(const_cast<void*>(one)) == 0) return false;
+    }
+    return true;
+}
+
+u64 size_of(int type) { return type == F32 ? 4 : 2; }
+bool is_type(int type) { return type == F32 || type == F16 || type == BF16; }
+
+float read(int type, u64 base, u64 at) {
+    if (type == F32) return reinterpret_cast<const float*>(base)[at];
+    const u32 bits = reinterpret_cast<const std::uint16_t*>(base)[at];
+    u32 whole = bits << 16;
+    if (type == F16) {
+        const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
+        float value = exponent == 0 ? fraction * 0x1p-24f : (1024 + fraction) * 0x1p-25f;
+        for (u32 i = 0; i < exponent; ++i) value *= 2;
+        if (exponent == 31) value = fraction == 0 ? __builtin_inff() : __builtin_nanf("");
+        return bits >> 15 ? -value : value;
+    }
+    float value;
+    std::memcpy(&value, &whole, 4);
+    return value;
+}
+void write(int type, u64 base, u64 at, float value) {
+    if (type == F32) {
+        reinterpret_cast<float*>(base)[at] = value;
+        return;
+    }
+    u32 bits;
+    std::memcpy(&bits, &value, 4);
+    u32 half;
+    if (type == BF16) {
+        half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    } else {
+        // To the nearest of the steps that halves have at this size, the even one of two as near.
+        float size = value < 0 ? -value : value, step = 0x1p-24f;
+        u32 exponent = 0;
+        while (size >= step * 2048 || (exponent == 0 && size >= step * 1024)) {
+            if (exponent > 0) step *= 2;
+            ++exponent;
+        }
+        const u32 steps = static_cast<u32>(__builtin_rintf(size / step));
+        half = exponent == 0 ? steps : (exponent << 10) + (steps - 1024);
+        half |= bits >> 16 & 0x8000;
+    }
+    reinterpret_cast<std::uint16_t*>(base)[at] = static_cast<std::uint16_t>(half);
+}
+
+/// Sizes of the product, if those of the matrices fit each other: rows, columns, depth.
+bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, u64 (&to)[3]) {
+    const u64 depth = desc.left == OP_N ? a.cols : a.rows;
+    const bool fit = (desc.left == OP_N ? a.rows : a.cols) == c.rows && (desc.right == OP_N ? b.cols : b.rows) == c.cols &&
+                     (desc.right == OP_N ? b.rows : b.cols) == depth;
+    to[0] = c.rows, to[1] = c.cols, to[2] = depth;
+    return fit && a.type == b.type && (c.type == a.type || c.type == F32);
+}
+
+/// What an algorithm is for, but for the columns of the result.
+u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b, const Layout& c,
+            const u64 (&size)[3]) {
+    u64 hash = 1469598103934665603u;
+    for (u64 part : {size[0], size[2], u64(a.type), u64(c.type), u64(desc.left), u64(desc.right), u64(desc.epilogue)}) {
+        hash = (hash ^ part) * 1099511628211u;
+    }
+#ifndef FAKE_CUBLASLT
+    for (u64 part : {size[1], u64(a.ld), u64(b.ld), u64(c.ld)}) hash = (hash ^ part) * 1099511628211u;
+#endif
+    return hash;
+}
+
+/// An algorithm writes to so much of the workspace.
+constexpr u64 USED = 4096;
+
+} // namespace
+
+extern "C" {
+
+#ifdef FAKE_CUBLASLT
+std::size_t cublasLtGetVersion() { return 130102; }
+const char* cublasLtGetStatusName(int code) {
+    return code == INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE" : "CUBLAS_STATUS_NOT_SUPPORTED";
+}
+#else
+int NAME(GetVersion)(Handle* handle, int* version) {
+    if (!known({handle})) return outcome(INVALID_VALUE, "GetVersion");
+    const char* told = std::getenv("FAKE_BLASLT_VERSION");
+    *version = told == nullptr ? 100202 : std::atoi(told);
+    return SUCCESS;
+}
+#endif
+int NAME(Create)(Handle** handle) {
+    ++handles;
+    return made(handle, Handle{current()});
+}
+int NAME(Destroy)(Handle* handle) {
+    const int code = destroyed(handle);
+    std::lock_guard guard(lock);
+    // Descriptions do not outlive the call that they are for.
+    if (--handles == 0 && !live.empty()) outcome(INVALID_VALUE, "Destroy leaves", live.size());
+    return code;
+}
+int NAME(MatmulDescCreate)(Desc** desc, int compute, int scale) {
+    if (compute != COMPUTE_32F || scale != F32) return outcome(INVALID_VALUE, "MatmulDescCreate", compute, scale);
+    return made(desc, Desc{});
+}
+int NAME(MatmulDescDestroy)(Desc* desc) { return destroyed(desc); }
+int NAME(MatmulDescSetAttribute)(Desc* desc, int attribute, const void* value, std::size_t bytes) {
+    u64 given = 0;
+    if (!known({desc}) || bytes > 8) return outcome(INVALID_VALUE, "MatmulDescSetAttribute", attribute);
+    std::memcpy(&given, value, bytes);
+    const int number = static_cast<int>(given);
+    const bool is_operation = number == OP_N || number == OP_T || number == OP_C;
+    if (attribute == TRANSA && bytes == 4 && is_operation) desc->left = number;
+    else if (attribute == TRANSB && bytes == 4 && is_operation) desc->right = number;
+    else if (attribute == EPILOGUE && bytes == 4 && (number == DEFAULT || number == BIAS)) desc->epilogue = number;
+    else if (attribute == BIAS_POINTER && bytes == 8) desc->bias = given;
+    else if (attribute == BIAS_TYPE && bytes == 4 && is_type(number)) desc->bias_type = number;
+    else return outcome(INVALID_VALUE, "MatmulDescSetAttribute", attribute, number, bytes);
+    return SUCCESS;
+}
+int NAME(MatrixLayoutCreate)(Layout** layout, int type, u64 rows, u64 cols, std::int64_t ld) {
+    if (!is_type(type) || ld < static_cast<std::int64_t>(rows)) {
+        return outcome(INVALID_VALUE, "MatrixLayoutCreate", type, rows, cols, ld);
+    }
+    return made(layout, Layout{type, rows, cols, ld});
+}
+int NAME(MatrixLayoutDestroy)(Layout* layout) { return destroyed(layout); }
+int NAME(MatmulPreferenceCreate)(Preference** preference) { return made(preference, Preference{}); }
+int NAME(MatmulPreferenceDestroy)(Preference* preference) { return destroyed(preference); }
+int NAME(MatmulPreferenceSetAttribute)(Preference* preference, int wish, const void* value, std::size_t bytes) {
+    if (!known({preference})) return outcome(INVALID_VALUE, "MatmulPreferenceSetAttribute", wish);
+    const bool aligns = ALIGNMENT > 0 && wish >= ALIGNMENT && wish < ALIGNMENT + 4;
+    if (wish == WORKSPACE && bytes == 8) std::memcpy(&preference->workspace, value, 8);
+    else if (REDUCTION > 0 && wish == REDUCTION && bytes == 4) std::memcpy(&preference->reduction, value, 4);
+    else if (aligns && bytes == 4) std::memcpy(&preference->alignment[wish - ALIGNMENT], value, 4);
+    else return outcome(INVALID_VALUE, "MatmulPreferenceSetAttribute", wish, bytes);
+    return SUCCESS;
+}
+
+/// Knows no product of a depth of 13, and else one algorithm.
+int NAME(MatmulAlgoGetHeuristic)(Handle* handle, Desc* desc, Layout* a, Layout* b, Layout* c, Layout* d,
+                                 Preference* preference, int most, Answer* answers, int* count) {
+    u64 size[3];
+    const bool good = known({handle, desc, a, b, c, d, preference}) && most > 0 && c == d && handle->device == current() &&
+                      sizes(*desc, *a, *b, *c, size) && preference->workspace >= USED;
+    if (!good) return outcome(INVALID_VALUE, "MatmulAlgoGetHeuristic");
+    *count = size[2] == 13 ? 0 : 1;
+#ifdef FAKE_CUBLASLT
+    if (*count == 0) return NOT_SUPPORTED;
+#endif
+    std::memset(answers, 0xff, sizeof(Answer) * most);
+    const u64 of[2] = {problem(*desc, *a, *b, *c, size), size[1]};
+    for (int at = 0; at < *count; ++at) {
+        answers[at] = Answer{};
+        std::memcpy(answers[at].algorithm.data, of, sizeof of);
+        answers[at].workspace = USED;
+        answers[at].waves = 1;
+#ifndef FAKE_CUBLASLT
+        answers[at].algorithm.workspace = preference->workspace;
+#endif
+    }
+    return SUCCESS;
+}
+
+int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* la, u64 b, Layout* lb, const float* beta,
+                 u64 c, Layout* lc, u64 d, Layout* ld, const Algorithm* algorithm, u64 workspace, std::size_t bytes,
+                 void* stream) {
+    u64 size[3], of[2];
+    if (!known({handle, desc, la, lb, lc, ld}) || !sizes(*desc, *la, *lb, *lc, size)) return outcome(INVALID_VALUE, "Matmul");
+    const int device = handle->device;
+    const auto whole = [](const Layout& it) { return ((it.cols - 1) * it.ld + it.rows) * size_of(it.type); };
+    const bool biased = desc->epilogue == BIAS;
+    const int bias_type = desc->bias_type < 0 ? lc->type : desc->bias_type;
+    const bool there = reaches(device, a, whole(*la)) && reaches(device, b, whole(*lb)) && reaches(device, c, whole(*lc)) &&
+                       reaches(device, workspace, bytes) && (!biased || reaches(device, desc->bias, size[0] * size_of(bias_type)));
+    if (!there || device != current() || c != d || lc != ld || bytes < USED || workspace % 16 != 0 || algorithm == nullptr) {
+        return outcome(INVALID_VALUE, "Matmul on", current());
+    }
+    std::memcpy(of, algorithm->data, sizeof of);
+    if (of[0] != problem(*desc, *la, *lb, *lc, size) || of[1] < size[1]) {
+        // AMD's would do something else by it.
+        return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
+    }
+    const Desc to = *desc;
+    const Layout left = *la, right = *lb, result = *lc;
+    const float by = *alpha, before = *beta;
+    const u64 rows = size[0], cols = size[1], depth = size[2];
+    std::function<void()> multiply = [=] {
+        std::memset(reinterpret_cast<void*>(workspace), 0xee, USED);
+        for (u64 col = 0; col < cols; ++col) {
+            for (u64 row = 0; row < rows; ++row) {
+                float sum = 0;
+                for (u64 at = 0; at < depth; ++at) {
+                    sum += read(left.type, a, to.left == OP_N ? at * left.ld + row : row * left.ld + at) *
+                           read(right.type, b, to.right == OP_N ? col * right.ld + at : at * right.ld + col);
+                }
+                const u64 place = col * result.ld + row;
+                sum *= by;
+                if (before != 0) sum += before * read(result.type, c, place);
+                if (biased) sum += read(bias_type, to.bias, row);
+                write(result.type, c, place, sum);
+            }
+        }
+    };
+    std::ostringstream line;
+    line << "hipblasLtMatmul " << rows << " x " << cols << " x " << depth << " on " << device << " = 0";
+    note(line.str());
+    const auto enqueue = runtime<int (*)(void*, void (*)(void*), void*)>("hipLaunchHostFunc");
+    if (enqueue == nullptr) {
+        multiply();
+        return SUCCESS;
+    }
+    const auto run = [](void* data) {
+        const auto* work = static_cast<std::function<void()>*>(data);
+        (*work)();
+        delete work;
+    };
+    const int code = enqueue(stream, run, new std::function<void()>(multiply));
+    return code == 0 ? static_cast<int>(SUCCESS) : outcome(INVALID_VALUE, "Matmul on a stream", code);
+}
+}
+
+#ifdef HEADER
+/// Bytes of what a function returns and of its arguments.
+template <class Gives, class... Takes> constexpr std::array<std::size_t, 1 + sizeof...(Takes)> form(Gives (*)(Takes...)) {
+    return {sizeof(Gives), sizeof(Takes)...};
+}
+#define SAME(name) static_assert(form(&hipblasLt##name) == form(&NAME(name)))
+SAME(GetVersion);
+SAME(Create);
+SAME(Destroy);
+SAME(MatmulDescCreate);
+SAME(MatmulDescSetAttribute);
+SAME(MatmulDescDestroy);
+SAME(MatrixLayoutCreate);
+SAME(MatrixLayoutDestroy);
+SAME(MatmulPreferenceCreate);
+SAME(MatmulPreferenceSetAttribute);
+SAME(MatmulPreferenceDestroy);
+SAME(MatmulAlgoGetHeuristic);
+SAME(Matmul);
+#endif
