@@ -10,23 +10,23 @@ const N: usize = THREADS as usize;
 const SOURCE: &str = r#"
 #include "iris/sync.h"
 using namespace iris;
-// `slots` are three messages: what is sent, what comes, and the sum; a lane has an element of each.
+// `slots` are three messages: what is sent, what comes, and the sum; a thread has an element of each.
 IRIS_KERNEL ring(IRIS_ARGS HeapView heap, Slice<float> slots, u32 sent, i32 step) {
     const u32 me = heap.rank, next = (me + 1) % heap.size, before = (me + heap.size - 1) % heap.size;
-    const u32 taken = sent + LINE_WORDS, i = port::lane();
-    const auto out = heap.at(slots, me), in = out.from(LANES);
+    const u32 taken = sent + LINE_WORDS, i = port::thread();
+    const auto out = heap.at(slots, me), in = out.from(THREADS);
     float sum = out.get(i);
     for (u32 passed = 1; passed < heap.size; ++passed) {
         // The next rank has taken what it was sent before. Words count on and are never zeroed.
         if (!wait_until(heap, heap.word(me, taken), ReachedBy{}, step++, next)) return;
-        put_with_signal(heap, slots.from(LANES), slots, LANES, next, heap.word(next, sent), step);
+        put_with_signal(heap, slots.from(THREADS), slots, THREADS, next, heap.word(next, sent), step);
         if (!wait_until(heap, heap.word(me, sent), ReachedBy{}, step, before)) return;
         sum += in.get(i);
         out.put(i, in.get(i));
         port::barrier(Site::Signal);
         if (i == 0) heap.word(before, taken).store<Order::Release>(step);
     }
-    in.from(LANES).put(i, sum);
+    in.from(THREADS).put(i, sum);
 }"#;
 
 fn rank(world: World) -> Result<(), Error> {

@@ -94,8 +94,8 @@ pub struct Build {
     pub source: Text,
     /// Its options.
     pub options: Options,
-    /// Lanes of a workgroup.
-    pub lanes: u32,
+    /// Threads of a workgroup.
+    pub threads: u32,
     /// How it multiplies, of a product.
     pub tile: Option<TileConfig>,
 }
@@ -104,13 +104,13 @@ impl Build {
     /// Of a source without a product.
     fn message(source: Text) -> Self {
         let is_barrier = source.name == "barrier.cu";
-        let lanes = if is_barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
-        let options = Options::new().define("IRIS_LANES", lanes);
-        Self { source, options, lanes, tile: None }
+        let threads = if is_barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
+        let options = Options::new().define("IRIS_THREADS", threads);
+        Self { source, options, threads, tile: None }
     }
 
     fn product(source: Text, tile: TileConfig) -> Self {
-        Self { source, options: tile.options(), lanes: THREADS, tile: Some(tile) }
+        Self { source, options: tile.options(), threads: THREADS, tile: Some(tile) }
     }
 
     /// Bytes of dynamic shared memory of a workgroup of `kernel`, which is in it.

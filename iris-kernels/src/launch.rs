@@ -18,7 +18,7 @@ use crate::whole::{Whole, WholeProduct};
 struct Prepared {
     name: &'static str,
     function: Function,
-    /// Lanes of a workgroup.
+    /// Threads of a workgroup.
     threads: u32,
     shared_bytes: u32,
 }
@@ -378,7 +378,7 @@ fn prepare<'a>(
         unsupported(format!("{} on a GPU: {what}", op.op), "no device source has it")
     })?;
     let image = build::compile(&build, target).map_err(Error::other)?;
-    let (threads, shared_bytes) = (build.lanes, build.shared_bytes(kernel));
+    let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));
     let name = kernel.name();
     let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
     let prepared = Prepared { name, function: function.clone(), threads, shared_bytes };

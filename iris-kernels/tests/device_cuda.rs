@@ -197,7 +197,7 @@ const FIRST_START: &str = "IRIS_TEST_FIRST_START";
 fn first_start() -> ExitCode {
     let source = KERNELS.iter().copied().find(|text| text.name == "all_reduce.cu");
     let compile = || {
-        let options = Options::new().define("IRIS_LANES", 512);
+        let options = Options::new().define("IRIS_THREADS", 512);
         rtc::compile(Vendor::Nvidia, source.expect("embedded").into(), &options, "sm_90a")
     };
     let begun = std::time::Instant::now();

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         named![
             every_kernel_compiles_without_warnings,
             headers_and_rust_say_the_same,
-            a_product_is_right_with_four_lanes,
+            a_product_is_right_with_four_threads,
             a_product_is_right_with_emulated_matrix_instructions,
             messages_are_right_in_rust_and_as_device_source,
         ],
@@ -302,8 +302,8 @@ fn values(library: &Library) {
     assert!(ends[0] == 1.0 && ends[1] == -1.0 && ends[2].is_nan(), "{ends:?}");
 }
 
-fn a_product_is_right_with_four_lanes() {
-    let options = ["-DIRIS_DTYPE=0", "-DIRIS_LANES=4"];
+fn a_product_is_right_with_four_threads() {
+    let options = ["-DIRIS_DTYPE=0", "-DIRIS_THREADS=4"];
     let whole = |value: f32| value.to_le_bytes().to_vec();
     products(&options, (32, 64), (1, 70), 24, 0, whole);
 }
@@ -313,7 +313,7 @@ fn a_product_is_right_with_four_lanes() {
 fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
-    let with = |dtype: &'static str| ["-DIRIS_HAS_MFMA=1", "-DIRIS_LANES=256", dtype];
+    let with = |dtype: &'static str| ["-DIRIS_HAS_MFMA=1", "-DIRIS_THREADS=256", dtype];
     products(&with("-DIRIS_DTYPE=2"), (32, 64), (19, 70), 8, 2, brain);
     products(&with("-DIRIS_DTYPE=1"), (64, 64), (50, 90), 4, 1, half);
     products(&with("-DIRIS_DTYPE=2"), (128, 32), (128, 140), 1, 2, brain);

@@ -6,7 +6,7 @@ using namespace iris;
 /// What one rank alone does to words at the next one: the old values go to `old`, and what is left
 /// in the words the host knows, too.
 template <class T> IRIS_DEVICE void operate(const HeapView& heap, Slice<T> words, Slice<T> old) {
-    if (port::lane() != 0 || port::workgroup() != 0) return;
+    if (port::thread() != 0 || port::workgroup() != 0) return;
     const auto at = heap.at(words, (heap.rank + 1) % heap.size), to = heap.at(old, heap.rank);
     const T wide = sizeof(T) == 8 ? T(1) << (8 * sizeof(T) - 4) : 0;
     u32 i = 0;
@@ -34,11 +34,11 @@ IRIS_KERNEL operate_i64(IRIS_ARGS HeapView heap, Slice<i64> words, Slice<i64> ol
     operate(heap, words, old);
 }
 
-/// All lanes of all ranks at once, at rank 0: nothing may get lost.
+/// All threads of all ranks at once, at rank 0: nothing may get lost.
 template <class T> IRIS_DEVICE void contend(const HeapView& heap, Slice<T> words) {
     const auto at = heap.at(words, 0);
-    const u32 lane = port::workgroup() * port::lanes() + port::lane();
-    const T number = T(heap.rank * port::workgroups() * port::lanes() + lane);
+    const u32 thread = port::workgroup() * port::threads() + port::thread();
+    const T number = T(heap.rank * port::workgroups() * port::threads() + thread);
     at.word(0).template add<Order::Relaxed>(1);
     at.word(1).max(number);
     at.word(2).min(-number);
@@ -78,10 +78,10 @@ IRIS_DEVICE void copies(const HeapView& heap, Slice<T> to, Slice<T> from, Slice<
         if (mode == 4) {
             // The same by single elements and a fence.
             const auto there = heap.at(target, next), here = heap.at(source, me);
-            for (u32 i = port::lane(); i < count; i += port::lanes()) there.put(i, here.get(i));
+            for (u32 i = port::thread(); i < count; i += port::threads()) there.put(i, here.get(i));
             port::barrier(Site::Signal);
             fence();
-            if (port::lane() == 0) theirs.store<Order::Relaxed>(i32(c + 1));
+            if (port::thread() == 0) theirs.store<Order::Relaxed>(i32(c + 1));
         }
         if (mode < 3) continue;
         if (!wait_until(heap, ours, Equal{}, i32(c + 1), before)) return;

@@ -1,5 +1,5 @@
 //! Users' kernels: every remote access of `iris/sym.h` and `iris/sync.h`, with the results compared on
-//! the host. They run on a GPU, and as host code by g++, each lane a thread; where one of the two is
+//! the host. They run on a GPU, and as host code by g++, each thread one of the host's; where one of the two is
 //! missing, its tests are ignored. The source is compiled for GPUs wherever NVRTC is.
 
 use std::ffi::{CString, c_char};
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
             harness::no_program("g++"),
             named![
                 words_of_both_widths_on_the_host,
-                nothing_is_lost_among_all_lanes_on_the_host,
+                nothing_is_lost_among_all_threads_on_the_host,
                 copies_of_every_width_length_and_alignment_on_the_host,
                 a_wait_in_vain_ends_on_the_host,
             ],
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
             harness::no_gpu(),
             named![
                 words_of_both_widths,
-                nothing_is_lost_among_all_lanes,
+                nothing_is_lost_among_all_threads,
                 copies_of_every_width_length_and_alignment,
                 a_wait_in_vain_ends,
                 launches_that_do_not_fit_are_refused,
@@ -64,8 +64,8 @@ fn the_source_compiles() {
     }
 }
 
-/// Lanes of a workgroup on the host.
-const HOST_LANES: u32 = 4;
+/// Threads of a workgroup on the host.
+const HOST_THREADS: u32 = 4;
 
 type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> bool;
 
@@ -76,8 +76,8 @@ fn host() -> HostLaunch {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/host/user.cpp");
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("user.so");
-        let lanes = format!("-DIRIS_LANES={HOST_LANES}");
-        harness::compile_for_host(["-shared", "-std=c++20", &lanes, source], &file);
+        let threads = format!("-DIRIS_THREADS={HOST_THREADS}");
+        harness::compile_for_host(["-shared", "-std=c++20", &threads, source], &file);
         // SAFETY: built just now from our own source, without any initialiser.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
         // SAFETY: user.cpp gives this type to this name.
@@ -88,10 +88,10 @@ fn host() -> HostLaunch {
 }
 
 impl On {
-    fn lanes(self) -> u32 {
+    fn threads(self) -> u32 {
         match self {
             On::Gpu => THREADS,
-            On::Host => HOST_LANES,
+            On::Host => HOST_THREADS,
         }
     }
 
@@ -252,7 +252,7 @@ fn contended<T: Word>(
     call(heap, &contend, GROUPS, &slices.each_ref().map(bytes_of))?;
     world.barrier()?;
     if world.rank() == 0 {
-        let count = i64::from(GROUPS * on.lanes()) * world.size() as i64;
+        let count = i64::from(GROUPS * on.threads()) * world.size() as i64;
         let bits = (1 << 30) - 1;
         let xor = (0..count).fold(0, |all, number| all ^ number);
         let wanted = [count, count - 1, 1 - count, bits, !bits, xor, count];
@@ -273,17 +273,17 @@ fn all_contended(on: On) {
     });
 }
 
-fn nothing_is_lost_among_all_lanes() {
+fn nothing_is_lost_among_all_threads() {
     all_contended(On::Gpu);
 }
 
-fn nothing_is_lost_among_all_lanes_on_the_host() {
+fn nothing_is_lost_among_all_threads_on_the_host() {
     all_contended(On::Host);
 }
 
 /// Where to, where from and how many elements of `width` bytes; and the bytes that this takes.
 fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
-    // The last is long enough for four vectors of a lane at a time, and odd.
+    // The last is long enough for four vectors of a thread at a time, and odd.
     let lengths = [0, 1, 2, 3, 7, 8, 15, 17, 63, 255, 1023, 17_700 / width + 1];
     let (mut cases, mut end) = (Vec::new(), 0);
     for count in lengths {

@@ -17,7 +17,7 @@ IRIS_KERNEL add_up(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u
         if (tiles.own(tile) != (behind == 1)) continue;
         if (behind == 0 && !tiles.wait(tile)) return;
         const Tile at = tiles.area(tile);
-        for (u32 i = port::lane(); i < at.rows * at.cols; i += port::lanes()) {
+        for (u32 i = port::thread(); i < at.rows * at.cols; i += port::threads()) {
             to.add(tile, from.get(u64(at.row + i / at.cols) * view.cols + at.col + i % at.cols));
         }
     }

@@ -30,7 +30,7 @@ impl Members {
     }
 }
 
-/// Arrive at a barrier of call `call` and wait for the other members. All lanes of one workgroup, each
+/// Arrive at a barrier of call `call` and wait for the other members. All threads of one workgroup, each
 /// with its share of them; a barrier of the workgroup must follow.
 ///
 /// What any member did before, on its device, is seen by what any member does after. `phase` tells
@@ -45,11 +45,11 @@ pub fn arrive_and_wait<M: Memory + ?Sized>(
 ) -> Result<(), Stop> {
     let me = channel.rank;
     let share = || {
-        let own = channel.peers().skip(m.lane() as usize).step_by(m.lanes() as usize);
+        let own = channel.peers().skip(m.thread() as usize).step_by(m.threads() as usize);
         own.filter(|&peer| members.contains(peer))
     };
-    // All lanes of a wave have stored before one of them waits: a member may be waiting for the store
-    // of one lane before it stores what another lane waits for.
+    // All threads of a wave have stored before one of them waits: a member may be waiting for the store
+    // of one thread before it stores what another thread waits for.
     divergent(m, || {
         for peer in share() {
             m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);

@@ -36,7 +36,7 @@ pub fn push<M: Memory + ?Sized>(
 }
 
 /// Wait for pair number `pair` of each of these sources, at most [`SOURCES`], and put its data into
-/// `data`. Any lane.
+/// `data`. Any thread.
 ///
 /// All are looked at before one is looked at again: they are under way together.
 pub fn wait<M: Memory + ?Sized>(
@@ -110,7 +110,7 @@ pub fn wait_head<M: Memory + ?Sized>(
 }
 
 /// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order.
-/// Any lane.
+/// Any thread.
 pub fn each<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -139,7 +139,7 @@ pub fn each<M: Memory + ?Sized>(
 
 /// Refresh the pairs of this call's slot that it did not use: the first `used(peer)` of those for a
 /// peer stay, as their data may not have been taken yet. They get the number of the call before that
-/// used the slot, which nobody waits for any more. One lane of the last workgroup, in one call of each
+/// used the slot, which nobody waits for any more. One thread of the last workgroup, in one call of each
 /// parity in a period, whatever its variant.
 pub(crate) fn stamp<M: Memory + ?Sized>(
     m: &M,

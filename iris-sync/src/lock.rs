@@ -6,7 +6,7 @@ use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
 /// What a free spinlock holds; a taken one holds 1 + the rank that took it.
 pub const FREE: i32 = 0;
 
-/// Take a spinlock. One lane calls this.
+/// Take a spinlock. One thread calls this.
 ///
 /// Whoever holds it needs no other lock and no signal to give it back, so no cycle can arise. A
 /// wait past the deadline of progress names the holder.

@@ -182,35 +182,35 @@ pub enum Span {
     Reduce,
 }
 
-/// The words as one lane of one workgroup of one rank sees them.
+/// The words as one thread of one workgroup of one rank sees them.
 ///
-/// On the CPU a workgroup is one thread and has one lane. On a device, and in the models of it,
-/// every lane runs the same code, lane 0 does the word accesses, or each lane those of some peers,
+/// On the CPU a workgroup is one thread. On a device, and in the models of it,
+/// every thread runs the same code, thread 0 does the word accesses, or each thread those of some peers,
 /// and [`Memory::vote`] is the barrier of the workgroup.
 ///
 /// An implementation takes order and scope of an access from [`Access::order`] and
 /// [`Access::scope`]; the models' implementations take them from a table that a mutant has changed.
 pub trait Memory {
-    /// Index of this lane in its workgroup.
-    fn lane(&self) -> u32 {
+    /// Index of this thread in its workgroup.
+    fn thread(&self) -> u32 {
         0
     }
 
-    /// Lanes of the workgroup.
-    fn lanes(&self) -> u32 {
+    /// Threads of the workgroup.
+    fn threads(&self) -> u32 {
         1
     }
 
-    /// Barrier of the workgroup; true if every lane said true. It orders plain accesses of its lanes.
+    /// Barrier of the workgroup; true if every thread said true. It orders plain accesses of its threads.
     fn vote(&self, ok: bool) -> bool {
         ok
     }
 
-    /// From here to [`Memory::reconverge`] each lane goes its own way; see [`divergent`]. On the CPU a
-    /// workgroup is one lane, which never parts from others.
+    /// From here to [`Memory::reconverge`] each thread goes its own way; see [`divergent`]. On the CPU a
+    /// workgroup is one thread, which never parts from others.
     fn diverge(&self) {}
 
-    /// The lanes of a wave are together again. It orders nothing.
+    /// The threads of a wave are together again. It orders nothing.
     fn reconverge(&self) {}
 
     /// Load a word of symmetric memory.
@@ -284,11 +284,11 @@ pub trait Memory {
     }
 }
 
-/// Run `steps`, in which each lane goes its own way, and bring the lanes of a wave together again.
+/// Run `steps`, in which each thread goes its own way, and bring the threads of a wave together again.
 ///
-/// Where the lanes of a wave run in lockstep, one arm of a branch is run to its end before another
-/// begins, and nobody says which is first. So no lane may wait in here for what depends on a store that
-/// another lane of its wave has still to make in here: what is stored in one piece is waited for in
+/// Where the threads of a wave run in lockstep, one arm of a branch is run to its end before another
+/// begins, and nobody says which is first. So no thread may wait in here for what depends on a store that
+/// another thread of its wave has still to make in here: what is stored in one piece is waited for in
 /// the next.
 pub fn divergent<M: Memory + ?Sized, R>(m: &M, steps: impl FnOnce() -> R) -> R {
     m.diverge();

@@ -4,12 +4,12 @@
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop};
 
-/// Say that `unit` is filled. One lane, after the barrier of the workgroup that filled it.
+/// Say that `unit` is filled. One thread, after the barrier of the workgroup that filled it.
 pub fn raise<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, unit: u32) {
     m.dev_store(channel.flag(unit), call.number(), Access::FlagStore);
 }
 
-/// Wait until `unit`, which comes from rank `source`, is filled. One lane.
+/// Wait until `unit`, which comes from rank `source`, is filled. One thread.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -23,7 +23,7 @@ pub fn wait<M: Memory + ?Sized>(
     wait_for(m, channel, Access::FlagLoad, awaited, look).map(drop)
 }
 
-/// Refresh all flags. One lane of the last workgroup, in calls that restamp.
+/// Refresh all flags. One thread of the last workgroup, in calls that restamp.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for unit in 0..channel.flag_count {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);

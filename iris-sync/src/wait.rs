@@ -73,7 +73,7 @@ fn abort_word(rank: u32) -> SymWord {
 
 /// Look with `look` until the value was set by the wanted call or a later one; returns that value.
 ///
-/// One lane calls this. Fails when the deadline passes (the fault is kept and all ranks are told)
+/// One thread calls this. Fails when the deadline passes (the fault is kept and all ranks are told)
 /// or when somebody gave up. The deadline of progress runs only while all ranks are in the call:
 /// whoever waits for a rank that itself waits for a late third one blames the third, and gives it
 /// the time that entering has.

@@ -18,9 +18,9 @@ pub enum End {
     Pulled,
 }
 
-/// One workgroup in one call, as its lane sees it: the protocol functions of which ops are made.
+/// One workgroup in one call, as its thread sees it: the protocol functions of which ops are made.
 ///
-/// All lanes call every function here together; those that fail do so on all lanes alike.
+/// All threads call every function here together; those that fail do so on all threads alike.
 pub struct Workgroup<'a, M: Memory + ?Sized> {
     /// The words.
     pub m: &'a M,
@@ -95,7 +95,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.m.vote(!self.given_up) {
             return Ok(());
         }
-        if self.m.lane() == 0 {
+        if self.m.thread() == 0 {
             keep_leaving(self.m, self.channel, self.call);
         }
         Err(Stop)
@@ -121,9 +121,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// workgroup, of all, since it is to tell all of them that this rank has entered.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
-        // Where there are lanes enough, each looks at one word of one peer, before it is known which of
+        // Where there are threads enough, each looks at one word of one peer, before it is known which of
         // the two counts in this call: so their way is gone together with that of the number.
-        if self.m.lanes() >= 2 * (self.channel.size - 1) {
+        if self.m.threads() >= 2 * (self.channel.size - 1) {
             if !self.m.vote(self.look_ahead(peers)) {
                 return Err(Stop);
             }
@@ -134,9 +134,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Count this workgroup out before its end: all of its lanes have read the number of the call, and
-    /// passed a barrier since. A release at the end would wait until what its lane has pushed is there;
-    /// so the last lane does it now, and in the first workgroup, where that one has more to do, the one
+    /// Count this workgroup out before its end: all of its threads have read the number of the call, and
+    /// passed a barrier since. A release at the end would wait until what its thread has pushed is there;
+    /// so the last thread does it now, and in the first workgroup, where that one has more to do, the one
     /// before, which the last items fall to. Not in calls that refresh words: that is for the last
     /// workgroup, when all is over.
     pub fn count_out(&mut self) {
@@ -144,13 +144,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return;
         }
         self.counted = true;
-        let lane = if self.index == 0 { self.carriers() } else { self.m.lanes() } - 1;
-        if self.m.lane() == lane && self.count_one() {
+        let thread = if self.index == 0 { self.carriers() } else { self.m.threads() } - 1;
+        if self.m.thread() == thread && self.count_one() {
             self.advance();
         }
     }
 
-    /// In the last lane of the first workgroup: tell every peer that this rank is in the call, and say
+    /// In the last thread of the first workgroup: tell every peer that this rank is in the call, and say
     /// to these peers what it says about it, in words that carry their data. No record is written, since
     /// its release would wait until it is there: who enters otherwise finds that of an older call.
     pub fn push_head(&self, peers: barrier::Members) {
@@ -164,7 +164,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// In the last lane of the first workgroup: wait for what these peers say about the call, and
+    /// In the last thread of the first workgroup: wait for what these peers say about the call, and
     /// compare it. It fails if it finds a difference: [`Workgroup::leave_together`] must follow.
     pub fn wait_head(&self, sources: barrier::Members) -> Result<(), Stop> {
         if !self.is_beside() {
@@ -173,23 +173,23 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         ll::wait_head(self.m, self.channel, self.call, &self.record, sources)
     }
 
-    /// After waits of single lanes: fails on all lanes if it failed on one.
+    /// After waits of single threads: fails on all threads if it failed on one.
     pub fn leave_together(&self, result: Result<(), Stop>) -> Result<(), Stop> {
         if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
-    /// The items of 0..`count`, of words that carry their data, that fall to this lane of this
+    /// The items of 0..`count`, of words that carry their data, that fall to this thread of this
     /// workgroup, in a fixed order.
     ///
-    /// The last lane gets none: it does what is to be done beside them, by the functions around this
+    /// The last thread gets none: it does what is to be done beside them, by the functions around this
     /// one, and the others do not wait until an entry, whose release takes a way there and back, is at
-    /// the peers. A lane that is alone does first the one and then the other. On a device it is the
+    /// the peers. A thread that is alone does first the one and then the other. On a device it is the
     /// last wave.
-    pub fn share_of_lanes(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
+    pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let carriers = self.carriers();
-        let lane = self.m.lane();
-        let count = if lane < carriers { count } else { 0 };
-        ((self.count - 1 - self.index) * carriers + lane..count)
+        let thread = self.m.thread();
+        let count = if thread < carriers { count } else { 0 };
+        ((self.count - 1 - self.index) * carriers + thread..count)
             .step_by((self.count * carriers) as usize)
     }
 
@@ -250,15 +250,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(self.directs >> peer & 1 == 1)
     }
 
-    /// Say that the lanes' stores to `peer`'s slot of `tile` are done.
+    /// Say that the threads' stores to `peer`'s slot of `tile` are done.
     pub fn push_signal(&self, peer: u32, tile: u32) {
         self.m.vote(true);
-        if self.m.lane() == 0 {
+        if self.m.thread() == 0 {
             self.raise(self.channel.signal(peer, self.channel.rank, tile));
         }
     }
 
-    /// Say that the lanes' stores to the slots of `tile` at these peers are done.
+    /// Say that the threads' stores to the slots of `tile` at these peers are done.
     pub fn push_signals(&self, peers: barrier::Members, tile: u32) {
         self.m.vote(true);
         self.share_of_peers(peers.bits(), |wg, peer| {
@@ -304,10 +304,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.waiting(|wg| wg.signal_of(word, owner, tile))
     }
 
-    /// Say that the lanes have filled `unit` of this device's staging buffer.
+    /// Say that the threads have filled `unit` of this device's staging buffer.
     pub fn raise_flag(&self, unit: u32) {
         self.m.vote(true);
-        if self.m.lane() == 0 {
+        if self.m.thread() == 0 {
             tile_flags::raise(self.m, self.channel, self.call, unit);
         }
     }
@@ -327,18 +327,18 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })?;
         critical();
         self.m.vote(true);
-        if self.m.lane() == 0 {
+        if self.m.thread() == 0 {
             crate::lock::give(self.m, word);
         }
         Ok(())
     }
 
-    /// A barrier of all lanes here and of the first workgroups of all members.
+    /// A barrier of all threads here and of the first workgroups of all members.
     pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.go_on()?;
         let Self { m, channel, call, .. } = *self;
-        // One call for all lanes: in an arm of its own one would wait before the others have stored.
+        // One call for all threads: in an arm of its own one would wait before the others have stored.
         let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
         let passed = self.timed(phase, |_| wait());
         if m.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
@@ -363,7 +363,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return result;
         }
         m.vote(true);
-        if m.lane() != 0 || !self.count_one() {
+        if m.thread() != 0 || !self.count_one() {
             return result;
         }
         if end == End::Keep {
@@ -405,10 +405,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
     }
 
-    /// The credit of the peer that this lane is for, if it is for the word that counts in this call.
+    /// The credit of the peer that this thread is for, if it is for the word that counts in this call.
     fn look_ahead(&self, peers: u64) -> bool {
         divergent(self.m, || {
-            let (step, half) = (self.m.lane() / 2, self.m.lane() % 2);
+            let (step, half) = (self.m.thread() / 2, self.m.thread() % 2);
             let Some(peer) = self.channel.peers().nth(step as usize) else { return true };
             let seen = entry::look_at_credit(self.m, self.channel, peer, half);
             let want = self.call.previous();
@@ -420,14 +420,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
-    /// Lanes that items fall to.
+    /// Threads that items fall to.
     fn carriers(&self) -> u32 {
-        (self.m.lanes() - 1).max(1)
+        (self.m.threads() - 1).max(1)
     }
 
-    /// Whether this lane does what is to be done beside the items.
+    /// Whether this thread does what is to be done beside the items.
     fn is_beside(&self) -> bool {
-        self.index == 0 && self.m.lane() == self.m.lanes() - 1
+        self.index == 0 && self.m.thread() == self.m.threads() - 1
     }
 
     /// All ranks but this one.
@@ -435,11 +435,11 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         barrier::Members::all(self.channel.size).bits() & !(1 << self.channel.rank)
     }
 
-    /// Call `each` for those of these peers that fall to this lane, up to the first that fails.
+    /// Call `each` for those of these peers that fall to this thread, up to the first that fails.
     fn share_of_peers(&self, peers: u64, each: impl Fn(&Self, u32) -> bool) -> bool {
         divergent(self.m, || {
-            let (lane, lanes) = (self.m.lane() as usize, self.m.lanes() as usize);
-            let mut own = self.channel.peers().skip(lane).step_by(lanes);
+            let (thread, threads) = (self.m.thread() as usize, self.m.threads() as usize);
+            let mut own = self.channel.peers().skip(thread).step_by(threads);
             own.all(|peer| peers >> peer & 1 == 0 || each(self, peer))
         })
     }
@@ -469,7 +469,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
-    /// One wait of one lane.
+    /// One wait of one thread.
     fn timed(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
         self.m.begin(Span::Wait, what);
         let passed = wait(self);
@@ -477,13 +477,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         passed
     }
 
-    /// Let lane 0 wait, then take all lanes past the barrier: what it acquired, they have.
+    /// Let thread 0 wait, then take all threads past the barrier: what it acquired, they have.
     fn waiting(&self, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
-        let passed = self.m.lane() != 0 || wait(self).is_ok();
+        let passed = self.m.thread() != 0 || wait(self).is_ok();
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 
-    /// Let each lane do its share of these peers, up to the first that fails; then take all lanes
+    /// Let each thread do its share of these peers, up to the first that fails; then take all threads
     /// past the barrier: what one of them acquired, they all have.
     fn for_peers(
         &self,

@@ -48,12 +48,12 @@ struct Message {
     }
     void end(u32) {}
 
-    /// The next kernel on the stream: each lane reads what another has taken.
+    /// The next kernel on the stream: each thread reads what another has taken.
     void consume() const {
         for (u32 source = 0; source < plan.ranks; ++source) {
             if (source == model.me()) continue;
             const u32 items = plan.sent(source, model.me());
-            for (u32 item = model.crossed(); item < items; item += port::lanes()) {
+            for (u32 item = model.crossed(); item < items; item += port::threads()) {
                 for (u32 half = 0; half < 2; ++half) {
                     Model::expect(out(source, item, half),
                                   wanted(source, model.me(), item, half));

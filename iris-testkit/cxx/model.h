@@ -1,6 +1,6 @@
 // What programs of a model share: the launch of a scenario, its calls, and checks of values.
 //
-// Data lies in arrays of up to 256 cells of four bytes at each rank, as in Lane::cell.
+// Data lies in arrays of up to 256 cells of four bytes at each rank, as in Thread::cell.
 #ifndef IRIS_MODEL_H
 #define IRIS_MODEL_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 /// The boundary between two launches on a rank's stream.
 void iris_model_boundary(void);
-/// Whether waits of this lane end.
+/// Whether waits of this thread end.
 int iris_model_gives_up(void);
 /// Fail unless what was seen at this address is what was wanted.
 void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
@@ -17,7 +17,7 @@ void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
 
 namespace iris::model {
 
-/// What Rust hands to a program: one lane runs it, all calls of it. As headers::Input.
+/// What Rust hands to a program: one thread runs it, all calls of it. As headers::Input.
 struct Input {
     const HeapView* heap;
     const Channel* channel;
@@ -40,7 +40,7 @@ inline i32 value(u32 rank, i32 call, u32 tile, u32 element) {
     return static_cast<i32>(static_cast<u32>(call) * 100003u + rank * 1009 + tile * 17 + element + 1);
 }
 
-/// One lane in one call.
+/// One thread in one call.
 struct Model {
     const Input& in;
     /// What values are made of. Another M is another layout: what such a rank produces, others
@@ -57,16 +57,16 @@ struct Model {
     Call number() const { return Call(static_cast<i32>(static_cast<u32>(in.first) + position)); }
     u32 me() const { return in.channel->rank; }
     u32 ranks() const { return in.channel->size; }
-    u32 mine() const { return port::lane(); }
-    /// The element that this lane reads: another lane's, where there is one.
-    u32 crossed() const { return (mine() + 1) % port::lanes(); }
+    u32 mine() const { return port::thread(); }
+    /// The element that this thread reads: another thread's, where there is one.
+    u32 crossed() const { return (mine() + 1) % port::threads(); }
     u32 slot(u32 parity) const { return in.one_buffer != 0 ? 0 : parity; }
 
     u64 cell(u32 rank, u32 array, u32 index) const {
         return in.heap->address(rank, (u64(array) * 256 + index) * 4);
     }
     u64 at(u32 rank, u32 array, u32 slot, u32 tile, u32 element) const {
-        return cell(rank, array, (slot * in.tiles + tile) * port::lanes() + element);
+        return cell(rank, array, (slot * in.tiles + tile) * port::threads() + element);
     }
     u64 inbox(u32 rank, u32 source, u32 tile, u32 parity, u32 element) const {
         return at(rank, INBOX, slot(parity) * ranks() + source, tile, element);

@@ -7,7 +7,7 @@ namespace iris::model {
 struct Tiles : Partials {
     // two_shot and reduce_scatter beside what one_shot has
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The lane that added an element up also sends it.
+        // The thread that added an element up also sends it.
         const u32 element = crossed();
         put(direct ? at(peer, OUT, 0, tile, element) : at(peer, RESULT, slot(parity), tile, element),
             sum(tile, element));
@@ -96,10 +96,10 @@ struct PullTiles : Tiles {
     }
 };
 
-/// Accumulators are words far behind all others, one a lane, accessed with relaxed additions.
+/// Accumulators are words far behind all others, one a thread, accessed with relaxed additions.
 struct AtomicTiles : Tiles {
     u32 index(u32 tile, u32 parity) const {
-        return (1u << 20) + (slot(parity) * in.tiles + tile) * port::lanes() + mine();
+        return (1u << 20) + (slot(parity) * in.tiles + tile) * port::threads() + mine();
     }
     SymWord accumulator(u32 owner, u32 tile, u32 parity) const {
         return in.heap->word(owner, index(tile, parity));

@@ -83,8 +83,8 @@ int iris_model_barrier(const Input& in) {
     return 1;
 }
 
-/// What lanes wrote before the barrier, other lanes of another rank read after it. With option 1
-/// lane 0 arrives and waits in an arm of its own: where waves run in lockstep, nobody else has then.
+/// What threads wrote before the barrier, other threads of another rank read after it. With option 1
+/// thread 0 arrives and waits in an arm of its own: where waves run in lockstep, nobody else has then.
 int iris_model_barrier_in_launch(const Input& in) {
     const Model model(in, 0);
     return flow::run(model.launch(), End::Advance, [&](Workgroup& wg) {
@@ -93,7 +93,7 @@ int iris_model_barrier_in_launch(const Input& in) {
             const auto wait = [&] {
                 return arrive_and_wait(m, model.number(), 0, Members{in.members}, Limit::Entry);
             };
-            return wg.go_on() && port::vote(port::lane() == 0 ? wait() : wait(), Site::Waited);
+            return wg.go_on() && port::vote(port::thread() == 0 ? wait() : wait(), Site::Waited);
         }
         const u32 mine = model.mine(), crossed = model.crossed();
         Model::put(model.cell(model.me(), 0, mine), value(model.me(), in.first, 0, mine));

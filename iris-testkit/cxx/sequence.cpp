@@ -68,12 +68,12 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
         return wg.locked(step.peer, step.tile, [&] { answer = true; });
     case Kind::Barrier: return wg.barrier(step.tile & 1, Members::all(wg.size()));
     case Kind::PublishVersion:
-        if (port::lane() == 0) {
+        if (port::thread() == 0) {
             epoch::publish(wg.m, wg.m.signal(step.peer, wg.rank(), step.tile), wg.call());
         }
         return true;
     case Kind::WaitVersion:
-        return port::lane() != 0 ||
+        return port::thread() != 0 ||
                epoch::wait(wg.m, wg.m.signal(wg.rank(), step.peer, step.tile), wg.call(),
                                   step.peer);
     case Kind::BeginPush: return wg.begin_push(some);

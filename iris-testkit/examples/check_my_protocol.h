@@ -7,7 +7,7 @@ namespace my {
 template <iris::Order ORDER = iris::Order::Release>
 IRIS_DEVICE bool count_in(const iris::HeapView& heap, iris::SymWord counter) {
     if (heap.rank != 0) {
-        if (iris::port::lane() == 0) counter.add<ORDER>(1);
+        if (iris::port::thread() == 0) counter.add<ORDER>(1);
         return true;
     }
     return iris::wait_until(heap, counter, iris::Equal(), static_cast<int>(heap.size) - 1, 1);

@@ -21,17 +21,17 @@ extern "C-unwind" fn my_count_in(_: &Input<'_>) -> i32 {
 fn count_in(order: Order) -> Scenario {
     let counter = SymWord { rank: 0, index: 1 << 20 }; // Behind all others: it begins with 0.
     let program = Headers::new(my_count_in, 1).option((order == Order::Relaxed).into());
-    Scenario::new("count in", 3).headers(program).program(move |lane| {
-        if lane.rank() != 0 {
-            lane.write(lane.cell(0, 0, lane.rank()), 42);
+    Scenario::new("count in", 3).headers(program).program(move |thread| {
+        if thread.rank() != 0 {
+            thread.write(thread.cell(0, 0, thread.rank()), 42);
             let (place, scope) = (Place::from(counter), Scope::System);
-            lane.perform(Op::Add { place, value: 1, order, scope });
+            thread.perform(Op::Add { place, value: 1, order, scope });
             return;
         }
-        while lane.load(counter, Access::SignalLoad) != lane.ranks() as i32 - 1 {
-            lane.pause(0);
+        while thread.load(counter, Access::SignalLoad) != thread.ranks() as i32 - 1 {
+            thread.pause(0);
         }
-        (1..lane.ranks()).for_each(|peer| lane.expect(lane.cell(0, 0, peer), 42));
+        (1..thread.ranks()).for_each(|peer| thread.expect(thread.cell(0, 0, peer), 42));
     })
 }
 

@@ -142,20 +142,20 @@ fn ops_that_gather_and_accumulate() {
 }
 
 #[test]
-fn workgroups_of_two_lanes() {
+fn workgroups_of_two_threads() {
     check(up_to_level(
         [
-            (ops::one_shot(2, 1, 1).lanes(2), None, 800),
-            (ops::pull(2, 1, 1).lanes(2), None, 2_800),
-            (ops::deliver(2, 1, 1, true, false).lanes(2), None, 30),
+            (ops::one_shot(2, 1, 1).threads(2), None, 800),
+            (ops::pull(2, 1, 1).threads(2), None, 2_800),
+            (ops::deliver(2, 1, 1, true, false).threads(2), None, 30),
         ],
         [
-            (ops::one_shot(2, 1, 1).lanes(2), Some(2), 2_500),
-            (ops::deliver(2, 1, 1, true, true).lanes(2), None, 40),
-            (ops::two_shot(2, 1, 1, false).lanes(2), None, 200),
-            (accumulate(1, false).lanes(2), Some(1), 100),
+            (ops::one_shot(2, 1, 1).threads(2), Some(2), 2_500),
+            (ops::deliver(2, 1, 1, true, true).threads(2), None, 40),
+            (ops::two_shot(2, 1, 1, false).threads(2), None, 200),
+            (accumulate(1, false).threads(2), Some(1), 100),
         ],
-        [(ops::deliver(2, 1, 2, true, false).lanes(2), Some(2), 500)],
+        [(ops::deliver(2, 1, 2, true, false).threads(2), Some(2), 500)],
     ));
 }
 

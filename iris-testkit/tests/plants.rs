@@ -81,14 +81,14 @@ fn plants() -> Vec<Plant> {
     // A release at the scope of the device is what a flag is, so that compiled code may have it there.
     let text = "m.dev_store<Access::FlagStore>";
     add("iris/tile_flags.h", text, before(text), "all_gather_matmul.cu", &["hook", "tidy"]);
-    let text = "const u32 warp = port::lane() / WARP;\n        const u32 row";
+    let text = "const u32 warp = port::thread() / WARP;\n        const u32 row";
     add("iris/gemm/sm80.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
     let text = "asm volatile(\"cp.async.commit_group;\"";
     add("iris/gemm/sm80_ptx.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
     let text = "asm volatile(\"wgmma.fence.sync.aligned;\"";
     // Not in matmul.cu, which is not the only one that is read with the tile of these instructions.
     add("iris/gemm/sm90.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
-    let text = "const u32 lane = port::lane() % WAVE, wave = port::lane() / WAVE;";
+    let text = "const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;";
     add("iris/gemm/cdna3.h", text, before(text), "matmul.cu", &["isa", "tidy"]);
     // These may name a scope. Nobody gives up in what the hooks see.
     let text = "m.record(fault);";
@@ -236,7 +236,7 @@ fn plants() -> Vec<Plant> {
                O == Order::Release ? __ATOMIC_RELEASE : order, scope) //";
     add(file, text, own, HIP);
     add(file, "        wait_for_stores();\n    }\n}", "    }\n}", HIP);
-    // Arguments copied to each lane's own memory, to be referred to.
+    // Arguments copied to each thread's own memory, to be referred to.
     let text = "port::in_place(given)";
     all.push(Plant {
         edits: vec![("iris/args.h", text.into(), "given".into())],

@@ -76,8 +76,8 @@ fn every_interleaving_of_three_and_four_ranks() {
     );
 }
 
-/// Two lanes a wave, in lockstep: one arm of a branch to its end before the other, and either first.
-/// From three ranks on each lane has a peer of its own. `cargo xtask check-protocols` searches one call
+/// Two threads a wave, in lockstep: one arm of a branch to its end before the other, and either first.
+/// From three ranks on each thread has a peer of its own. `cargo xtask check-protocols` searches one call
 /// of each op exhaustively.
 #[test]
 fn waves_in_lockstep() {
@@ -85,11 +85,11 @@ fn waves_in_lockstep() {
     let barrier = primitives::barrier_in_launch(3);
     let both = |scenario: Scenario| [Some(scenario.clone()), scenario.on_headers()];
     for scenario in all_ops(3, 3).into_iter().flat_map(both).flatten() {
-        let scenario = scenario.lanes(2).lockstep();
+        let scenario = scenario.threads(2).lockstep();
         report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
     }
     for scenario in both(barrier).into_iter().flatten() {
-        let scenario = scenario.lanes(2).lockstep();
+        let scenario = scenario.threads(2).lockstep();
         report(&search::exhaust(&scenario, &Rules::default(), STATES), 1_000);
     }
 }
@@ -111,7 +111,7 @@ fn a_rank_that_gives_up_misleads_nobody() {
                 let scenario = ops::given_up(scenario.clone().calls(calls, first));
                 report(&search::exhaust(&scenario, &Rules::default(), STATES), 20);
                 let groups: Vec<u32> = (0..ranks).map(|rank| 1 + u32::from(rank == 0)).collect();
-                let wide = scenario.lanes(2).groups(&groups);
+                let wide = scenario.threads(2).groups(&groups);
                 let runs = level.pick(200, 1_000, 5_000);
                 report(&search::random(&wide, &Rules::default(), 1, runs), runs);
             }
@@ -125,10 +125,10 @@ fn random_schedules_of_up_to_four_ranks() {
     let mut scenarios: Vec<Scenario> = [2, 3, 4].into_iter().flat_map(|r| all_ops(r, 3)).collect();
     for ranks in [2, 3, 4] {
         let groups = vec![2; ranks as usize];
-        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.lanes(2)));
+        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.threads(2)));
         scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.groups(&groups)));
-        scenarios.push(ops::staged(&groups, 2, 2).lanes(2));
-        scenarios.push(ops::beside(ranks, 2, 3, Beside::Right).lanes(2));
+        scenarios.push(ops::staged(&groups, 2, 2).threads(2));
+        scenarios.push(ops::beside(ranks, 2, 3, Beside::Right).threads(2));
     }
     let mut total = 0;
     for (scenario, place) in scenarios.iter().zip(1..) {
@@ -172,7 +172,7 @@ fn words_that_carry_their_data() {
     let runs = level.pick(50, 200, 10_000);
     for (_, pattern) in Pattern::NAMED {
         for ranks in [2, 3, 4] {
-            let wide = ll::exchange_two(pattern, ranks, 3).lanes(3);
+            let wide = ll::exchange_two(pattern, ranks, 3).threads(3);
             let groups = |rank: u32| (0..ranks).map(move |r| 1 + u32::from(r <= rank)).collect();
             let (first, all): (Vec<u32>, Vec<u32>) = (groups(0), groups(ranks));
             // What one workgroup took is no result where another gave up: rank 0 looks at none then.

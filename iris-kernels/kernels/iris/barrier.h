@@ -15,15 +15,15 @@ struct Members {
     IRIS_DEVICE bool contains(u32 rank) const { return rank < 64 && (bits >> rank & 1) == 1; }
 };
 
-/// Arrive at a barrier and wait for the other members. All lanes of one workgroup, each with
+/// Arrive at a barrier and wait for the other members. All threads of one workgroup, each with
 /// its share of them; a barrier of the workgroup must follow.
 IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
                                  Limit limit) {
     const u32 me = m.channel.rank;
-    // All lanes of a wave have stored before one of them waits: a member may be waiting for the store
-    // of one lane before it stores what another lane waits for.
+    // All threads of a wave have stored before one of them waits: a member may be waiting for the store
+    // of one thread before it stores what another thread waits for.
     port::divergent([&] {
-        for (u32 step = 1 + port::lane(); step < m.channel.size; step += port::lanes()) {
+        for (u32 step = 1 + port::thread(); step < m.channel.size; step += port::threads()) {
             const u32 peer = m.channel.peer(step);
             if (!members.contains(peer)) continue;
             m.store<Access::BarrierStore>(m.barrier(peer, me, phase), call.number());
@@ -31,7 +31,7 @@ IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members m
         return true;
     });
     return port::divergent([&] {
-        for (u32 step = 1 + port::lane(); step < m.channel.size; step += port::lanes()) {
+        for (u32 step = 1 + port::thread(); step < m.channel.size; step += port::threads()) {
             const u32 peer = m.channel.peer(step);
             if (!members.contains(peer)) continue;
             const Awaited awaited{call, call, peer, -1, limit};

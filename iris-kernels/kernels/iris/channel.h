@@ -32,7 +32,7 @@ struct Channel {
 };
 static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
 
-/// The words of a channel, as one lane sees them.
+/// The words of a channel, as one thread sees them.
 struct Words : Memory {
     const Channel& channel;
     IRIS_DEVICE Words(const HeapView& heap, const Channel& channel)

@@ -1,4 +1,4 @@
-// Copies by all lanes of a workgroup, in 16-byte vectors where both ends allow it.
+// Copies by all threads of a workgroup, in 16-byte vectors where both ends allow it.
 #ifndef IRIS_COPY_H
 #define IRIS_COPY_H
 
@@ -11,7 +11,7 @@ namespace iris {
 IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u64 first, u64 cols,
                            u32 item) {
     const u64 rest = cols - first;
-    for (u64 i = port::lane(); i < rows * rest; i += port::lanes()) {
+    for (u64 i = port::thread(); i < rows * rest; i += port::threads()) {
         const u64 row = i / rest, col = first + i % rest;
         const u64 target = to + (row * to_ld + col) * item;
         const u64 source = from + (row * from_ld + col) * item;
@@ -21,13 +21,13 @@ IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u
     }
 }
 
-/// How many vectors of a lane are in flight at once: a link to a peer is long.
+/// How many vectors of a thread are in flight at once: a link to a peer is long.
 constexpr u32 COPY_DEPTH = 4;
 
 /// Copy `count` vectors of 16 bytes, number i from `from(i)` to `to(i)`.
 template <class From, class To> IRIS_DEVICE void copy_vectors(u32 count, From from, To to) {
-    const u32 step = port::lanes();
-    for (u32 i = port::lane(); i < count; i += COPY_DEPTH * step) {
+    const u32 step = port::threads();
+    for (u32 i = port::thread(); i < count; i += COPY_DEPTH * step) {
         Vec16 held[COPY_DEPTH];
         IRIS_UNROLL
         for (u32 d = 0; d < COPY_DEPTH; ++d) {
@@ -71,7 +71,7 @@ IRIS_DEVICE void copy_rect(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u
     u32 done = 0;
     if (((to | from | to_ld * item | from_ld * item) & 15) == 0) {
         const u32 across = cols * item / 16;
-        // A lane goes on along a row, so that a warp covers whole rows.
+        // A thread goes on along a row, so that a warp covers whole rows.
         const auto at = [=](u64 start, u64 ld, u32 i) {
             return start + i / across * ld * item + u64(i % across) * 16;
         };

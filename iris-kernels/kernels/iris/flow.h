@@ -1,5 +1,5 @@
 // Skeletons of whole ops: iris_sync::flow, operation by operation. A Body moves the tiles; its
-// functions are called by all lanes of a workgroup together.
+// functions are called by all threads of a workgroup together.
 //
 // | skeleton | ops |
 // |---|---|

@@ -23,7 +23,7 @@ IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (
 }
 
 /// Wait for pair number `pair` of those of the N ranks from `first` on that have a bit in `mask`, and put
-/// its data into `data`. Any lane.
+/// its data into `data`. Any thread.
 template <u32 N>
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 pair, u32 first, u32 mask, u32 (&data)[N][2]) {
     if (mask == 0) return true;
@@ -56,7 +56,7 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 pair, u32 first, u32 mask, 
 }
 
 /// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order,
-/// until it is false. Any lane.
+/// until it is false. Any thread.
 template <u32 N = SOURCES, class Take>
 IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
     const u32 size = m.channel.size, me = m.channel.rank;
@@ -80,12 +80,12 @@ IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take
     }
 }
 
-/// Which of some things fall to a lane: number `first`, and every so many behind it.
+/// Which of some things fall to a thread: number `first`, and every so many behind it.
 struct Share {
     u32 first, step;
 };
 
-/// Push the head of what goes to `peer`: this lane's share of the pairs.
+/// Push the head of what goes to `peer`: this thread's share of the pairs.
 IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 sequence, u32 peer,
                            Share share) {
     IRIS_NO_UNROLL
@@ -98,7 +98,7 @@ IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 
 }
 
 /// Wait for the heads of what these sources push, and compare them with this rank's own record: this
-/// lane's share of the pairs.
+/// thread's share of the pairs.
 template <u32 N>
 IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 sequence,
                            Members sources, Share share) {
@@ -120,7 +120,7 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
 }
 
 /// Refresh the pairs of this call's slot that it did not use: the first `used(peer)` of those for a
-/// peer stay. One lane of the last workgroup, in one call of each parity in a period.
+/// peer stay. One thread of the last workgroup, in one call of each parity in a period.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL

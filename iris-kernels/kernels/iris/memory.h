@@ -84,14 +84,14 @@ enum class Hold : int {
     Adding,
 };
 
-/// Hold this lane up if `AT` is the place of the build. Rank 0 alone is late, so that the others go
+/// Hold this thread up if `AT` is the place of the build. Rank 0 alone is late, so that the others go
 /// on meanwhile; but at an addition all are, so that each reads before any other has written.
 template <Hold AT> IRIS_DEVICE void hold(u32 rank) {
     if (static_cast<int>(AT) != IRIS_TEST_HOLD || (rank != 0 && AT != Hold::Adding)) return;
     for (const u64 begun = port::now(); port::now() - begun < IRIS_TEST_HOLD_NS;) port::sleep(1000);
 }
 
-/// The words as one lane sees them: iris_sync::Memory. What needs no table of its own is in port.h.
+/// The words as one thread sees them: iris_sync::Memory. What needs no table of its own is in port.h.
 struct Memory {
     const HeapView& heap;
 

@@ -32,7 +32,7 @@
 // Functions that are kept apart, for the size of the code: not called for single elements of a result
 // that a vector holds.
 #define IRIS_COLD static __device__ __noinline__
-#define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_LANES, IRIS_TOGETHER)
+#define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_THREADS, IRIS_TOGETHER)
 #define IRIS_ARGS const __grid_constant__
 #define IRIS_SHARED(type, name) type& name = iris::port::shared<type>()
 #define IRIS_UNROLL _Pragma("unroll")
@@ -42,33 +42,33 @@
 #define IRIS_HAS_WGMMA 1
 #endif
 #define IRIS_OFFSET_OF(type, member) __INTADDR__(&static_cast<type*>(nullptr)->member)
-#ifndef IRIS_LANES
-#define IRIS_LANES 256
+#ifndef IRIS_THREADS
+#define IRIS_THREADS 256
 #endif
 #elif IRIS_PORT_HIP
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define IRIS_INLINE __attribute__((always_inline))
 #define IRIS_COLD static __attribute__((device)) __attribute__((noinline))
-// A compute unit has four units of execution, and a wave is 64 lanes: so many waves a unit at least.
-#define IRIS_WAVES_A_UNIT ((IRIS_TOGETHER * ((IRIS_LANES + 63) / 64) + 3) / 4)
+// A compute unit has four units of execution, and a wave is 64 threads: so many waves a unit at least.
+#define IRIS_WAVES_A_UNIT ((IRIS_TOGETHER * ((IRIS_THREADS + 63) / 64) + 3) / 4)
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
-    __attribute__((amdgpu_flat_work_group_size(1, IRIS_LANES)))                                    \
+    __attribute__((amdgpu_flat_work_group_size(1, IRIS_THREADS)))                                    \
     __attribute__((amdgpu_waves_per_eu(IRIS_WAVES_A_UNIT))) void
 #define IRIS_ARGS const
 #define IRIS_SHARED(type, name) static __attribute__((shared)) type name
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define IRIS_HAS_MFMA 1
 #endif
-// Those that take 16 bytes of a lane.
+// Those that take 16 bytes of a thread.
 #if defined(__gfx950__)
 #define IRIS_HAS_MFMA_16 1
 #endif
 #define IRIS_UNROLL _Pragma("unroll")
 #define IRIS_NO_UNROLL _Pragma("unroll 1")
 #define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
-#ifndef IRIS_LANES
-#define IRIS_LANES 256
+#ifndef IRIS_THREADS
+#define IRIS_THREADS 256
 #endif
 #else
 #define IRIS_DEVICE inline
@@ -80,8 +80,8 @@
 #define IRIS_UNROLL
 #define IRIS_NO_UNROLL
 #define IRIS_OFFSET_OF(type, member) __builtin_offsetof(type, member)
-#ifndef IRIS_LANES
-#define IRIS_LANES 1
+#ifndef IRIS_THREADS
+#define IRIS_THREADS 1
 #endif
 #endif
 
@@ -105,15 +105,15 @@ enum class Rmw : int { Add, Exchange, And, Or, Xor, Min, Max };
 
 /// The barriers of a workgroup, by where they stand: a model can leave one out.
 enum class Site : int {
-    /// Before a signal: the stores of all lanes come before it.
+    /// Before a signal: the stores of all threads come before it.
     Signal,
     /// Before a flag of the staging buffer, likewise.
     Flag,
     /// Before a lock is given back, likewise.
     LockGive,
-    /// Before a lane arrives at a device barrier, likewise.
+    /// Before a thread arrives at a device barrier, likewise.
     Arrive,
-    /// After a wait of one lane: what it acquired, all lanes have.
+    /// After a wait of one thread: what it acquired, all threads have.
     Waited,
     /// Before a workgroup counts itself out.
     Finish,
@@ -132,8 +132,8 @@ struct alignas(16) Vec16 {
     u32 word[4];
 };
 
-/// Lanes of a workgroup of the kernels here.
-constexpr u32 LANES = IRIS_LANES;
+/// Threads of a workgroup of the kernels here.
+constexpr u32 THREADS = IRIS_THREADS;
 
 /// Access number of an access that is not one of the protocols'.
 constexpr int USER_ACCESS = -1;

@@ -4,22 +4,22 @@
 
 namespace iris::port {
 
-IRIS_DEVICE u32 lane() { return threadIdx.x; }
-IRIS_DEVICE u32 lanes() { return blockDim.x; }
+IRIS_DEVICE u32 thread() { return threadIdx.x; }
+IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
-/// Lanes of a wave, the lanes that take their steps together.
+/// Threads of a wave, the threads that take their steps together.
 constexpr u32 WAVE = 32;
 
 IRIS_DEVICE void barrier(Site) { __syncthreads(); }
 IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 
-/// Run `steps`, in which each lane goes its own way, and bring the lanes of a wave together again.
+/// Run `steps`, in which each thread goes its own way, and bring the threads of a wave together again.
 /// Whoever waits keeps nobody here from running: nothing has to be done for it.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
 
-/// A value that is the same on all lanes.
+/// A value that is the same on all threads.
 IRIS_DEVICE i32 uniform(i32 value) { return value; }
 
 /// The first argument of a kernel, where the launch has put it.
@@ -179,7 +179,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     }
 }
 
-/// Orders all accesses of this lane before it against those after it.
+/// Orders all accesses of this thread before it against those after it.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
     static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
     if constexpr (S == Scope::System) asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -6,10 +6,10 @@ namespace iris::port {
 
 #define IRIS_GLOBAL __attribute__((address_space(1)))
 
-IRIS_DEVICE u32 lane() { return __builtin_amdgcn_workitem_id_x(); }
-IRIS_DEVICE u32 lanes() { return __builtin_amdgcn_workgroup_size_x(); }
+IRIS_DEVICE u32 thread() { return __builtin_amdgcn_workitem_id_x(); }
+IRIS_DEVICE u32 threads() { return __builtin_amdgcn_workgroup_size_x(); }
 IRIS_DEVICE u32 workgroup() { return __builtin_amdgcn_workgroup_id_x(); }
-IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / lanes(); }
+IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / threads(); }
 
 /// Until the loads and stores of this wave are over: what it stored has reached the cache that all
 /// waves of the workgroup share, what it wrote back, memory.
@@ -26,27 +26,27 @@ IRIS_DEVICE void barrier(Site site) {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-/// Lanes of a wave, on all that this is compiled for.
+/// Threads of a wave, on all that this is compiled for.
 constexpr u32 WAVE = 64;
 
 IRIS_DEVICE bool vote(bool ok, Site site) {
     const bool wave_ok = __builtin_amdgcn_ballot_w64(!ok) == 0;
-    if constexpr (LANES <= WAVE) {
+    if constexpr (THREADS <= WAVE) {
         barrier(site);
         return wave_ok;
     } else {
-        static __attribute__((shared)) u32 waves[(LANES + WAVE - 1) / WAVE];
-        waves[lane() / WAVE] = wave_ok;
+        static __attribute__((shared)) u32 waves[(THREADS + WAVE - 1) / WAVE];
+        waves[thread() / WAVE] = wave_ok;
         barrier(site);
         u32 all = 1;
-        for (u32 i = 0; i * WAVE < lanes(); ++i) all &= waves[i];
+        for (u32 i = 0; i * WAVE < threads(); ++i) all &= waves[i];
         // All have read before the next vote writes.
         barrier(Site::Body);
         return __builtin_amdgcn_readfirstlane(all) != 0;
     }
 }
 
-/// Run `steps`, in which each lane goes its own way, and bring the lanes of a wave together again. The
+/// Run `steps`, in which each thread goes its own way, and bring the threads of a wave together again. The
 /// builtin is no instruction: it keeps the compiler from putting what follows into arms of a branch.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     const bool result = steps();
@@ -54,11 +54,11 @@ template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     return result;
 }
 
-/// A value that is the same on all lanes.
+/// A value that is the same on all threads.
 IRIS_DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
 
 /// The first argument of a kernel, where the launch has put it. What it is called by is a copy in each
-/// lane's own memory, which is left out only if nobody is handed a reference to it.
+/// thread's own memory, which is left out only if nobody is handed a reference to it.
 template <class T> IRIS_DEVICE const T& in_place(const T&) {
     return *(const T*)(const __attribute__((address_space(4)))
                        T*)__builtin_amdgcn_kernarg_segment_ptr();
@@ -90,7 +90,7 @@ IRIS_DEVICE void sleep(u32 ns) {
         IRIS_WITH_SCOPE(call, __ATOMIC_RELAXED);                                                   \
     }
 
-/// The releasing half of an access, which is relaxed or acquires itself: what this lane has written is
+/// The releasing half of an access, which is relaxed or acquires itself: what this thread has written is
 /// written back, and that is over. Compilers (LLVM 19 to 22, hiprtc 7.2) forget to wait for the
 /// write-back of a releasing store where they have just waited for its address: hence the wait.
 template <Order O, Scope S> IRIS_DEVICE void release() {
@@ -169,7 +169,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     }
 }
 
-/// Orders all accesses of this lane before it against those after it.
+/// Orders all accesses of this thread before it against those after it.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
     static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
     release<O, S>();

@@ -10,14 +10,14 @@
 extern "C" {
 
 // Enumerations travel as int: order, scope, site, limit, span and op as in port.h, access as
-// iris::Access in memory.h or -1. All lanes of a workgroup are threads of their own.
-iris::u32 iris_hook_lane(void);
-iris::u32 iris_hook_lanes(void);
+// iris::Access in memory.h or -1. All threads of a workgroup are threads of the host.
+iris::u32 iris_hook_thread(void);
+iris::u32 iris_hook_threads(void);
 iris::u32 iris_hook_workgroup(void);
 iris::u32 iris_hook_workgroups(void);
-/// Block barrier of the workgroup; returns whether all lanes said ok.
+/// Block barrier of the workgroup; returns whether all threads said ok.
 int iris_hook_vote(int ok, int site);
-/// From here each lane goes its own way; to here, where the lanes of a wave are together again.
+/// From here each thread goes its own way; to here, where the threads of a wave are together again.
 void iris_hook_diverge(void);
 void iris_hook_reconverge(void);
 iris::u64 iris_hook_now(void);
@@ -58,12 +58,12 @@ void* iris_hook_shared(iris::u64 bytes);
 
 namespace iris::port {
 
-inline u32 lane() { return iris_hook_lane(); }
-inline u32 lanes() { return iris_hook_lanes(); }
+inline u32 thread() { return iris_hook_thread(); }
+inline u32 threads() { return iris_hook_threads(); }
 inline u32 workgroup() { return iris_hook_workgroup(); }
 inline u32 workgroups() { return iris_hook_workgroups(); }
 
-/// Lanes of a wave: each lane is one, so that models have workgroups of several.
+/// Threads of a wave: each thread is one, so that models have workgroups of several.
 constexpr u32 WAVE = 1;
 
 inline void barrier(Site site) { iris_hook_vote(1, static_cast<int>(site)); }

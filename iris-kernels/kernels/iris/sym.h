@@ -145,7 +145,7 @@ template <class T> class Remote {
     /// The elements from `first` on.
     IRIS_DEVICE Remote from(u64 first) const { return Remote(address + first * sizeof(T)); }
     /// Copy `count` elements here from `source`, by 16 bytes where both are multiples of that. All
-    /// lanes; no barrier.
+    /// threads; no barrier.
     IRIS_DEVICE void copy_from(Remote source, u64 count) const {
         static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
                       "elements of 2, 4, 8 or 16 bytes");
@@ -194,19 +194,19 @@ static_assert(IRIS_OFFSET_OF(HeapView, device_words) == 1040, "device_words");
 static_assert(IRIS_OFFSET_OF(HeapView, entry_deadline_ns) == 1048, "entry_deadline_ns");
 static_assert(IRIS_OFFSET_OF(HeapView, progress_deadline_ns) == 1056, "progress_deadline_ns");
 
-/// Copy `count` elements of this rank's `from` into `to` at `peer`. All lanes; no barrier.
+/// Copy `count` elements of this rank's `from` into `to` at `peer`. All threads; no barrier.
 template <class T>
 IRIS_DEVICE void put(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
     heap.at(to, peer).copy_from(heap.at(from, heap.rank), count);
 }
 
-/// Copy `count` elements of `from` at `peer` into this rank's `to`. All lanes; no barrier.
+/// Copy `count` elements of `from` at `peer` into this rank's `to`. All threads; no barrier.
 template <class T>
 IRIS_DEVICE void get(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
     heap.at(to, heap.rank).copy_from(heap.at(from, peer), count);
 }
 
-/// Copy `count` elements of `from` at rank `from_rank` into `to` at rank `to_rank`. All lanes; no
+/// Copy `count` elements of `from` at rank `from_rank` into `to` at rank `to_rank`. All threads; no
 /// barrier.
 template <class T>
 IRIS_DEVICE void copy(const HeapView& heap, Slice<T> to, u32 to_rank, Slice<T> from, u32 from_rank,
@@ -220,10 +220,10 @@ IRIS_DEVICE void put_with_signal(const HeapView& heap, Slice<T> to, Slice<T> fro
                                  u32 peer, SymWord signal, i32 value) {
     put(heap, to, from, count, peer);
     port::barrier(Site::Signal);
-    if (port::lane() == 0) signal.store<Order::Release>(value);
+    if (port::thread() == 0) signal.store<Order::Release>(value);
 }
 
-/// Order this lane's accesses before it against those after it, for all devices and the host.
+/// Order this thread's accesses before it against those after it, for all devices and the host.
 template <Order O = Order::AcqRel> IRIS_DEVICE void fence() { port::fence<O, Scope::System>(); }
 
 } // namespace iris

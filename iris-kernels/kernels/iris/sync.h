@@ -2,8 +2,8 @@
 // reasons. A header has the name of its Rust twin, and what is in it the same names: `cargo xtask tidy`
 // compares them. They stand here in the order of their layers; each includes those that it needs.
 //
-// All lanes of a workgroup call the functions of Workgroup together; those that return false do so on
-// all lanes alike, and the workgroup must then leave.
+// All threads of a workgroup call the functions of Workgroup together; those that return false do so on
+// all threads alike, and the workgroup must then leave.
 #ifndef IRIS_SYNC_H
 #define IRIS_SYNC_H
 

@@ -6,19 +6,19 @@
 
 namespace iris::tile_flags {
 
-/// Say that `unit` is filled. One lane, after the barrier of the workgroup that filled it.
+/// Say that `unit` is filled. One thread, after the barrier of the workgroup that filled it.
 IRIS_DEVICE void raise(const Words& m, Call call, u32 unit) {
     m.dev_store<Access::FlagStore>(m.flag(unit), call.number());
 }
 
-/// Wait until `unit`, which comes from rank `source`, is filled. One lane.
+/// Wait until `unit`, which comes from rank `source`, is filled. One thread.
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 unit, u32 source) {
     const Awaited awaited{call, call, source, static_cast<i32>(unit), Limit::Progress};
     return wait_for<Access::FlagLoad>(
         m, awaited, [&] { return m.dev_load<Access::FlagLoad>(m.flag(unit)); });
 }
 
-/// Refresh all flags. One lane of the last workgroup, in calls that restamp.
+/// Refresh all flags. One thread of the last workgroup, in calls that restamp.
 IRIS_DEVICE void stamp(const Words& m, Call call) {
     for (u32 unit = 0; unit < m.channel.flag_count; ++unit) {
         m.dev_store<Access::FlagStamp>(m.flag(unit), call.number());

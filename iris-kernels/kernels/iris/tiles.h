@@ -57,8 +57,8 @@ class Tiles {
     /// Whether this rank itself writes it: such a tile is not waited for.
     IRIS_DEVICE bool own(u32 tile) const { return source(tile) == view.channel.rank; }
 
-    /// Wait until a peer's tile has come. All lanes together; they may read it then, by port::read
-    /// or Remote::get. False, on all lanes, when the call cannot be finished: a deadline passed,
+    /// Wait until a peer's tile has come. All threads together; they may read it then, by port::read
+    /// or Remote::get. False, on all threads, when the call cannot be finished: a deadline passed,
     /// somebody gave up, or a peer does not write C where this rank has it. To wait for an own tile
     /// is a fault, too: nobody would come.
     [[nodiscard]] IRIS_DEVICE bool wait(u32 tile) {
@@ -78,7 +78,7 @@ class Tiles {
     IRIS_DEVICE bool split() const { return view.arrival == Arrival::Parts; }
     /// Leave a fault.
     IRIS_DEVICE bool refuse(FaultKind kind, u32 tile, u32 rank, i32 field) const {
-        if (port::lane() == 0) {
+        if (port::thread() == 0) {
             give_up(wg.m,
                     Fault{kind, static_cast<i32>(view.channel.op), wg.call().number(),
                           static_cast<i32>(tile), static_cast<i32>(rank), 0, 1, field});

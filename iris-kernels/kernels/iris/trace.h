@@ -32,13 +32,13 @@ class Trace {
 
     /// A span begins. A wait may begin within another span; other spans do not nest.
     IRIS_DEVICE void begin(Span span, u32 about) {
-        if (!OBSERVED || count_word == 0 || port::lane() != 0) return;
+        if (!OBSERVED || count_word == 0 || port::thread() != 0) return;
         (span == Span::Wait ? wait_began : began) = port::now();
         (span == Span::Wait ? wait_what : what) = about;
     }
 
     IRIS_DEVICE void end(Span span) {
-        if (!OBSERVED || count_word == 0 || port::lane() != 0) return;
+        if (!OBSERVED || count_word == 0 || port::thread() != 0) return;
         if (used < capacity) {
             const u64 at = slots + u64(used) * SPAN_BYTES;
             port::write<u64>(at, span == Span::Wait ? wait_began : began);
@@ -49,16 +49,16 @@ class Trace {
         port::write<u32>(count_word, ++used);
     }
 
-    /// Count. One lane.
+    /// Count. One thread.
     IRIS_DEVICE void add(Counter counter, u64 amount) const {
         if (!OBSERVED || counters == 0) return;
         port::rmw<Rmw::Add, Order::Relaxed, Scope::Device>(
             counters + static_cast<u64>(counter) * 8, static_cast<i64>(amount), USER_ACCESS);
     }
 
-    /// Count once for all lanes, which call this together.
+    /// Count once for all threads, which call this together.
     IRIS_DEVICE void add_once(Counter counter, u64 amount) const {
-        if (OBSERVED && port::lane() == 0) add(counter, amount);
+        if (OBSERVED && port::thread() == 0) add(counter, amount);
     }
 
   private:

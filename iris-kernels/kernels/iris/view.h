@@ -157,10 +157,10 @@ struct View {
     }
 };
 
-/// Call `each(row, col, count)` for all vectors of a rectangle, spread over the lanes.
+/// Call `each(row, col, count)` for all vectors of a rectangle, spread over the threads.
 template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each each) {
     const u32 across = div_up(cols, WIDTH);
-    for (u32 i = port::lane(); i < rows * across; i += port::lanes()) {
+    for (u32 i = port::thread(); i < rows * across; i += port::threads()) {
         const u32 row = i / across, col = i % across * WIDTH;
         each(row, col, min_of(WIDTH, cols - col));
     }

@@ -120,7 +120,7 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
     }
 }
 
-/// Look until the value was set by the wanted call or a later one. One lane calls this.
+/// Look until the value was set by the wanted call or a later one. One thread calls this.
 ///
 /// False when the deadline passes (the fault is kept and all ranks are told) or when somebody gave
 /// up. The deadline of progress runs only while all ranks are in the call: whoever waits for a rank
@@ -133,14 +133,14 @@ IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     });
 }
 
-/// Wait until `word` holds `value` by `compare(seen, value)`. All lanes of a user's kernel call it
-/// together; false, on all lanes, when the deadline of progress passes or somebody gave up, with a
+/// Wait until `word` holds `value` by `compare(seen, value)`. All threads of a user's kernel call it
+/// together; false, on all threads, when the deadline of progress passes or somebody gave up, with a
 /// fault record whose op is -1 and whose awaited rank is `from`.
 template <class Compare>
 IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare, i32 value,
                             u32 from) {
     bool passed = true;
-    if (port::lane() == 0) {
+    if (port::thread() == 0) {
         const Channel none{~0u, heap.rank, heap.size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
         const Words m{heap, none};
         const Awaited awaited{Call(0), Call(value), from, -1, Limit::Progress};

@@ -73,9 +73,9 @@ class Workgroup {
     /// all, since it is to tell all of them that this rank has entered.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
-        // Where there are lanes enough, each looks at one word of one peer, before it is known which of the
+        // Where there are threads enough, each looks at one word of one peer, before it is known which of the
         // two counts in this call: so their way is gone together with that of the number.
-        const bool passed = port::lanes() >= 2 * (size() - 1)
+        const bool passed = port::threads() >= 2 * (size() - 1)
                                 ? port::vote(look_ahead(peers), Site::Waited)
                                 : for_peers(peers, [&](u32 peer) { return credit_of(peer); });
         if (!passed) return false;
@@ -84,26 +84,26 @@ class Workgroup {
         return true;
     }
 
-    /// Which items, of words that carry their data, fall to this lane of this workgroup. The last wave
+    /// Which items, of words that carry their data, fall to this thread of this workgroup. The last wave
     /// gets none: it does what is to be done beside them, by the functions that follow, and the others
     /// do not wait until an entry, whose release takes a way there and back, is at the peers. A
     /// workgroup of one wave does first the one and then the other.
-    IRIS_DEVICE ll::Share share_of_lanes() const {
+    IRIS_DEVICE ll::Share share_of_threads() const {
         const u32 carriers = this->carriers();
-        if (port::lane() >= carriers) return ll::Share{~0u, 1};
-        return ll::Share{(count - 1 - index) * carriers + port::lane(), count * carriers};
+        if (port::thread() >= carriers) return ll::Share{~0u, 1};
+        return ll::Share{(count - 1 - index) * carriers + port::thread(), count * carriers};
     }
 
-    /// Count this workgroup out before its end: all of its lanes have read the number of the call, and
-    /// passed a barrier since. A release at the end would wait until what its lane has pushed is there;
+    /// Count this workgroup out before its end: all of its threads have read the number of the call, and
+    /// passed a barrier since. A release at the end would wait until what its thread has pushed is there;
     /// so the last wave does it now, and in the first workgroup, where that one has more to do, the one
     /// before, which the last items fall to. Not in calls that refresh words: that is for the last
     /// workgroup, when all is over.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
-        const u32 lane = index == 0 ? carriers() - 1 : port::lanes() - 1;
-        if (port::lane() == lane && count_one()) advance();
+        const u32 thread = index == 0 ? carriers() - 1 : port::threads() - 1;
+        if (port::thread() == thread && count_one()) advance();
     }
 
     /// In the last wave of the first workgroup: tell every peer that this rank is in the call, and say
@@ -122,12 +122,12 @@ class Workgroup {
     }
 
     /// In the last wave of the first workgroup: wait for what these peers say about the call, and
-    /// compare it. Those lanes fail that find a difference: leave_together must follow.
+    /// compare it. Those threads fail that find a difference: leave_together must follow.
     template <u32 N = ll::SOURCES> [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
         return ll::wait_head<N>(m, number, own, sequence, sources, beside());
     }
 
-    /// After waits of single lanes: fails on all lanes if it failed on one.
+    /// After waits of single threads: fails on all threads if it failed on one.
     [[nodiscard]] IRIS_DEVICE bool leave_together(bool result) {
         return port::vote(result, Site::Waited);
     }
@@ -182,13 +182,13 @@ class Workgroup {
         return true;
     }
 
-    /// Say that the lanes' stores to `peer`'s slot of `tile` are done.
+    /// Say that the threads' stores to `peer`'s slot of `tile` are done.
     IRIS_DEVICE void push_signal(u32 peer, u32 tile) {
         port::barrier(Site::Signal);
-        if (port::lane() == 0) raise(m.signal(peer, rank(), tile));
+        if (port::thread() == 0) raise(m.signal(peer, rank(), tile));
     }
 
-    /// Say that the lanes' stores to the slots of `tile` at these peers are done.
+    /// Say that the threads' stores to the slots of `tile` at these peers are done.
     IRIS_DEVICE void push_signals(Members peers, u32 tile) {
         port::barrier(Site::Signal);
         share_of_peers(peers.bits, [&](u32 peer) {
@@ -232,10 +232,10 @@ class Workgroup {
                waiting([&] { return signal_of(m.result(rank(), owner, tile), owner, tile); });
     }
 
-    /// Say that the lanes have filled `unit` of this device's staging buffer.
+    /// Say that the threads have filled `unit` of this device's staging buffer.
     IRIS_DEVICE void raise_flag(u32 unit) {
         port::barrier(Site::Flag);
-        if (port::lane() == 0) {
+        if (port::thread() == 0) {
             tile_flags::raise(m, number, unit);
             trace.add(Counter::Flags, 1);
         }
@@ -259,16 +259,16 @@ class Workgroup {
         }
         critical();
         port::barrier(Site::LockGive);
-        if (port::lane() == 0) lock::give(m, word);
+        if (port::thread() == 0) lock::give(m, word);
         return true;
     }
 
-    /// A barrier of all lanes here and of the first workgroups of all members.
+    /// A barrier of all threads here and of the first workgroups of all members.
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         if (!all_go_on(Site::Arrive)) return false;
-        // One call for all lanes: in an arm of its own one would wait before the others have stored.
-        // In traces lane 0 stands for all.
+        // One call for all threads: in an arm of its own one would wait before the others have stored.
+        // In traces thread 0 stands for all.
         trace.add_once(Counter::Waits, 1);
         trace.begin(Span::Wait, phase);
         const bool passed = arrive_and_wait(m, number, phase, members, limit);
@@ -287,7 +287,7 @@ class Workgroup {
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         if (counted) return result;
         port::barrier(Site::Finish);
-        if (port::lane() != 0 || !count_one()) return result;
+        if (port::thread() != 0 || !count_one()) return result;
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
         // Signals of a call that was given up are not all raised: a refresh would raise them.
@@ -326,10 +326,10 @@ class Workgroup {
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
-    /// The credit of the peer that this lane is for, if it is for the word that counts in this call.
+    /// The credit of the peer that this thread is for, if it is for the word that counts in this call.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
-            const u32 step = 1 + port::lane() / 2, half = port::lane() % 2;
+            const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;
             if (step >= size()) return true;
             const u32 at = peer(step);
             const i32 seen = entry::look_at_credit(m, at, half);
@@ -339,26 +339,26 @@ class Workgroup {
         });
     }
 
-    /// Lanes that items fall to.
+    /// Threads that items fall to.
     IRIS_DEVICE u32 carriers() const {
-        const u32 lanes = port::lanes();
-        return lanes > port::WAVE ? lanes - port::WAVE : lanes;
+        const u32 threads = port::threads();
+        return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
-    /// What falls to this lane of what the last wave of the first workgroup does.
+    /// What falls to this thread of what the last wave of the first workgroup does.
     IRIS_DEVICE ll::Share beside() const {
-        const u32 lanes = port::lanes(), before = lanes > port::WAVE ? lanes - port::WAVE : 0;
-        if (index != 0 || port::lane() < before) return ll::Share{~0u, 1};
-        return ll::Share{port::lane() - before, lanes - before};
+        const u32 threads = port::threads(), before = threads > port::WAVE ? threads - port::WAVE : 0;
+        if (index != 0 || port::thread() < before) return ll::Share{~0u, 1};
+        return ll::Share{port::thread() - before, threads - before};
     }
 
     /// All ranks but this one.
     IRIS_DEVICE u64 others() const { return Members::all(size()).bits & ~(1ull << rank()); }
 
-    /// Call `each` for those of these peers that fall to this lane, up to the first that fails.
+    /// Call `each` for those of these peers that fall to this thread, up to the first that fails.
     template <class Each> IRIS_DEVICE bool share_of_peers(u64 peers, Each each) {
         return port::divergent([&] {
-            for (u32 step = 1 + port::lane(); step < size(); step += port::lanes()) {
+            for (u32 step = 1 + port::thread(); step < size(); step += port::threads()) {
                 const u32 at = peer(step);
                 if ((peers >> at & 1) == 1 && !each(at)) return false;
             }
@@ -373,7 +373,7 @@ class Workgroup {
 
     IRIS_DEVICE bool all_go_on(Site site) {
         if (port::vote(!given_up, site)) return true;
-        if (port::lane() == 0) leave();
+        if (port::thread() == 0) leave();
         return false;
     }
 
@@ -400,7 +400,7 @@ class Workgroup {
         });
     }
 
-    /// One wait of one lane.
+    /// One wait of one thread.
     template <class Wait> IRIS_DEVICE bool timed(u32 what, Wait wait) {
         trace.add(Counter::Waits, 1);
         trace.begin(Span::Wait, what);
@@ -409,13 +409,13 @@ class Workgroup {
         return passed;
     }
 
-    /// Let lane 0 wait, then take all lanes past the barrier: what it acquired, they have.
+    /// Let thread 0 wait, then take all threads past the barrier: what it acquired, they have.
     template <class Wait> IRIS_DEVICE bool waiting(Wait wait) {
-        const bool passed = port::lane() != 0 || wait();
+        const bool passed = port::thread() != 0 || wait();
         return port::vote(passed, Site::Waited);
     }
 
-    /// Let each lane do its share of these peers, up to the first that fails; then take all lanes
+    /// Let each thread do its share of these peers, up to the first that fails; then take all threads
     /// past the barrier: what one of them acquired, they all have.
     template <class Each> IRIS_DEVICE bool for_peers(u64 peers, Each each) {
         return port::vote(share_of_peers(peers, each), Site::Waited);

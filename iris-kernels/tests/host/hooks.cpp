@@ -1,5 +1,5 @@
 // The hooks of the host form over real memory and real threads, so that whole kernels run as host
-// code: each lane of a workgroup is a thread. Built into one library with a kernel's source.
+// code: each thread of a workgroup is one of the host's. Built into one library with a kernel's source.
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -15,7 +15,7 @@ using namespace iris;
 namespace {
 
 struct Group {
-    explicit Group(u32 index, u32 count) : index(index), count(count), meet(LANES) {}
+    explicit Group(u32 index, u32 count) : index(index), count(count), meet(THREADS) {}
     u32 index, count;
     std::barrier<> meet;
     std::atomic<int> votes[2] = {1, 1};
@@ -23,7 +23,7 @@ struct Group {
 };
 
 thread_local Group* group;
-thread_local u32 lane_index;
+thread_local u32 thread_index;
 thread_local u32 rounds, products;
 thread_local std::chrono::steady_clock::time_point began;
 
@@ -77,41 +77,41 @@ template <class T> T cas(u64 address, T expected, T value) {
 
 extern "C" {
 
-u32 iris_hook_lane(void) { return lane_index; }
-u32 iris_hook_lanes(void) { return LANES; }
+u32 iris_hook_thread(void) { return thread_index; }
+u32 iris_hook_threads(void) { return THREADS; }
 u32 iris_hook_workgroup(void) { return group->index; }
 u32 iris_hook_workgroups(void) { return group->count; }
 
 int iris_hook_vote(int ok, int) {
-    if (LANES == 1) return ok;
-    // Two ballots by turns: nobody can be two rounds ahead of a lane that still reads.
+    if (THREADS == 1) return ok;
+    // Two ballots by turns: nobody can be two rounds ahead of a thread that still reads.
     std::atomic<int>& ballot = group->votes[rounds++ % 2];
     if (!ok) ballot.store(0);
     group->meet.arrive_and_wait();
     const int all = ballot.load();
     group->meet.arrive_and_wait();
-    if (lane_index == 0) ballot.store(1);
+    if (thread_index == 0) ballot.store(1);
     return all;
 }
 
 #if IRIS_HAS_MFMA
-// An emulation of AMD's matrix instructions, by the layouts of their fragments alone: lane l of a wave
+// An emulation of AMD's matrix instructions, by the layouts of their fragments alone: thread l of a wave
 // has left[l % s][l / s * count + j] and right[l / s * count + j][l % s], and its sums are those of
 // [r / 4 * 8 + l / s * 4 + r % 4][l % s]; with s = 16, of [l / 16 * 4 + r][l % 16].
 void iris_hook_mfma(u32 size, u32 dtype, u32 count, const void* left, const void* right, float* sums) {
-    // Two places by turns: nobody can be two products ahead of a lane that still reads.
-    static float places[2][2][LANES][8];
+    // Two places by turns: nobody can be two products ahead of a thread that still reads.
+    static float places[2][2][THREADS][8];
     auto& [lefts, rights] = places[products++ % 2];
     const auto element = [&](const void* from, u32 j) {
         if (dtype == F32) return static_cast<const float*>(from)[j];
         return widen(dtype, static_cast<const u16*>(from)[j]);
     };
     for (u32 j = 0; j < count; ++j) {
-        lefts[lane_index][j] = element(left, j);
-        rights[lane_index][j] = element(right, j);
+        lefts[thread_index][j] = element(left, j);
+        rights[thread_index][j] = element(right, j);
     }
     group->meet.arrive_and_wait();
-    const u32 lane = lane_index % 64, first = lane_index - lane;
+    const u32 lane = thread_index % 64, first = thread_index - lane;
     for (u32 r = 0; r < size * size / 64; ++r) {
         const u32 row = size == 32 ? r / 4 * 8 + lane / 32 * 4 + r % 4 : lane / 16 * 4 + r;
         for (u32 k = 0; k < 64 / size * count; ++k) {
@@ -122,7 +122,7 @@ void iris_hook_mfma(u32 size, u32 dtype, u32 count, const void* left, const void
 }
 #endif
 
-// Lanes are threads of their own: whoever waits keeps nobody from running.
+// Threads are threads of the host: whoever waits keeps nobody from running.
 void iris_hook_diverge(void) {}
 void iris_hook_reconverge(void) {}
 
@@ -197,9 +197,9 @@ void* iris_hook_shared(u64 bytes) {
 void iris_host_run(void* entry, const OpArgs* args, u32 index, u32 count, int is_barrier, u32 phase,
                    u64 members, u32 last) {
     const auto own = std::make_unique<Group>(index, count);
-    const auto lane = [&](u32 number) {
+    const auto thread = [&](u32 number) {
         group = own.get();
-        lane_index = number;
+        thread_index = number;
         rounds = products = 0;
         if (is_barrier) {
             using Entry = void (*)(OpArgs, u32, u64, u32);
@@ -208,9 +208,9 @@ void iris_host_run(void* entry, const OpArgs* args, u32 index, u32 count, int is
             reinterpret_cast<void (*)(OpArgs)>(entry)(*args);
         }
     };
-    std::vector<std::thread> lanes;
-    for (u32 number = 1; number < LANES; ++number) lanes.emplace_back(lane, number);
-    lane(0);
-    for (std::thread& thread : lanes) thread.join();
+    std::vector<std::thread> threads;
+    for (u32 number = 1; number < THREADS; ++number) threads.emplace_back(thread, number);
+    thread(0);
+    for (std::thread& thread : threads) thread.join();
 }
 }

@@ -1,4 +1,4 @@
-// Launches of users' kernels as host code: each workgroup, and each lane of a workgroup, is a thread.
+// Launches of users' kernels as host code: each workgroup, and each thread of a workgroup, is one of the host's.
 #include <utility>
 
 #include "hooks.cpp"
@@ -7,9 +7,9 @@ namespace {
 
 template <class... Args, std::size_t... I>
 void launch(void (*entry)(Args...), void** args, u32 groups, std::index_sequence<I...>) {
-    const auto run = [&](Group* own, u32 lane) {
+    const auto run = [&](Group* own, u32 thread) {
         group = own;
-        lane_index = lane;
+        thread_index = thread;
         rounds = 0;
         entry(*static_cast<Args*>(args[I])...);
     };
@@ -17,7 +17,7 @@ void launch(void (*entry)(Args...), void** args, u32 groups, std::index_sequence
     std::vector<std::thread> threads;
     for (u32 index = 0; index < groups; ++index) {
         all.push_back(std::make_unique<Group>(index, groups));
-        for (u32 lane = 0; lane < LANES; ++lane) threads.emplace_back(run, all.back().get(), lane);
+        for (u32 thread = 0; thread < THREADS; ++thread) threads.emplace_back(run, all.back().get(), thread);
     }
     for (std::thread& thread : threads) thread.join();
 }

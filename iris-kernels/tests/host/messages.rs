@@ -111,12 +111,12 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
 }
 
 /// Every collective of small messages, and sums of tiles, bit for bit: kernels in Rust, and those of
-/// devices with four lanes; several calls, from one before words are refreshed on, sums with a bias and
+/// devices with four threads; several calls, from one before words are refreshed on, sums with a bias and
 /// without.
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
-    const LANES: &str = "-DIRIS_LANES=4";
+    const THREADS: &str = "-DIRIS_THREADS=4";
     let (library, _folder) =
-        library(&["tests/host/messages.cpp"], &["-std=c++20", LANES, "-DIRIS_DTYPE=0"]);
+        library(&["tests/host/messages.cpp"], &["-std=c++20", THREADS, "-DIRIS_DTYPE=0"]);
     type Run = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
     let run: Run = symbol(&library, "iris_host_run");
     let kernels = [
@@ -125,7 +125,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
-        // Sums of tiles, whose vectors a lane has under way together.
+        // Sums of tiles, whose vectors a thread has under way together.
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),

@@ -9,9 +9,9 @@ use crate::options::{Ranks, Request, TileShape};
 use crate::spec::{self, Form, Memory};
 use crate::tune;
 
-/// Lanes of a workgroup that take items of words that carry data, at least: all but those of its last
+/// Threads of a workgroup that take items of words that carry data, at least: all but those of its last
 /// wave, which on AMD has 64.
-const LL_LANES: u32 = MESSAGE_THREADS - 64;
+const LL_THREADS: u32 = MESSAGE_THREADS - 64;
 
 /// The items of a call of a shape, in words that carry their data.
 pub(crate) fn items(
@@ -72,8 +72,8 @@ impl Plan {
         items(self.ranks, &self.request, collective, (m, n))
     }
 
-    /// Workgroups that have something to do in such a call: an item a lane, as far as there are workgroups.
+    /// Workgroups that have something to do in such a call: an item a thread, as far as there are workgroups.
     pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
-        self.items(collective, shape).most().div_ceil(LL_LANES).clamp(1, tune::LL_GROUPS)
+        self.items(collective, shape).most().div_ceil(LL_THREADS).clamp(1, tune::LL_GROUPS)
     }
 }

@@ -33,7 +33,7 @@ IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32
         if (tiles.own(tile) != (which != 0)) continue;
         if (which != 1 && !tiles.wait(tile)) return;
         const Tile at = tiles.area(tile);
-        for (u32 i = port::lane(); i < at.rows * at.cols; i += port::lanes()) {
+        for (u32 i = port::thread(); i < at.rows * at.cols; i += port::threads()) {
             const u64 place = u64(at.row + i / at.cols) * view.cols + at.col + i % at.cols;
             to.put(place, from.get(place));
         }
@@ -59,7 +59,7 @@ pub(crate) fn the_kernel_beside_ops_compiles() {
 
 type HostLaunch = unsafe extern "C" fn(*const *const u8, u32);
 
-/// The same kernel as host code, compiled once: each lane of a workgroup is a thread.
+/// The same kernel as host code, compiled once: each thread of a workgroup is one of the host's.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -67,7 +67,7 @@ fn host() -> HostLaunch {
         let [source, file] = ["take.cpp", "take.so"].map(|name| folder.path().join(name));
         let entry = "extern \"C\" void take_launch(void** args, u32 n) { launch(take, args, n); }";
         std::fs::write(&source, format!("#include \"launch.h\"\n{SOURCE}\n{entry}\n")).unwrap();
-        let options = ["-shared", "-std=c++20", "-DIRIS_LANES=2"].map(OsStr::new);
+        let options = ["-shared", "-std=c++20", "-DIRIS_THREADS=2"].map(OsStr::new);
         harness::compile_for_host(options.into_iter().chain([source.as_os_str()]), &file);
         // SAFETY: built just now from our own source, without any initialiser.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();

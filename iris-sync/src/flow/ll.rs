@@ -11,7 +11,7 @@ pub trait Exchange {
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// The items of a message, as one lane moves them: it takes what it has waited for itself.
+/// The items of a message, as one thread moves them: it takes what it has waited for itself.
 pub trait LlTiles {
     /// What goes to `peer` as its item number `item`.
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2];
@@ -27,7 +27,7 @@ pub trait LlTiles {
 /// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
 /// others pushed.
 ///
-/// All that a lane pushes comes before all that it waits for, and so does the entry: so nobody waits
+/// All that a thread pushes comes before all that it waits for, and so does the entry: so nobody waits
 /// for a peer that waits for it.
 pub fn exchange<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
@@ -57,11 +57,11 @@ fn steps<M: Memory + ?Sized>(
     wg.begin_push(to)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All lanes of a wave have pushed before one of them waits.
+    // All threads of a wave have pushed before one of them waits.
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
-        for item in wg.share_of_lanes(most.unwrap_or(0)) {
+        for item in wg.share_of_threads(most.unwrap_or(0)) {
             for peer in channel.peers().filter(|&peer| item < exchange.sent(me, peer)) {
                 ll::push(m, channel, call, peer, HEAD + item, body.give(peer, item));
             }
@@ -71,7 +71,7 @@ fn steps<M: Memory + ?Sized>(
     let taken = divergent(m, || {
         wg.wait_head(from)?;
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
-        wg.share_of_lanes(most.unwrap_or(0)).try_for_each(|item| {
+        wg.share_of_threads(most.unwrap_or(0)).try_for_each(|item| {
             body.begin(item);
             let from = members(channel.size, |source| item < exchange.sent(source, me));
             m.begin(Span::Wait, item);

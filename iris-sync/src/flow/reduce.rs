@@ -2,7 +2,7 @@ use super::Launch;
 use crate::barrier::Members;
 use crate::{End, Memory, Span, Stop, Workgroup};
 
-/// The tiles of an all-reduce or reduce-scatter, as the lanes of a workgroup move them.
+/// The tiles of an all-reduce or reduce-scatter, as the threads of a workgroup move them.
 ///
 /// `parity` names which half of the inbox a call uses.
 pub trait ReduceTiles {

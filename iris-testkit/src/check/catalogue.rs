@@ -72,7 +72,12 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         primitives::barrier(3, Members::all(3), 1, false),
         Engine::Loom(Some(2)),
     );
-    add("device barrier", 3, primitives::barrier_in_launch(3).lanes(2).lockstep(), Engine::Search);
+    add(
+        "device barrier",
+        3,
+        primitives::barrier_in_launch(3).threads(2).lockstep(),
+        Engine::Search,
+    );
     add("barrier, group", 3, primitives::barrier(3, Members::from_bits(5), 1, true), exhaustive);
     add("staged flags", 1, primitives::flags(2), exhaustive);
     add("entry signals", 2, primitives::entry(2, 2), exhaustive);
@@ -101,12 +106,12 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     for (name, scenario) in ops {
         add(name, 2, scenario(2, calls), Engine::Loom(Some(preemptions)));
         add(name, 3, scenario(3, 1), Engine::Search);
-        // Block barriers and single-lane signals; several workgroups; calls that follow each other.
-        let wide = scenario(3, 3).lanes(2).groups(&[2, 1, 2]);
+        // Block barriers and single-thread signals; several workgroups; calls that follow each other.
+        let wide = scenario(3, 3).threads(2).groups(&[2, 1, 2]);
         // Several launches a call take several times as long.
         let runs = if matches!(name, "accumulate" | "gather, barrier") { runs / 4 } else { runs };
         add(name, 3, wide, Engine::Random(runs));
-        add(name, 3, scenario(3, 1).lanes(2).lockstep(), Engine::Search);
+        add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
         // That a shard is written while a peer reads it would be a race to the models.
         if !matches!(name, "pull" | "staged") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
@@ -127,13 +132,13 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 2, scenario(2, calls), Engine::Loom(Some(2)));
         add(name, 2, ll::exchange(pattern, 2, calls), Engine::Search);
         add(name, 3, scenario(3, 1), Engine::Search);
-        let wide = ll::exchange_two(pattern, 3, 3).lanes(3).groups(&[2, 1, 2]);
+        let wide = ll::exchange_two(pattern, 3, 3).threads(3).groups(&[2, 1, 2]);
         add(name, 3, wide, Engine::Random(runs));
         add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
     }
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
-    add("one_shot, 2 lanes", 2, ops::one_shot(2, 1, 1).lanes(2), Engine::Loom(Some(2)));
+    add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));
     if full {
         add("one_shot", 2, ops::one_shot(2, 1, 2), exhaustive);
         add("two_shot, direct", 2, ops::two_shot(2, 1, 2, true), exhaustive);

@@ -1,14 +1,14 @@
 use iris_sync::{Order, Scope, SymWord};
 
-/// One lane of one workgroup of one rank.
+/// One thread of one workgroup of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct LaneId {
+pub struct ThreadId {
     /// The rank.
     pub rank: u32,
     /// The workgroup in its rank.
     pub group: u32,
-    /// The lane in its workgroup.
-    pub lane: u32,
+    /// The thread in its workgroup.
+    pub thread: u32,
 }
 
 /// A place in the memory of the model.
@@ -64,7 +64,7 @@ impl From<SymWord> for Place {
     }
 }
 
-/// One operation of a lane on the memory of the model. All values are `i32`, but for those of a
+/// One operation of a thread on the memory of the model. All values are `i32`, but for those of a
 /// [`Place::Wide`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
@@ -124,16 +124,16 @@ pub enum Op {
         /// What.
         value: i32,
     },
-    /// The barrier of the lanes of a workgroup; the result is 1 if all were `ok`, else 0.
+    /// The barrier of the threads of a workgroup; the result is 1 if all were `ok`, else 0.
     Vote {
-        /// What this lane says.
+        /// What this thread says.
         ok: bool,
     },
-    /// The boundary between two launches on a rank's stream: a barrier of all its lanes.
+    /// The boundary between two launches on a rank's stream: a barrier of all its threads.
     Boundary,
-    /// The lane goes its own way, apart from its wave: only where waves run in lockstep.
+    /// The thread goes its own way, apart from its wave: only where waves run in lockstep.
     Part,
-    /// The lanes of a wave come together again: only where waves run in lockstep.
+    /// The threads of a wave come together again: only where waves run in lockstep.
     Join,
     /// A look at a word was in vain; others may run now.
     Pause,
@@ -176,8 +176,8 @@ impl Op {
     }
 }
 
-/// The memory that lanes share, as an engine implements it.
+/// The memory that threads share, as an engine implements it.
 pub trait Arena {
-    /// Perform `op` for `lane`; other lanes may run before it returns.
-    fn perform(&self, lane: LaneId, op: &Op) -> i64;
+    /// Perform `op` for `thread`; other threads may run before it returns.
+    fn perform(&self, thread: ThreadId, op: &Op) -> i64;
 }

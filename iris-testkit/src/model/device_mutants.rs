@@ -31,9 +31,9 @@ fn sites() -> Vec<Mutant> {
         ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
     ]
     .map(|(name, site, scenario, engine)| {
-        // The other lane does not wait at all: it reads before anything was written.
+        // The other thread does not wait at all: it reads before anything was written.
         let expected = if site == Site::Waited { Check::Wrong } else { Check::Race };
-        let mutant = mutant(name, scenario.lanes(2), Change::DropSite(site), expected);
+        let mutant = mutant(name, scenario.threads(2), Change::DropSite(site), expected);
         match engine {
             Some(engine) => mutant.by(engine),
             None => mutant,

@@ -1,7 +1,7 @@
 //! Programs of scenarios in C++: the device headers, whose every access is a hook.
 //!
 //! `build.rs` compiles `cxx/` with the host form of `kernels/iris/port.h`. A program is a function
-//! of an [`Input`]; the hooks are answered by the [`Lane`] that runs it, so that the same engines
+//! of an [`Input`]; the hooks are answered by the [`Thread`] that runs it, so that the same engines
 //! explore it and the same mutants change it.
 //!
 //! **Running.** A program of one's own is a C++ file that includes `model.h` and the header to be
@@ -30,9 +30,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use iris_heap::abi::HeapView;
 use iris_sync::{Access, Channel, Record};
 
-use super::Lane;
+use super::Thread;
 
-/// What a program in C++ is given: one lane runs it, all calls of it. As `iris::model::Input` in
+/// What a program in C++ is given: one thread runs it, all calls of it. As `iris::model::Input` in
 /// `cxx/model.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -71,7 +71,7 @@ pub struct Headers {
     members: Option<u64>,
     used: &'static [u32],
     one_buffer: bool,
-    after: Option<fn(&Lane<'_>, bool)>,
+    after: Option<fn(&Thread<'_>, bool)>,
 }
 
 /// The C++ compiler that was looked for when this crate was built.
@@ -113,30 +113,32 @@ impl Headers {
 
     /// Check this when the program has ended; it is told whether it got through.
     #[must_use]
-    pub const fn after(self, after: fn(&Lane<'_>, bool)) -> Self {
+    pub const fn after(self, after: fn(&Thread<'_>, bool)) -> Self {
         Self { after: Some(after), ..self }
     }
 
-    /// Run the program as `lane`.
-    pub(super) fn run(&self, lane: &Lane<'_>) {
-        let heap = heap(lane.rank(), lane.ranks());
+    /// Run the program as `thread`.
+    pub(super) fn run(&self, thread: &Thread<'_>) {
+        let heap = heap(thread.rank(), thread.ranks());
         let mut used = self.used.to_vec();
-        used.resize(lane.calls() as usize, self.tiles);
+        used.resize(thread.calls() as usize, self.tiles);
         let input = Input {
             heap: &heap,
-            channel: lane.channel(),
-            record: lane.record(),
-            first: lane.call(0).number(),
-            calls: lane.calls(),
+            channel: thread.channel(),
+            record: thread.record(),
+            first: thread.call(0).number(),
+            calls: thread.calls(),
             tiles: self.tiles,
             option: self.option,
-            members: self.members.unwrap_or(iris_sync::barrier::Members::all(lane.ranks()).bits()),
+            members: self
+                .members
+                .unwrap_or(iris_sync::barrier::Members::all(thread.ranks()).bits()),
             used: used.as_ptr(),
             one_buffer: self.one_buffer.into(),
         };
         let through = (self.entry)(&input) != 0;
         if let Some(after) = self.after {
-            after(lane, through);
+            after(thread, through);
         }
     }
 }

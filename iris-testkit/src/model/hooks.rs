@@ -1,6 +1,6 @@
 //! The hooks that the host form of `kernels/iris/port.h` calls for every access, barrier and wait.
 //!
-//! They have no context: the lane in question is the one whose program is running, or, where
+//! They have no context: the thread in question is the one whose program is running, or, where
 //! operations are compared, the recorder of this thread. A hook fails by unwinding through C++.
 
 use std::ffi::c_void;
@@ -9,16 +9,16 @@ use iris_sync::{Access, Call, DevWord, Fault, Limit, LlWord, Memory, Order, Scop
 
 use super::headers::{Segment, count, decode};
 use super::recorder::Recorder;
-use super::{Failure, Lane, LaneId, Op, Place, Site};
+use super::{Failure, Op, Place, Site, Thread, ThreadId};
 
 /// Who answers the hooks.
 pub(super) trait Target {
-    fn id(&self) -> LaneId;
-    /// The program asks which lane it is, and may go another way than the others.
-    fn lane(&self) -> u32;
+    fn id(&self) -> ThreadId;
+    /// The program asks which thread it is, and may go another way than the others.
+    fn thread(&self) -> u32;
     fn diverge(&self);
     fn reconverge(&self);
-    /// Lanes of a workgroup, workgroups of this rank.
+    /// Threads of a workgroup, workgroups of this rank.
     fn extent(&self) -> (u32, u32);
     fn vote(&self, ok: bool, site: Site) -> bool;
     fn pause(&self, spins: u32);
@@ -37,13 +37,13 @@ pub(super) trait Target {
     fn write(&self, place: Place, value: i32);
 }
 
-impl Target for Lane<'_> {
-    fn id(&self) -> LaneId {
+impl Target for Thread<'_> {
+    fn id(&self) -> ThreadId {
         self.id()
     }
 
-    fn lane(&self) -> u32 {
-        Memory::lane(self)
+    fn thread(&self) -> u32 {
+        Memory::thread(self)
     }
 
     fn diverge(&self) {
@@ -55,7 +55,7 @@ impl Target for Lane<'_> {
     }
 
     fn extent(&self) -> (u32, u32) {
-        (self.lanes(), self.groups())
+        (self.threads(), self.groups())
     }
 
     fn vote(&self, ok: bool, site: Site) -> bool {
@@ -124,13 +124,13 @@ impl Target for Lane<'_> {
     }
 
     fn load_wide(&self, op: Op, access: Access) -> LlWord {
-        Lane::load_wide(self, wide_word(self.id(), &op, access), access)
+        Thread::load_wide(self, wide_word(self.id(), &op, access), access)
     }
 
     fn store_wide(&self, op: Op, access: Access) {
         let word = wide_word(self.id(), &op, access);
         if let Op::Store { value, .. } = op {
-            Lane::store_wide(self, word, LlWord::from_bits(value as u64), access);
+            Thread::store_wide(self, word, LlWord::from_bits(value as u64), access);
         }
     }
 
@@ -152,7 +152,7 @@ impl Target for Lane<'_> {
 }
 
 /// The word that a 64-bit access is to, if its order and scope are those of the table.
-fn wide_word(lane: LaneId, op: &Op, access: Access) -> SymWord {
+fn wide_word(thread: ThreadId, op: &Op, access: Access) -> SymWord {
     let (Some(place @ Place::Wide { rank, index }), Some(order), Some(scope)) =
         (op.place(), op.order(), op.scope())
     else {
@@ -160,7 +160,7 @@ fn wide_word(lane: LaneId, op: &Op, access: Access) -> SymWord {
     };
     count(Some(access), scope);
     if scope != Scope::System {
-        Failure::Scope(lane, place).raise();
+        Failure::Scope(thread, place).raise();
     }
     if order != access.order() {
         other(format!("the headers have {order:?}, {scope:?} for {access:?}"));
@@ -176,7 +176,7 @@ fn target<R>(f: impl FnOnce(&dyn Target) -> R) -> R {
     if Recorder::is_current() {
         Recorder::with_current(|recorder| f(recorder))
     } else {
-        Lane::with_current(|lane| f(lane))
+        Thread::with_current(|thread| f(thread))
     }
 }
 
@@ -233,12 +233,12 @@ fn pick<T: Copy>(all: &[T], number: i32, what: &str) -> T {
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_lane() -> u32 {
-    target(|t| t.lane())
+extern "C-unwind" fn iris_hook_thread() -> u32 {
+    target(|t| t.thread())
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn iris_hook_lanes() -> u32 {
+extern "C-unwind" fn iris_hook_threads() -> u32 {
     target(|t| t.extent().0)
 }
 
@@ -434,15 +434,15 @@ fn words(bytes: u32) -> usize {
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_model_boundary() {
-    Lane::with_current(|lane| lane.boundary());
+    Thread::with_current(|thread| thread.boundary());
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_model_gives_up() -> i32 {
-    Lane::with_current(|lane| lane.gives_up()).into()
+    Thread::with_current(|thread| thread.gives_up()).into()
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_model_check(address: u64, seen: i32, wanted: i32) {
-    Lane::with_current(|lane| lane.check(data(address), seen, wanted));
+    Thread::with_current(|thread| thread.check(data(address), seen, wanted));
 }

@@ -1,7 +1,7 @@
 //! The scenarios of words that carry their data: [`flow::exchange`] over items of two words.
 //!
 //! Rank `from` gives `to` the value of `from` in this call for each half of an item, so a reader knows
-//! what it must find; the values of a sum are checked one by one. A lane takes the items that it has
+//! what it must find; the values of a sum are checked one by one. A thread takes the items that it has
 //! waited for itself, and the kernel that comes next on the stream reads those of all.
 
 use iris_sync::barrier::Members;
@@ -10,7 +10,7 @@ use iris_sync::ll::HEAD;
 use iris_sync::{Field, Record, Stop, Workgroup};
 
 use super::ops::value;
-use super::{Headers, Lane, Place, Scenario};
+use super::{Headers, Place, Scenario, Thread};
 use crate::model::headers::programs;
 
 /// The arrays of what was taken, behind those of [`ops`](super::ops).
@@ -57,9 +57,9 @@ impl Exchange for Plan {
     }
 }
 
-/// The items of one call, as one lane moves them.
+/// The items of one call, as one thread moves them.
 struct Items<'a, 'b> {
-    lane: &'a Lane<'b>,
+    thread: &'a Thread<'b>,
     call: i32,
     plan: Plan,
 }
@@ -73,24 +73,24 @@ impl Items<'_, '_> {
 
     /// Where half `half` of `item` of `source` is put.
     fn out(&self, source: u32, item: u32, half: u32) -> Place {
-        self.lane.cell(self.lane.rank(), TAKEN + source, 2 * item + half)
+        self.thread.cell(self.thread.rank(), TAKEN + source, 2 * item + half)
     }
 }
 
 impl LlTiles for Items<'_, '_> {
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2] {
-        self.data(self.lane.rank(), peer, item).map(|value| value as u32)
+        self.data(self.thread.rank(), peer, item).map(|value| value as u32)
     }
 
     fn begin(&mut self, _item: u32) {}
 
     fn take(&mut self, source: u32, item: u32, data: [u32; 2]) {
-        let me = self.lane.rank();
+        let me = self.thread.rank();
         let wanted = self.data(source, me, item);
         for ((half, seen), wanted) in (0..).zip(data).zip(wanted) {
             let place = self.out(source, item, half);
-            self.lane.check(place, seen as i32, wanted);
-            self.lane.write(place, wanted);
+            self.thread.check(place, seen as i32, wanted);
+            self.thread.write(place, wanted);
         }
     }
 
@@ -98,15 +98,15 @@ impl LlTiles for Items<'_, '_> {
 }
 
 impl Items<'_, '_> {
-    /// The next kernel on the stream: each lane reads what another has taken.
+    /// The next kernel on the stream: each thread reads what another has taken.
     fn consume(&self) {
-        let (me, lanes) = (self.lane.rank(), self.lane.lanes());
-        let crossed = (self.lane.id().lane + 1) % lanes;
+        let (me, threads) = (self.thread.rank(), self.thread.threads());
+        let crossed = (self.thread.id().thread + 1) % threads;
         for source in (0..self.plan.ranks).filter(|&source| source != me) {
-            for item in (crossed..self.plan.sent(source, me)).step_by(lanes as usize) {
+            for item in (crossed..self.plan.sent(source, me)).step_by(threads as usize) {
                 let wanted = self.data(source, me, item);
                 for (half, wanted) in (0..).zip(wanted) {
-                    self.lane.expect(self.out(source, item, half), wanted);
+                    self.thread.expect(self.out(source, item, half), wanted);
                 }
             }
         }
@@ -136,35 +136,36 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
         .tiles(1, 0)
         .pairs(items)
         .headers(Headers::new(programs::EXCHANGE, items).option(pattern as u32).used(used))
-        .program(move |lane| {
+        .program(move |thread| {
             for (position, &items) in (0..).zip(used) {
                 // Another M is another layout: what such a rank gives, others cannot use.
-                let m = lane.record().fields[Field::M as usize];
-                let call = lane.call(position).number().wrapping_add(m);
+                let m = thread.record().fields[Field::M as usize];
+                let call = thread.call(position).number().wrapping_add(m);
                 let items = match items {
-                    TWO_KINDS => u32::from(lane.rank() == 0),
+                    TWO_KINDS => u32::from(thread.rank() == 0),
                     items => items,
                 };
                 let plan = Plan { pattern, ranks, items };
-                let mut body = Items { lane, call, plan };
-                let launch = lane.launch();
+                let mut body = Items { thread, call, plan };
+                let launch = thread.launch();
                 let done = match (items, how) {
-                    (0, _) => super::ops::one_tile(&launch, lane, call),
+                    (0, _) => super::ops::one_tile(&launch, thread, call),
                     (_, How::Right) => flow::exchange(&launch, &plan, &mut body),
                     (_, How::WaitsFirst) => waits_first(&launch),
                     (_, How::CountsFirst) => counts_first(&launch),
                 };
-                lane.boundary();
+                thread.boundary();
                 // Of several workgroups one may have got through where another did not.
-                if done.is_ok() && how == How::Right && !(lane.gives_up() && lane.groups() > 1) {
+                if done.is_ok() && how == How::Right && !(thread.gives_up() && thread.groups() > 1)
+                {
                     body.consume();
                 }
-                lane.boundary();
+                thread.boundary();
             }
         })
 }
 
-fn waits_first(launch: &Launch<'_, Lane<'_>>) -> Result<(), Stop> {
+fn waits_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
     let (index, count) = (launch.index, launch.count);
     let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
     let all = Members::all(launch.channel.size);
@@ -176,7 +177,7 @@ fn waits_first(launch: &Launch<'_, Lane<'_>>) -> Result<(), Stop> {
     wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
 }
 
-fn counts_first(launch: &Launch<'_, Lane<'_>>) -> Result<(), Stop> {
+fn counts_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
     let (index, count) = (launch.index, launch.count);
     let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
     wg.count_out();
@@ -217,9 +218,9 @@ pub fn waiting_first() -> Scenario {
     scenario
 }
 
-/// The mutant that counts a workgroup out whose lanes may not have read the number of the call.
+/// The mutant that counts a workgroup out whose threads may not have read the number of the call.
 pub fn counting_first() -> Scenario {
-    let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).lanes(2);
+    let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).threads(2);
     scenario.name.push_str(", counts first");
     scenario.headers = None;
     scenario

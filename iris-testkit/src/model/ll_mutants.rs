@@ -39,7 +39,7 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         )),
         searched(mutant("ll-no-credit", root(3), Change::Skip(CreditLoad), Check::Lost)),
-        mutant("ll-no-credit-ahead", root(3).lanes(2), Change::Skip(CreditLoad), Check::Lost)
+        mutant("ll-no-credit-ahead", root(3).threads(2), Change::Skip(CreditLoad), Check::Lost)
             .by(Engine::Random(20_000)),
         searched(mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost)),
         searched(mutant("ll-no-entry", one(3), Change::Skip(EntryStore), Check::Lost)),
@@ -91,10 +91,10 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::Skip(AbortCheck),
             Check::Wrong,
         )),
-        // One lane has all it waits for, the other gives up: what it did not take is read.
+        // One thread has all it waits for, the other gives up: what it did not take is read.
         mutant(
             "ll-no-vote-to-leave",
-            ops::given_up(ll::exchange_two(Pattern::All, 2, 1).lanes(2).without_heads()),
+            ops::given_up(ll::exchange_two(Pattern::All, 2, 1).threads(2).without_heads()),
             Change::DropVote { rank: 0, group: 0, position: 1 },
             Check::Wrong,
         )
@@ -103,7 +103,7 @@ pub(super) fn all() -> Vec<Mutant> {
         mutant(
             "ll-no-vote-after-credit",
             ll::exchange_two(Pattern::Root, 2, 3)
-                .lanes(3)
+                .threads(3)
                 .calls(3, RESTAMP_PERIOD - 1)
                 .without_heads(),
             Change::DropVote { rank: 0, group: 0, position: 5 },

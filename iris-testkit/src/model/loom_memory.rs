@@ -1,9 +1,9 @@
 //! The engine over loom: executions of the C11 memory model, with races reported.
 //!
 //! A word is a loom atomic, a cell or a field of a record is a loom cell, so that an order that is
-//! too weak shows as a race on what the word protects. The lanes of a workgroup meet by waking each
-//! other directly, which orders them without a word whose accesses loom would permute: lanes other
-//! than 0 touch no words, a barrier is the same in whatever order its lanes arrive, and a race is
+//! too weak shows as a race on what the word protects. The threads of a workgroup meet by waking each
+//! other directly, which orders them without a word whose accesses loom would permute: threads other
+//! than 0 touch no words, a barrier is the same in whatever order its threads arrive, and a race is
 //! found by what orders two accesses, not by which came first.
 
 use std::any::Any;
@@ -19,27 +19,27 @@ use iris_sync::{LINE_WORDS, Order};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicI32, AtomicI64};
 
-use super::{Arena, Failure, Lane, LaneId, Op, Place, Report, Rules, Scenario};
+use super::{Arena, Failure, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
 
 /// Looks in vain, with no store in between, after which nothing can move any more. Each of four
-/// lanes sees each of seven remembered stores at most once before it must see the last.
+/// threads sees each of seven remembered stores at most once before it must see the last.
 const IDLE: u32 = 64;
 
-/// Looks in vain for each lane, with no store in between, after which an execution is followed to
-/// its end but not branched any further. Lanes that spin in turn while another could go on would
+/// Looks in vain for each thread, with no store in between, after which an execution is followed to
+/// its end but not branched any further. Threads that spin in turn while another could go on would
 /// otherwise be explored for ever. A look in vain changes nothing, so the executions in which the
-/// other lane went on earlier show all there is to see.
+/// other thread went on earlier show all there is to see.
 const UNFAIR: u32 = 2;
 
 /// Scheduling points of one execution.
 const BRANCHES: usize = 20_000;
 
 /// Explore the executions of `scenario` under `rules`, all of them or those with at most
-/// `preemptions` switches away from a lane that could go on.
+/// `preemptions` switches away from a thread that could go on.
 ///
 /// The first failure ends it. Without one, everything within the bound has been explored.
 pub fn check(scenario: &Scenario, rules: &Rules, preemptions: Option<usize>) -> Report {
-    assert!(scenario.lane_ids().len() <= 4, "{}: loom takes 4 lanes", scenario.name());
+    assert!(scenario.thread_ids().len() <= 4, "{}: loom takes 4 threads", scenario.name());
     let start = Instant::now();
     let executions = Arc::new(AtomicU64::new(0));
     let mut places: Vec<(Place, bool)> = Vec::new();
@@ -74,7 +74,7 @@ enum Stop {
     Failed(Failure, Trace),
 }
 
-type Trace = Vec<(LaneId, Op)>;
+type Trace = Vec<(ThreadId, Op)>;
 
 /// One run of loom, on a thread of its own: a failed run may leave its coroutines behind.
 fn explore(
@@ -167,16 +167,16 @@ fn execution(setup: &Arc<Setup>) {
         trace.clear();
     }
     let arena = Rc::new(LoomArena::new(setup.clone()));
-    // Lanes that touch no words come first: loom prefers low numbers, and as long as they have
+    // Threads that touch no words come first: loom prefers low numbers, and as long as they have
     // nothing to wait for but their workgroup, there is nothing to permute.
-    let mut lanes = setup.scenario.lane_ids();
-    lanes.sort_by_key(|id| id.lane == 0);
-    for id in lanes {
+    let mut threads = setup.scenario.thread_ids();
+    threads.sort_by_key(|id| id.thread == 0);
+    for id in threads {
         let arena = arena.clone();
         // Not joined: loom waits for all threads anyway, and would permute their ends.
         loom::thread::spawn(move || {
             *arena.sleepers[&id].thread.borrow_mut() = Some(loom::thread::current());
-            Lane::run(id, &arena.setup.scenario, &arena.setup.rules, &*arena);
+            Thread::run(id, &arena.setup.scenario, &arena.setup.rules, &*arena);
         });
     }
 }
@@ -188,15 +188,15 @@ enum Object {
     Cell(UnsafeCell<i32>),
 }
 
-/// A barrier of lanes: those that have arrived, and what was said.
+/// A barrier of threads: those that have arrived, and what was said.
 struct Meeting {
-    arrived: RefCell<Vec<LaneId>>,
-    last: Cell<LaneId>,
+    arrived: RefCell<Vec<ThreadId>>,
+    last: Cell<ThreadId>,
     ok: Cell<bool>,
     outcome: Cell<bool>,
 }
 
-/// What one lane tells another that it wakes.
+/// What one thread tells another that it wakes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Token {
     Nothing,
@@ -210,7 +210,7 @@ enum Token {
     Here,
 }
 
-/// A lane as others wake it.
+/// A thread as others wake it.
 struct Sleeper {
     thread: RefCell<Option<loom::thread::Thread>>,
     token: Cell<Token>,
@@ -221,7 +221,7 @@ struct LoomArena {
     objects: Vec<Object>,
     unchecked: RefCell<HashMap<Place, i32>>,
     idle: Cell<u32>,
-    sleepers: HashMap<LaneId, Sleeper>,
+    sleepers: HashMap<ThreadId, Sleeper>,
     votes: HashMap<(u32, u32), Meeting>,
     boundaries: HashMap<u32, Meeting>,
 }
@@ -246,10 +246,10 @@ impl LoomArena {
                 _ => Object::Cell(UnsafeCell::new(scenario.initial_value(place) as i32)),
             })
             .collect();
-        let lanes = scenario.lane_ids();
+        let threads = scenario.thread_ids();
         let meeting = || Meeting {
             arrived: RefCell::new(Vec::new()),
-            last: Cell::new(LaneId { rank: 0, group: 0, lane: 0 }),
+            last: Cell::new(ThreadId { rank: 0, group: 0, thread: 0 }),
             ok: Cell::new(true),
             outcome: Cell::new(true),
         };
@@ -258,9 +258,9 @@ impl LoomArena {
             objects,
             unchecked: RefCell::new(HashMap::new()),
             idle: Cell::new(0),
-            sleepers: lanes.iter().map(|&id| (id, sleeper())).collect(),
-            votes: lanes.iter().map(|id| ((id.rank, id.group), meeting())).collect(),
-            boundaries: lanes.iter().map(|id| (id.rank, meeting())).collect(),
+            sleepers: threads.iter().map(|&id| (id, sleeper())).collect(),
+            votes: threads.iter().map(|id| ((id.rank, id.group), meeting())).collect(),
+            boundaries: threads.iter().map(|id| (id.rank, meeting())).collect(),
             setup,
         }
     }
@@ -324,9 +324,9 @@ impl LoomArena {
         }
     }
 
-    /// A barrier of `count` lanes. The last to arrive wakes the others one by one and is woken in
+    /// A barrier of `count` threads. The last to arrive wakes the others one by one and is woken in
     /// answer, by which it has seen what they did; when it lets them go, they have seen it all.
-    fn meet(&self, id: LaneId, meeting: &Meeting, count: usize, ok: bool) -> bool {
+    fn meet(&self, id: ThreadId, meeting: &Meeting, count: usize, ok: bool) -> bool {
         meeting.ok.set(meeting.ok.get() && ok);
         let mut others = Vec::new();
         {
@@ -363,7 +363,7 @@ impl LoomArena {
         meeting.outcome.get()
     }
 
-    fn sleep(&self, id: LaneId) -> Token {
+    fn sleep(&self, id: ThreadId) -> Token {
         let token = &self.sleepers[&id].token;
         while token.get() == Token::Nothing {
             loom::thread::park();
@@ -371,7 +371,7 @@ impl LoomArena {
         token.replace(Token::Nothing)
     }
 
-    fn wake(&self, id: LaneId, token: Token) {
+    fn wake(&self, id: ThreadId, token: Token) {
         let sleeper = &self.sleepers[&id];
         sleeper.token.set(token);
         if let Some(thread) = &*sleeper.thread.borrow() {
@@ -381,9 +381,9 @@ impl LoomArena {
 }
 
 impl Arena for LoomArena {
-    fn perform(&self, lane: LaneId, op: &Op) -> i64 {
+    fn perform(&self, thread: ThreadId, op: &Op) -> i64 {
         if let Ok(mut trace) = self.setup.trace.lock() {
-            trace.push((lane, *op));
+            trace.push((thread, *op));
         }
         if !matches!(op, Op::Pause | Op::Load { .. } | Op::CompareExchange { .. }) {
             self.idle.set(0);
@@ -416,15 +416,15 @@ impl Arena for LoomArena {
             Op::Read { place } => self.plain(place, None).into(),
             Op::Write { place, value } => self.plain(place, Some(value)).into(),
             Op::Vote { ok } => {
-                let lanes = self.setup.scenario.lanes as usize;
-                self.meet(lane, &self.votes[&(lane.rank, lane.group)], lanes, ok).into()
+                let threads = self.setup.scenario.threads as usize;
+                self.meet(thread, &self.votes[&(thread.rank, thread.group)], threads, ok).into()
             }
             Op::Boundary => {
-                let Scenario { lanes, groups, .. } = &self.setup.scenario;
-                let lanes = (lanes * groups[lane.rank as usize]) as usize;
-                self.meet(lane, &self.boundaries[&lane.rank], lanes, true).into()
+                let Scenario { threads, groups, .. } = &self.setup.scenario;
+                let threads = (threads * groups[thread.rank as usize]) as usize;
+                self.meet(thread, &self.boundaries[&thread.rank], threads, true).into()
             }
-            // Here every lane is a thread that nobody keeps from running.
+            // Here every one is a thread of the host that nobody keeps from running.
             Op::Part | Op::Join => 0,
             Op::Pause => {
                 self.idle.set(self.idle.get() + 1);
@@ -432,7 +432,7 @@ impl Arena for LoomArena {
                     loom::skip_branch();
                 }
                 if self.idle.get() > IDLE {
-                    Failure::Lost(format!("{lane:?} looks in vain, as do all others")).raise();
+                    Failure::Lost(format!("{thread:?} looks in vain, as do all others")).raise();
                 }
                 loom::thread::yield_now();
                 0

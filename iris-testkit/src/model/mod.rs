@@ -3,12 +3,12 @@
 //! **Problem.** A protocol that is wrong in one interleaving of a million passes every test and
 //! fails in production.
 //!
-//! **Solution.** A [`Scenario`] is a small program: some ranks, workgroups and lanes, a few calls,
-//! and what each lane does over a [`Memory`](iris_sync::Memory). Two engines run it:
+//! **Solution.** A [`Scenario`] is a small program: some ranks, workgroups and threads, a few calls,
+//! and what each thread does over a [`Memory`](iris_sync::Memory). Two engines run it:
 //!
 //! | engine | explores | finds | for |
 //! |---|---|---|---|
-//! | [`loom_memory::check`] | executions of the C11 memory model | races, stale reads, lost signals, wrong values | 2 ranks, up to 4 lanes in all |
+//! | [`loom_memory::check`] | executions of the C11 memory model | races, stale reads, lost signals, wrong values | 2 ranks, up to 4 threads in all |
 //! | [`search::exhaust`] | every interleaving, each state once | lost signals, wrong values | 2 to 4 ranks |
 //! | [`search::random`] | interleavings drawn from a printed seed, with vector clocks | races, lost signals, wrong values | any size |
 //!
@@ -16,21 +16,21 @@
 //! replaced, a wait dropped. A check that still passes then does not check that rule, so every rule
 //! has such a mutant, see [`mutants`].
 //!
-//! **Running.** A protocol of one's own is a closure over a [`Lane`]:
+//! **Running.** A protocol of one's own is a closure over a [`Thread`]:
 //!
 //! ```
 //! use iris_sync::{Access, Order, epoch};
 //! use iris_testkit::model::{Change, Check, Rules, Scenario, loom_memory};
 //!
 //! // Rank 0 writes a cell at rank 1 and publishes it; rank 1 waits and reads.
-//! let handover = Scenario::new("handover", 2).program(|lane| {
-//!     let (word, cell) = (lane.channel().signal(1, 0, 0), lane.cell(1, 0, 0));
-//!     let call = lane.call(0);
-//!     if lane.rank() == 0 {
-//!         lane.write(cell, 42);
-//!         epoch::publish(lane, word, call);
-//!     } else if epoch::wait(lane, lane.channel(), word, call, 0).is_ok() {
-//!         lane.expect(cell, 42);
+//! let handover = Scenario::new("handover", 2).program(|thread| {
+//!     let (word, cell) = (thread.channel().signal(1, 0, 0), thread.cell(1, 0, 0));
+//!     let call = thread.call(0);
+//!     if thread.rank() == 0 {
+//!         thread.write(cell, 42);
+//!         epoch::publish(thread, word, call);
+//!     } else if epoch::wait(thread, thread.channel(), word, call, 0).is_ok() {
+//!         thread.expect(cell, 42);
 //!     }
 //! });
 //! assert!(loom_memory::check(&handover, &Rules::default(), None).failure.is_none());
@@ -40,10 +40,10 @@
 //! assert_eq!(loom_memory::check(&handover, &weak, None).caught_by(), Some(Check::Race));
 //! ```
 //!
-//! A program in another language drives the same engines through [`Lane::with_current`] and
-//! [`Lane::perform`], which take operations ([`Op`]) instead of the calls of `Memory`.
+//! A program in another language drives the same engines through [`Thread::with_current`] and
+//! [`Thread::perform`], which take operations ([`Op`]) instead of the calls of `Memory`.
 //!
-//! **Limits.** loom takes four lanes besides the main thread and remembers seven stores a word; it
+//! **Limits.** loom takes four threads besides the main thread and remembers seven stores a word; it
 //! does not reorder a load with a later store (load buffering). The search is sequentially
 //! consistent. Neither knows GPU caches or the asynchronous proxy.
 
@@ -52,7 +52,6 @@ mod device_mutants;
 pub mod headers;
 #[cfg(iris_cxx)]
 mod hooks;
-mod lane;
 pub mod ll;
 mod ll_mutants;
 pub mod loom_memory;
@@ -66,10 +65,11 @@ mod scenario;
 pub mod schedule;
 pub mod search;
 pub mod sequence;
+mod thread;
 
-pub use arena::{Arena, LaneId, Op, Place};
+pub use arena::{Arena, Op, Place, ThreadId};
 pub use headers::Headers;
-pub use lane::Lane;
 pub use report::{Check, Failure, Report};
 pub use rules::{Change, Compare, Kind, Rules, Site};
 pub use scenario::{POISON, Scenario};
+pub use thread::Thread;

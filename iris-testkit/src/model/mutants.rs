@@ -470,7 +470,7 @@ fn kernels_beside() -> Vec<Mutant> {
     ]
 }
 
-/// Barriers between launches, and between the lanes of a workgroup.
+/// Barriers between launches, and between the threads of a workgroup.
 fn barriers() -> Vec<Mutant> {
     let accumulate = |name, how, expected| {
         let mut mutant = mutant(name, ops::accumulate(2, 1, 1, how), [], expected);
@@ -481,18 +481,18 @@ fn barriers() -> Vec<Mutant> {
     let second = Accumulate { second_barrier: false, ..PLAIN };
     let mut gather = mutant("gather-no-barrier", ops::gather(2, 1, 1, false), [], Check::Race);
     gather.in_scenario = true;
-    let lockstep = primitives::barrier_in_arms(3).lanes(2).lockstep();
+    let lockstep = primitives::barrier_in_arms(3).threads(2).lockstep();
     let mut in_arms = mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search);
     in_arms.in_scenario = true;
     let vote = |name, scenario: Scenario, rank, group, position| {
         let drop = Change::DropVote { rank, group, position };
-        mutant(name, scenario.lanes(2), drop, Check::Race)
+        mutant(name, scenario.threads(2), drop, Check::Race)
     };
     let mut after_flag =
         vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(2_000));
     after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
-    // The other lane does not wait at all: it reads before anything was written.
+    // The other thread does not wait at all: it reads before anything was written.
     let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
     after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);

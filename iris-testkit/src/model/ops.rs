@@ -1,7 +1,7 @@
 //! The scenarios of the ops: the skeletons of [`iris_sync::flow`] over tiles of a few cells.
 //!
 //! Every rank produces `value(rank, call, tile, element)`, so a reader knows exactly what it must
-//! find. A lane writes the element that has its number and reads the element of another lane, so
+//! find. A thread writes the element that has its number and reads the element of another thread, so
 //! that the barriers of a workgroup matter. Between two calls a rank's stream runs other kernels:
 //! one that reads C, and, where peers pull, one that rewrites the shard.
 //!
@@ -12,7 +12,7 @@ use iris_sync::flow::{self, Launch, Turns};
 use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Workgroup};
 
 use super::headers::programs;
-use super::{Headers, Lane, Op, Place, Scenario};
+use super::{Headers, Op, Place, Scenario, Thread};
 
 const INBOX: u32 = 0;
 const RESULT: u32 = 1;
@@ -27,10 +27,10 @@ pub fn value(rank: u32, call: i32, tile: u32, element: u32) -> i32 {
     call.wrapping_mul(100_003).wrapping_add(place as i32)
 }
 
-/// The tiles of one call, as one lane moves them.
+/// The tiles of one call, as one thread moves them.
 #[derive(Clone, Copy)]
 struct Tiles<'a, 'b> {
-    lane: &'a Lane<'b>,
+    thread: &'a Thread<'b>,
     call: i32,
     tiles: u32,
     /// All-gather by pull from the peers' shards; else from the inbox.
@@ -43,29 +43,29 @@ struct Tiles<'a, 'b> {
 
 impl Tiles<'_, '_> {
     fn mine(&self) -> u32 {
-        Memory::lane(self.lane)
+        Memory::thread(self.thread)
     }
 
-    /// The element that this lane reads: another lane's, where there is one.
+    /// The element that this thread reads: another thread's, where there is one.
     fn crossed(&self) -> u32 {
-        (self.mine() + 1) % self.lane.lanes()
+        (self.mine() + 1) % self.thread.threads()
     }
 
     fn at(&self, rank: u32, array: u32, slot: u32, tile: u32, element: u32) -> Place {
-        self.lane.cell(rank, array, (slot * self.tiles + tile) * self.lane.lanes() + element)
+        self.thread.cell(rank, array, (slot * self.tiles + tile) * self.thread.threads() + element)
     }
 
     fn inbox(&self, at: u32, source: u32, tile: u32, parity: u32, element: u32) -> Place {
-        self.at(at, INBOX, parity * self.lane.ranks() + source, tile, element)
+        self.at(at, INBOX, parity * self.thread.ranks() + source, tile, element)
     }
 
     fn sum(&self, tile: u32, element: u32) -> i32 {
-        (0..self.lane.ranks())
+        (0..self.thread.ranks())
             .fold(0, |sum: i32, rank| sum.wrapping_add(value(rank, self.call, tile, element)))
     }
 
     fn me(&self) -> u32 {
-        self.lane.rank()
+        self.thread.rank()
     }
 }
 
@@ -78,7 +78,7 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
 
     fn push(&mut self, peer: u32, tile: u32, parity: u32) {
         let place = self.inbox(peer, self.me(), tile, parity, self.mine());
-        self.lane.write(place, value(self.me(), self.call, tile, self.mine()));
+        self.thread.write(place, value(self.me(), self.call, tile, self.mine()));
     }
 
     fn keep(&mut self, tile: u32, parity: u32) {
@@ -87,29 +87,29 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
 
     fn reduce(&mut self, tile: u32, parity: u32) {
         let element = self.crossed();
-        for source in 0..self.lane.ranks() {
+        for source in 0..self.thread.ranks() {
             let place = self.inbox(self.me(), source, tile, parity, element);
-            self.lane.expect(place, value(source, self.call, tile, element));
+            self.thread.expect(place, value(source, self.call, tile, element));
         }
-        self.lane.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
+        self.thread.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
     }
 
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
-        // The lane that added an element up also sends it.
+        // The thread that added an element up also sends it.
         let element = self.crossed();
         let place = if direct {
             self.at(peer, OUT, 0, tile, element)
         } else {
             self.at(peer, RESULT, parity, tile, element)
         };
-        self.lane.write(place, self.sum(tile, element));
+        self.thread.write(place, self.sum(tile, element));
     }
 
     fn take_result(&mut self, tile: u32, parity: u32) {
         let element = self.mine();
-        self.lane
+        self.thread
             .expect(self.at(self.me(), RESULT, parity, tile, element), self.sum(tile, element));
-        self.lane.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
+        self.thread.write(self.at(self.me(), OUT, 0, tile, element), self.sum(tile, element));
     }
 }
 
@@ -122,14 +122,14 @@ impl flow::DeliverTiles for Tiles<'_, '_> {
         } else {
             self.inbox(peer, self.me(), tile, parity, self.mine())
         };
-        self.lane.write(place, value(self.me(), self.call, tile, self.mine()));
+        self.thread.write(place, value(self.me(), self.call, tile, self.mine()));
     }
 
     fn take(&mut self, source: u32, tile: u32, parity: u32) {
         let element = self.crossed();
         let wanted = value(source, self.call, tile, element);
-        self.lane.expect(self.inbox(self.me(), source, tile, parity, element), wanted);
-        self.lane.write(self.at(self.me(), OUT, source, tile, element), wanted);
+        self.thread.expect(self.inbox(self.me(), source, tile, parity, element), wanted);
+        self.thread.write(self.at(self.me(), OUT, source, tile, element), wanted);
     }
 }
 
@@ -145,7 +145,7 @@ impl flow::GatherTiles for Tiles<'_, '_> {
         } else {
             self.inbox(self.me(), source, tile, parity, element)
         };
-        self.lane.expect(place, value(source, self.call, tile, element));
+        self.thread.expect(place, value(source, self.call, tile, element));
     }
 
     fn store(&mut self, _tile: u32) {}
@@ -155,8 +155,8 @@ impl flow::StagedTiles for Tiles<'_, '_> {
     fn fetch(&mut self, unit: u32) {
         let (source, element) = (unit / self.tiles, self.crossed());
         let wanted = value(source, self.call, unit % self.tiles, element);
-        self.lane.expect(self.at(source, SHARD, 0, unit % self.tiles, element), wanted);
-        self.lane.write(self.at(self.me(), STAGE, 0, unit, element), wanted);
+        self.thread.expect(self.at(source, SHARD, 0, unit % self.tiles, element), wanted);
+        self.thread.write(self.at(self.me(), STAGE, 0, unit, element), wanted);
     }
 
     fn multiply_unit(&mut self, _tile: u32, unit: u32) {
@@ -167,7 +167,7 @@ impl flow::StagedTiles for Tiles<'_, '_> {
         } else {
             self.at(self.me(), STAGE, 0, unit, element)
         };
-        self.lane.expect(place, wanted);
+        self.thread.expect(place, wanted);
     }
 
     fn store(&mut self, _tile: u32) {}
@@ -176,9 +176,9 @@ impl flow::StagedTiles for Tiles<'_, '_> {
 impl flow::AccumulateTiles for Tiles<'_, '_> {
     fn zero(&mut self, tile: u32, parity: u32) {
         if self.atomic {
-            self.lane.store(self.accumulator(self.me(), tile, parity), 0, Access::AbortStore);
+            self.thread.store(self.accumulator(self.me(), tile, parity), 0, Access::AbortStore);
         } else {
-            self.lane.write(self.at(self.me(), WORK, parity, tile, self.mine()), 0);
+            self.thread.write(self.at(self.me(), WORK, parity, tile, self.mine()), 0);
         }
     }
 
@@ -189,46 +189,46 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
         if self.atomic {
             let SymWord { rank, index } = self.accumulator(owner, tile, parity);
             let (order, scope) = (Access::AbortStore.order(), Access::AbortStore.scope());
-            self.lane.perform(Op::Add { place: Place::Sym { rank, index }, value, order, scope });
+            self.thread.perform(Op::Add { place: Place::Sym { rank, index }, value, order, scope });
         } else {
             let place = self.at(owner, WORK, parity, tile, self.mine());
-            self.lane.write(place, self.lane.read(place).wrapping_add(value));
+            self.thread.write(place, self.thread.read(place).wrapping_add(value));
         }
     }
 
     fn convert(&mut self, owner: u32, tile: u32, parity: u32) {
         if self.atomic {
             let word = self.accumulator(owner, tile, parity);
-            let seen = self.lane.load(word, Access::AbortStore);
+            let seen = self.thread.load(word, Access::AbortStore);
             let place = Place::Sym { rank: word.rank, index: word.index };
-            self.lane.check(place, seen, self.sum(tile, self.mine()));
+            self.thread.check(place, seen, self.sum(tile, self.mine()));
         } else {
             let element = self.crossed();
             let place = self.at(owner, WORK, parity, tile, element);
-            self.lane.expect(place, self.sum(tile, element));
+            self.thread.expect(place, self.sum(tile, element));
         }
     }
 }
 
 impl Tiles<'_, '_> {
-    /// An accumulator is data, accessed with relaxed additions: a word for each lane, far behind
+    /// An accumulator is data, accessed with relaxed additions: a word for each thread, far behind
     /// all others.
     fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
-        let element = (parity * self.tiles + tile) * self.lane.lanes() + self.mine();
+        let element = (parity * self.tiles + tile) * self.thread.threads() + self.mine();
         SymWord { rank: owner, index: (1 << 20) + element }
     }
 
     /// The next kernel on the stream reads C. Not on a rank that gives up: one of its workgroups may
     /// have got through where another did not.
     fn consume(&self, slots: impl Iterator<Item = u32>, wanted: impl Fn(u32, u32, u32) -> i32) {
-        if self.lane.gives_up() {
+        if self.thread.gives_up() {
             return;
         }
         let element = self.mine();
         for slot in slots {
             for tile in 0..self.tiles {
                 let place = self.at(self.me(), OUT, slot, tile, element);
-                self.lane.expect(place, wanted(slot, tile, element));
+                self.thread.expect(place, wanted(slot, tile, element));
             }
         }
     }
@@ -236,18 +236,18 @@ impl Tiles<'_, '_> {
 
 /// Run all calls of a scenario: `each` is given the launch and the tiles of a call.
 fn calls<'b>(
-    lane: &Lane<'b>,
+    thread: &Thread<'b>,
     tiles: u32,
-    mut each: impl FnMut(&Launch<'_, Lane<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
+    mut each: impl FnMut(&Launch<'_, Thread<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
 ) {
-    for position in 0..lane.calls() {
+    for position in 0..thread.calls() {
         // Another M is another layout: what such a rank produces, others cannot use.
-        let m = lane.record().fields[Field::M as usize];
-        let call = lane.call(position).number().wrapping_add(m);
-        let tiles = Tiles { lane, call, tiles, pull: false, atomic: false, at_once: true };
+        let m = thread.record().fields[Field::M as usize];
+        let call = thread.call(position).number().wrapping_add(m);
+        let tiles = Tiles { thread, call, tiles, pull: false, atomic: false, at_once: true };
         // A stream goes on after a call that failed, too.
-        let _ = each(&lane.launch(), tiles);
-        lane.boundary();
+        let _ = each(&thread.launch(), tiles);
+        thread.boundary();
     }
 }
 
@@ -257,18 +257,18 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         .calls(calls_, 7)
         .tiles(tiles, 0)
         .headers(Headers::new(programs::ONE_SHOT, tiles))
-        .program(move |lane| {
-            calls(lane, tiles, |launch, mut body| flow::one_shot(launch, tiles, &mut body));
+        .program(move |thread| {
+            calls(thread, tiles, |launch, mut body| flow::one_shot(launch, tiles, &mut body));
         })
 }
 
 /// One call of [`one_shot`] with one tile, between calls of another kind over the same words.
 pub(super) fn one_tile<'b>(
-    launch: &Launch<'_, Lane<'b>>,
-    lane: &Lane<'b>,
+    launch: &Launch<'_, Thread<'b>>,
+    thread: &Thread<'b>,
     call: i32,
 ) -> Result<(), Stop> {
-    let mut body = Tiles { lane, call, tiles: 1, pull: false, atomic: false, at_once: true };
+    let mut body = Tiles { thread, call, tiles: 1, pull: false, atomic: false, at_once: true };
     flow::one_shot(launch, 1, &mut body)
 }
 
@@ -291,19 +291,19 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
         .calls(used.len() as u32, first)
         .tiles(tiles, 0)
         .headers(Headers::new(programs::ONE_SHOT, tiles).used(used))
-        .program(move |lane| {
+        .program(move |thread| {
             let mut used = used.iter();
-            calls(lane, tiles, |launch, mut body| match used.next() {
+            calls(thread, tiles, |launch, mut body| match used.next() {
                 Some(&instead::PULL) => {
-                    fill_shard(lane, &body);
+                    fill_shard(thread, &body);
                     flow::pull(launch, 1, &mut Tiles { pull: true, ..body })
                 }
                 Some(&instead::TWO_SHOT) => {
                     flow::two_shot(launch, &Turns { tiles: 2, owners: ranks }, &mut body)
                 }
-                Some(&instead::GATHER) => gather_once(launch, lane, 1, true, &mut body),
+                Some(&instead::GATHER) => gather_once(launch, thread, 1, true, &mut body),
                 Some(&instead::STAGED) => {
-                    fill_shard(lane, &body);
+                    fill_shard(thread, &body);
                     flow::staged(launch, 1, &Staging { ranks, tiles }, &mut body)
                 }
                 used => flow::one_shot(launch, used.copied().unwrap_or(tiles), &mut body),
@@ -319,10 +319,10 @@ pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
             .calls(calls_, 7)
             .tiles(tiles, 0)
             .headers(Headers::new(programs::TWO_SHOT, tiles))
-            .program(move |lane| {
-                calls(lane, tiles, |launch, mut body| {
+            .program(move |thread| {
+                calls(thread, tiles, |launch, mut body| {
                     let done = flow::two_shot(launch, &Turns { tiles, owners: ranks }, &mut body);
-                    lane.boundary();
+                    thread.boundary();
                     done?;
                     body.consume(0..1, |_, tile, element| body.sum(tile, element));
                     Ok(())
@@ -356,8 +356,8 @@ fn scatter(ranks: u32, tiles: u32, calls_: u32, at_once: bool) -> Scenario {
         .calls(calls_, 7)
         .tiles(tiles, 0)
         .headers(Headers::new(programs::REDUCE_SCATTER, tiles).option((!at_once).into()))
-        .program(move |lane| {
-            calls(lane, tiles, |launch, body| {
+        .program(move |thread| {
+            calls(thread, tiles, |launch, body| {
                 let mut body = Tiles { at_once, ..body };
                 flow::reduce_scatter(launch, &Turns { tiles, owners }, &mut body)
             });
@@ -390,12 +390,12 @@ pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: boo
             .calls(calls_, 7)
             .tiles(tiles, 0)
             .headers(Headers::new(programs::DELIVER, tiles).option(broadcast.into()))
-            .program(move |lane| {
-                calls(lane, tiles, |launch, mut body| {
-                    let me = lane.rank();
+            .program(move |thread| {
+                calls(thread, tiles, |launch, mut body| {
+                    let me = thread.rank();
                     let delivery = Delivery { tiles, me, broadcast };
                     let done = flow::deliver(launch, &delivery, &mut body);
-                    lane.boundary();
+                    thread.boundary();
                     done?;
                     let sources = (0..if broadcast { 1 } else { ranks }).filter(|&s| s != me);
                     body.consume(sources, |source, tile, element| {
@@ -426,17 +426,17 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
         .calls(calls_, 7)
         .tiles(tiles, 0)
         .groups(&vec![2; ranks as usize])
-        .program(move |lane| {
-            let is_op = lane.id().group == 0;
+        .program(move |thread| {
+            let is_op = thread.id().group == 0;
             let awaited = how != Beside::NotAwaited;
-            for position in 0..lane.calls() {
-                let call = lane.call(position).number();
-                let body = Tiles { lane, call, tiles, pull: false, atomic: false, at_once: true };
+            for position in 0..thread.calls() {
+                let call = thread.call(position).number();
+                let body = Tiles { thread, call, tiles, pull: false, atomic: false, at_once: true };
                 let done = if is_op {
-                    in_front(lane, awaited || position == 0);
+                    in_front(thread, awaited || position == 0);
                     body.gather_beside()
                 } else if awaited || position == 0 {
-                    lane.boundary();
+                    thread.boundary();
                     body.take_beside(how)
                 } else {
                     return;
@@ -445,7 +445,7 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
                     return;
                 }
                 if awaited {
-                    lane.boundary();
+                    thread.boundary();
                 }
             }
         });
@@ -453,49 +453,49 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
 }
 
 /// The device words that hold the number and the sequence of a call for the kernel beside it.
-fn copies(lane: &Lane<'_>) -> [(u32, u32); 2] {
-    let channel = lane.channel();
+fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
+    let channel = thread.channel();
     [(channel.call, 1000), (channel.sequence, 1001)]
 }
 
 /// In front of a call, on its stream: its number is copied, and the kernel beside it may begin.
-fn in_front(lane: &Lane<'_>, launched: bool) {
+fn in_front(thread: &Thread<'_>, launched: bool) {
     if !launched {
         return;
     }
-    if lane.id().lane == 0 {
-        for (from, to) in copies(lane) {
-            let value = lane.dev_load(DevWord { index: from }, Access::CallLoad);
-            lane.dev_store(DevWord { index: to }, value, Access::CallStore);
+    if thread.id().thread == 0 {
+        for (from, to) in copies(thread) {
+            let value = thread.dev_load(DevWord { index: from }, Access::CallLoad);
+            thread.dev_store(DevWord { index: to }, value, Access::CallStore);
         }
     }
-    lane.boundary();
+    thread.boundary();
 }
 
 impl Tiles<'_, '_> {
     fn gather_beside(mut self) -> Result<(), Stop> {
-        let lane = self.lane;
-        let (channel, record) = (lane.channel(), lane.record());
-        let launch = Launch { m: lane, channel, record, index: 0, count: 1 };
+        let thread = self.thread;
+        let (channel, record) = (thread.channel(), thread.record());
+        let launch = Launch { m: thread, channel, record, index: 0, count: 1 };
         let delivery = Delivery { tiles: self.tiles, me: self.me(), broadcast: false };
         flow::deliver(&launch, &delivery, &mut self)
     }
 
     fn take_beside(self, how: Beside) -> Result<(), Stop> {
-        let lane = self.lane;
-        let mut channel = *lane.channel();
+        let thread = self.thread;
+        let mut channel = *thread.channel();
         if how != Beside::OwnNumber {
-            let [(_, call), (_, sequence)] = copies(lane);
+            let [(_, call), (_, sequence)] = copies(thread);
             (channel.call, channel.sequence) = (call, sequence);
         }
-        let mut wg = Workgroup::begin(lane, &channel, (0, 1), lane.record());
+        let mut wg = Workgroup::begin(thread, &channel, (0, 1), thread.record());
         for source in channel.peers() {
             for tile in 0..self.tiles {
                 assert!(wg.direct(source)?, "all ranks allow it");
                 wg.wait_tile(source, tile)?;
                 let element = self.crossed();
                 let place = self.at(self.me(), OUT, source, tile, element);
-                lane.expect(place, value(source, self.call, tile, element));
+                thread.expect(place, value(source, self.call, tile, element));
             }
         }
         Ok(())
@@ -503,14 +503,14 @@ impl Tiles<'_, '_> {
 }
 
 /// The kernel that fills the shard before a call; one workgroup runs it.
-fn fill_shard(lane: &Lane<'_>, body: &Tiles<'_, '_>) {
-    if lane.id().group == 0 {
+fn fill_shard(thread: &Thread<'_>, body: &Tiles<'_, '_>) {
+    if thread.id().group == 0 {
         for part in 0..body.tiles {
             let place = body.at(body.me(), SHARD, 0, part, body.mine());
-            lane.write(place, value(body.me(), body.call, part, body.mine()));
+            thread.write(place, value(body.me(), body.call, part, body.mine()));
         }
     }
-    lane.boundary();
+    thread.boundary();
 }
 
 /// An all-gather and product by pull; every call has a new shard in the same place.
@@ -519,9 +519,9 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         .calls(calls_, 7)
         .tiles(tiles, 0)
         .headers(Headers::new(programs::PULL, tiles))
-        .program(move |lane| {
-            calls(lane, tiles, |launch, body| {
-                fill_shard(lane, &body);
+        .program(move |thread| {
+            calls(thread, tiles, |launch, body| {
+                fill_shard(thread, &body);
                 flow::pull(launch, tiles, &mut Tiles { pull: true, ..body })
             });
         })
@@ -564,9 +564,9 @@ pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
         .tiles(tiles, ranks * tiles)
         .groups(groups)
         .headers(Headers::new(programs::STAGED, tiles))
-        .program(move |lane| {
-            calls(lane, tiles, |launch, body| {
-                fill_shard(lane, &body);
+        .program(move |thread| {
+            calls(thread, tiles, |launch, body| {
+                fill_shard(thread, &body);
                 flow::staged(launch, 1, &Staging { ranks, tiles }, &mut { body })
             });
         })
@@ -578,26 +578,26 @@ pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
         .calls(calls_, 7)
         .tiles(tiles, 0)
         .headers(Headers::new(programs::GATHER, tiles).option((!barrier).into()))
-        .program(move |lane| {
-            calls(lane, tiles, |launch, mut body| {
-                gather_once(launch, lane, tiles, barrier, &mut body)
+        .program(move |thread| {
+            calls(thread, tiles, |launch, mut body| {
+                gather_once(launch, thread, tiles, barrier, &mut body)
             });
         })
 }
 
 fn gather_once<'b>(
-    launch: &Launch<'_, Lane<'b>>,
-    lane: &Lane<'b>,
+    launch: &Launch<'_, Thread<'b>>,
+    thread: &Thread<'b>,
     tiles: u32,
     barrier: bool,
     body: &mut Tiles<'_, 'b>,
 ) -> Result<(), Stop> {
     // A stream goes on after a launch that failed.
     let _ = flow::gather(launch, tiles, body);
-    lane.boundary();
+    thread.boundary();
     if barrier {
-        let _ = flow::barrier(launch, 0, Members::all(lane.ranks()), End::Keep);
-        lane.boundary();
+        let _ = flow::barrier(launch, 0, Members::all(thread.ranks()), End::Keep);
+        thread.boundary();
     }
     flow::local(launch, tiles, body)
 }
@@ -629,22 +629,22 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
         .calls(calls_, 7)
         .tiles(tiles, 0)
         .headers(Headers::new(programs::ACCUMULATE, tiles).option(how.bits()))
-        .program(move |lane| {
+        .program(move |thread| {
             let owner = |tile| tile % ranks;
-            calls(lane, tiles, |launch, body| {
+            calls(thread, tiles, |launch, body| {
                 let mut body = Tiles { atomic, ..body };
                 // A stream goes on after a launch that failed.
                 let _ = flow::zero(launch, tiles, owner, &mut body);
-                lane.boundary();
+                thread.boundary();
                 if first_barrier {
                     let _ = flow::barrier(launch, 0, Members::all(ranks), End::Keep);
-                    lane.boundary();
+                    thread.boundary();
                 }
                 let _ = flow::add(launch, tiles, owner, !atomic, &mut body);
-                lane.boundary();
+                thread.boundary();
                 if second_barrier {
                     let _ = flow::barrier(launch, 1, Members::all(ranks), End::Keep);
-                    lane.boundary();
+                    thread.boundary();
                 }
                 flow::convert(launch, tiles, owner, &mut body)
             });

@@ -8,7 +8,7 @@ use iris_sync::{
     Access, Call, DevWord, Fault, LINE_WORDS, Limit, LlWord, Memory, Order, Scope, SymPair, SymWord,
 };
 
-use super::{LaneId, Op, Place};
+use super::{Op, Place, ThreadId};
 
 /// One thing that was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +42,7 @@ pub struct Script {
     pub fields: Vec<i32>,
     /// Whether the deadline is over; then yes.
     pub expired: Vec<bool>,
-    /// What the other lanes say at barriers; then yes.
+    /// What the other threads say at barriers; then yes.
     pub votes: Vec<bool>,
     /// What the host says; then 0.
     pub host: Vec<i32>,
@@ -54,9 +54,9 @@ pub struct Script {
     pub finished: i32,
 }
 
-/// One lane of one workgroup, on its own.
+/// One thread of one workgroup, on its own.
 pub struct Recorder {
-    id: LaneId,
+    id: ThreadId,
     extent: (u32, u32),
     script: Script,
     asked: [Cell<usize>; 5],
@@ -68,8 +68,8 @@ thread_local! {
 }
 
 impl Recorder {
-    /// A recorder that answers by `script`, as lane `id` among so many lanes and workgroups.
-    pub fn new(id: LaneId, extent: (u32, u32), script: Script) -> Self {
+    /// A recorder that answers by `script`, as thread `id` among so many threads and workgroups.
+    pub fn new(id: ThreadId, extent: (u32, u32), script: Script) -> Self {
         let asked = [const { Cell::new(0) }; 5];
         Self { id, extent, script, asked, events: RefCell::default() }
     }
@@ -159,11 +159,11 @@ fn wide(pair: SymPair) -> [Place; 2] {
 }
 
 impl Memory for Recorder {
-    fn lane(&self) -> u32 {
-        self.id.lane
+    fn thread(&self) -> u32 {
+        self.id.thread
     }
 
-    fn lanes(&self) -> u32 {
+    fn threads(&self) -> u32 {
         self.extent.0
     }
 
@@ -270,12 +270,12 @@ impl Memory for Recorder {
 
 #[cfg(iris_cxx)]
 impl super::hooks::Target for Recorder {
-    fn id(&self) -> LaneId {
+    fn id(&self) -> ThreadId {
         self.id
     }
 
-    fn lane(&self) -> u32 {
-        self.id.lane
+    fn thread(&self) -> u32 {
+        self.id.thread
     }
 
     fn diverge(&self) {

@@ -2,7 +2,7 @@ use std::fmt;
 
 use iris_sync::{Fault, FaultKind};
 
-use super::{LaneId, Op, Place};
+use super::{Op, Place, ThreadId};
 
 /// Which check found a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -11,9 +11,9 @@ pub enum Check {
     Race,
     /// The same, on the fields of an entry record.
     RecordRace,
-    /// Lanes wait for words that nobody will set.
+    /// Threads wait for words that nobody will set.
     Lost,
-    /// A lane read another value than the protocol promises.
+    /// A thread read another value than the protocol promises.
     Wrong,
     /// The protocol itself gave up, with this kind of fault.
     Fault(FaultKind),
@@ -41,10 +41,10 @@ pub enum Failure {
     Race(Option<Place>),
     /// Nothing moves any more; says what still tried to.
     Lost(String),
-    /// `lane` saw `seen` in `place` instead of `wanted`.
+    /// `thread` saw `seen` in `place` instead of `wanted`.
     Wrong {
         /// Who read it.
-        lane: LaneId,
+        thread: ThreadId,
         /// Where.
         place: Place,
         /// What was there.
@@ -53,9 +53,9 @@ pub enum Failure {
         wanted: i32,
     },
     /// A fault in a scenario that has none.
-    Fault(LaneId, Fault),
+    Fault(ThreadId, Fault),
     /// An access at device scope of a place that peers see.
-    Scope(LaneId, Place),
+    Scope(ThreadId, Place),
     /// A failure of the model or of a check in the program.
     Other(String),
 }
@@ -74,7 +74,7 @@ impl Failure {
         })
     }
 
-    /// Leave the program of a lane with this failure, silently.
+    /// Leave the program of a thread with this failure, silently.
     pub(super) fn raise(self) -> ! {
         std::panic::resume_unwind(Box::new(self))
     }
@@ -94,7 +94,7 @@ pub struct Report {
     /// The first failure; none if the whole space within the bound was explored without one.
     pub failure: Option<Failure>,
     /// The operations that led to it, in the order in which the engine ran them.
-    pub trace: Vec<(LaneId, Op)>,
+    pub trace: Vec<(ThreadId, Op)>,
 }
 
 impl Report {
@@ -103,12 +103,12 @@ impl Report {
         self.failure.as_ref().and_then(Failure::check)
     }
 
-    /// The last operations before the failure, a line each: rank.workgroup.lane, then the operation.
+    /// The last operations before the failure, a line each: rank.workgroup.thread, then the operation.
     pub fn history(&self) -> String {
         let skipped = self.trace.len().saturating_sub(80);
-        let line = |(id, op): &(LaneId, Op)| {
-            let LaneId { rank, group, lane } = id;
-            format!("{rank}.{group}.{lane} {op:?}\n")
+        let line = |(id, op): &(ThreadId, Op)| {
+            let ThreadId { rank, group, thread } = id;
+            format!("{rank}.{group}.{thread} {op:?}\n")
         };
         self.trace[skipped..].iter().map(line).collect()
     }

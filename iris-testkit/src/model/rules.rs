@@ -30,7 +30,7 @@ pub enum Change {
     Value(Access, i32),
     /// Stores of this access are left out; waits on it pass at once.
     Skip(Access),
-    /// The lanes of a workgroup leave out one of their barriers.
+    /// The threads of a workgroup leave out one of their barriers.
     DropVote {
         /// The rank.
         rank: u32,
@@ -39,7 +39,7 @@ pub enum Change {
         /// Which barrier, counted from 0 over all calls.
         position: u32,
     },
-    /// All lanes, in the device headers, leave out the barriers of this place.
+    /// All threads, in the device headers, leave out the barriers of this place.
     DropSite(Site),
     /// There is one entry record a source, instead of two by parity.
     OneRecord,
@@ -77,15 +77,15 @@ pub enum Kind {
 /// Where the barriers of a workgroup stand in the device headers; as `iris::Site` in port.h.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Site {
-    /// Before a signal: the stores of all lanes come before it.
+    /// Before a signal: the stores of all threads come before it.
     Signal,
     /// Before a flag of the staging buffer, likewise.
     Flag,
     /// Before a lock is given back, likewise.
     LockGive,
-    /// Before a lane arrives at a device barrier, likewise.
+    /// Before a thread arrives at a device barrier, likewise.
     Arrive,
-    /// After a wait of one lane: what it acquired, all lanes have.
+    /// After a wait of one thread: what it acquired, all threads have.
     Waited,
     /// Before a workgroup counts itself out.
     Finish,

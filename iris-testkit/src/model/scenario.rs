@@ -5,19 +5,19 @@ use iris_sync::{
     ABORT_WORD, Call, Channel, LINE_WORDS, Limit, LlWord, RESERVED_WORDS, Record, Shape, SymPair,
 };
 
-use super::{Headers, Lane, LaneId, Place};
+use super::{Headers, Place, Thread, ThreadId};
 
-type Program = dyn Fn(&Lane<'_>) + Send + Sync;
+type Program = dyn Fn(&Thread<'_>) + Send + Sync;
 
 /// A small program over a [`Memory`](iris_sync::Memory), to be explored.
 ///
-/// A builder: by default one lane and one workgroup a rank, one call, four tiles. The program is
+/// A builder: by default one thread and one workgroup a rank, one call, four tiles. The program is
 /// run from its start for every execution and must be a function of what it reads.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) name: String,
     pub(super) ranks: u32,
-    pub(super) lanes: u32,
+    pub(super) threads: u32,
     pub(super) lockstep: bool,
     pub(super) groups: Vec<u32>,
     pub(super) first: Call,
@@ -26,7 +26,7 @@ pub struct Scenario {
     pub(super) records: Vec<Record>,
     pub(super) words: Option<i32>,
     pub(super) initial: Vec<(Place, i64)>,
-    pub(super) expires: Option<fn(LaneId, Limit, u32) -> bool>,
+    pub(super) expires: Option<fn(ThreadId, Limit, u32) -> bool>,
     pub(super) program: Arc<Program>,
     pub(super) headers: Option<Headers>,
     pub(super) without_heads: bool,
@@ -44,7 +44,7 @@ impl Scenario {
         Self {
             name: name.into(),
             ranks,
-            lanes: 1,
+            threads: 1,
             lockstep: false,
             groups: vec![1; ranks as usize],
             first: Call::new(7),
@@ -61,9 +61,9 @@ impl Scenario {
         }
     }
 
-    /// What every lane of every rank does.
+    /// What every thread of every rank does.
     #[must_use]
-    pub fn program(self, program: impl Fn(&Lane<'_>) + Send + Sync + 'static) -> Self {
+    pub fn program(self, program: impl Fn(&Thread<'_>) + Send + Sync + 'static) -> Self {
         Self { program: Arc::new(program), ..self }
     }
 
@@ -83,7 +83,7 @@ impl Scenario {
     /// could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
         let headers = self.headers.filter(|_| super::headers::AVAILABLE)?;
-        let scenario = self.clone().program(move |lane| headers.run(lane));
+        let scenario = self.clone().program(move |thread| headers.run(thread));
         Some(Self { on_headers: true, ..scenario })
     }
 
@@ -92,18 +92,18 @@ impl Scenario {
         self.on_headers
     }
 
-    /// Lanes of each workgroup.
+    /// Threads of each workgroup.
     #[must_use]
-    pub fn lanes(self, lanes: u32) -> Self {
-        Self { name: format!("{}, {lanes} lanes", self.name), lanes, ..self }
+    pub fn threads(self, threads: u32) -> Self {
+        Self { name: format!("{}, {threads} threads", self.name), threads, ..self }
     }
 
-    /// Let the lanes of a workgroup be a wave that runs in lockstep: of the arms of a branch one is
+    /// Let the threads of a workgroup be a wave that runs in lockstep: of the arms of a branch one is
     /// run to its end before another begins, and any may be the first. loom does not know it.
     ///
-    /// Lanes part where a program asks which lane it is, or says so by
+    /// Threads part where a program asks which thread it is, or says so by
     /// [`divergent`](iris_sync::divergent). They are together again at the next barrier of the
-    /// workgroup, or at the end of what is said to be divergent, unless they had parted before. A lane
+    /// workgroup, or at the end of what is said to be divergent, unless they had parted before. A thread
     /// that waits in an arm keeps the others of its wave from running.
     #[must_use]
     pub fn lockstep(self) -> Self {
@@ -185,11 +185,11 @@ impl Scenario {
         self
     }
 
-    /// Let waits end, so that faults are part of the scenario: `expires(lane, limit, spins)`.
+    /// Let waits end, so that faults are part of the scenario: `expires(thread, limit, spins)`.
     ///
     /// Without this no wait expires, abort words are not modelled, and a fault is a failure.
     #[must_use]
-    pub fn expires(self, expires: fn(LaneId, Limit, u32) -> bool) -> Self {
+    pub fn expires(self, expires: fn(ThreadId, Limit, u32) -> bool) -> Self {
         Self { expires: Some(expires), ..self }
     }
 
@@ -203,12 +203,12 @@ impl Scenario {
         Channel::lay_out(self.shape, rank, RESERVED_WORDS, LINE_WORDS).0
     }
 
-    /// All lanes.
-    pub fn lane_ids(&self) -> Vec<LaneId> {
+    /// All threads.
+    pub fn thread_ids(&self) -> Vec<ThreadId> {
         let mut ids = Vec::new();
         for (rank, &groups) in (0..).zip(&self.groups) {
             for group in 0..groups {
-                ids.extend((0..self.lanes).map(|lane| LaneId { rank, group, lane }));
+                ids.extend((0..self.threads).map(|thread| ThreadId { rank, group, thread }));
             }
         }
         ids

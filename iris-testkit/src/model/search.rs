@@ -1,6 +1,6 @@
 //! The engine of our own: interleavings of more ranks than loom takes, sequentially consistent.
 //!
-//! A program is a function of the values it has read. So a lane needs no thread: to learn its next
+//! A program is a function of the values it has read. So a thread needs no thread: to learn its next
 //! operation, its program is run again with the results so far, and left at the first operation
 //! that has none. Each such prefix is run once and kept as a node of a tree, which makes a step of
 //! the search a look-up. A wait that looks in vain goes back to the node of its first look and is
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use iris_sync::Order;
 
-use super::{Failure, Lane, LaneId, Op, Place, Report, Rules, Scenario};
+use super::{Failure, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
 
 mod clocks;
 mod programs;
@@ -59,13 +59,13 @@ pub fn exhaust_to_ends(
                 ends.insert(machine.fingerprint(&memory), end);
             }
         }
-        let Some(&lane) = frame.choices.get(frame.taken) else {
+        let Some(&thread) = frame.choices.get(frame.taken) else {
             path.pop();
             continue;
         };
         frame.taken += 1;
         let mut state = frame.state.clone();
-        machine.step(&mut state, lane, None);
+        machine.step(&mut state, thread, None);
         if states.insert(machine.fingerprint(&state)) {
             if states.len() as u64 > limit {
                 failure = Some(Failure::Other(format!("not finished after {limit} states")));
@@ -117,7 +117,7 @@ struct Frame {
     taken: usize,
 }
 
-/// Memory, and where each lane is.
+/// Memory, and where each thread is.
 #[derive(Clone)]
 struct State {
     memory: Vec<i64>,
@@ -142,7 +142,8 @@ impl<'a> Machine<'a> {
     }
 
     fn first(&mut self) -> State {
-        let at = (0..self.programs.lanes.len()).map(|lane| self.programs.root(lane)).collect();
+        let at =
+            (0..self.programs.threads.len()).map(|thread| self.programs.root(thread)).collect();
         State { memory: Vec::new(), at }
     }
 
@@ -185,37 +186,37 @@ impl<'a> Machine<'a> {
         u128::from(sum[0]) << 64 | u128::from(sum[1])
     }
 
-    /// The lanes that can make a step.
+    /// The threads that can make a step.
     fn choices(&self, state: &State) -> Vec<usize> {
-        (0..state.at.len()).filter(|&lane| self.can_step(state, lane)).collect()
+        (0..state.at.len()).filter(|&thread| self.can_step(state, thread)).collect()
     }
 
-    /// Whether another lane of the wave is under way in an arm of its own: in lockstep it goes on to
+    /// Whether another thread of the wave is under way in an arm of its own: in lockstep it goes on to
     /// its end, or waits in it, before this one runs.
-    fn is_held(&self, state: &State, lane: usize) -> bool {
-        let lanes = &self.programs.lanes;
-        let wave = |id: &LaneId| (id.rank, id.group);
+    fn is_held(&self, state: &State, thread: usize) -> bool {
+        let threads = &self.programs.threads;
+        let wave = |id: &ThreadId| (id.rank, id.group);
         self.scenario.lockstep
-            && (0..lanes.len()).any(|other| {
-                other != lane
-                    && wave(&lanes[other]) == wave(&lanes[lane])
+            && (0..threads.len()).any(|other| {
+                other != thread
+                    && wave(&threads[other]) == wave(&threads[thread])
                     && self.programs.in_arm(state.at[other])
             })
     }
 
-    fn can_step(&self, state: &State, lane: usize) -> bool {
-        if self.is_held(state, lane) {
+    fn can_step(&self, state: &State, thread: usize) -> bool {
+        if self.is_held(state, thread) {
             return false;
         }
-        match self.programs.next(state.at[lane]) {
+        match self.programs.next(state.at[thread]) {
             Next::Ended | Next::Failed(_) => false,
             Next::Blocked { watch, .. } => {
                 watch.iter().any(|&(place, seen)| self.look(state, place) != seen)
             }
             // The first of those who meet takes the step for all.
             Next::Op(op @ (Op::Vote { .. } | Op::Boundary | Op::Join)) => {
-                let all = self.meeting(lane, op);
-                all.first() == Some(&lane)
+                let all = self.meeting(thread, op);
+                all.first() == Some(&thread)
                     && all.iter().all(|&other| match self.programs.next(state.at[other]) {
                         Next::Op(theirs) => {
                             std::mem::discriminant(theirs) == std::mem::discriminant(op)
@@ -227,13 +228,13 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn meeting(&self, lane: usize, op: &Op) -> Vec<usize> {
-        let lanes = &self.programs.lanes;
-        let same = |other: &LaneId| match op {
-            Op::Boundary => other.rank == lanes[lane].rank,
-            _ => (other.rank, other.group) == (lanes[lane].rank, lanes[lane].group),
+    fn meeting(&self, thread: usize, op: &Op) -> Vec<usize> {
+        let threads = &self.programs.threads;
+        let same = |other: &ThreadId| match op {
+            Op::Boundary => other.rank == threads[thread].rank,
+            _ => (other.rank, other.group) == (threads[thread].rank, threads[thread].group),
         };
-        (0..lanes.len()).filter(|&other| same(&lanes[other])).collect()
+        (0..threads.len()).filter(|&other| same(&threads[other])).collect()
     }
 
     fn failure(&self, state: &State, choices: &[usize]) -> Option<Failure> {
@@ -246,34 +247,34 @@ impl<'a> Machine<'a> {
         failed.or_else(|| {
             stuck.then(|| {
                 let waits =
-                    nexts().zip(&self.programs.lanes).filter_map(|(next, lane)| match next {
+                    nexts().zip(&self.programs.threads).filter_map(|(next, thread)| match next {
                         Next::Ended => None,
                         Next::Blocked { watch, .. } => {
-                            Some(format!("{lane:?} waits for {watch:?}"))
+                            Some(format!("{thread:?} waits for {watch:?}"))
                         }
-                        next => Some(format!("{lane:?} is at {next:?}")),
+                        next => Some(format!("{thread:?} is at {next:?}")),
                     });
                 Failure::Lost(waits.collect::<Vec<_>>().join("; "))
             })
         })
     }
 
-    /// One operation of a lane and the plain ones that belong to it: words of the device alone
+    /// One operation of a thread and the plain ones that belong to it: words of the device alone
     /// matter to nobody else, and a run of plain accesses is taken as one.
-    fn step(&mut self, state: &mut State, lane: usize, mut clocks: Option<&mut Clocks>) {
-        if let &Next::Blocked { head, .. } = self.programs.next(state.at[lane]) {
-            state.at[lane] = head;
+    fn step(&mut self, state: &mut State, thread: usize, mut clocks: Option<&mut Clocks>) {
+        if let &Next::Blocked { head, .. } = self.programs.next(state.at[thread]) {
+            state.at[thread] = head;
         }
         let mut before = None;
-        while let &Next::Op(op) = self.programs.next(state.at[lane]) {
+        while let &Next::Op(op) = self.programs.next(state.at[thread]) {
             if op == Op::Part {
                 // Who goes first is a choice of its own; it may go straight to where all meet.
                 if before.is_some() {
                     break;
                 }
-                self.perform(state, lane, op);
+                self.perform(state, thread, op);
                 if matches!(
-                    self.programs.next(state.at[lane]),
+                    self.programs.next(state.at[thread]),
                     Next::Op(Op::Vote { .. } | Op::Boundary | Op::Join)
                 ) {
                     break;
@@ -287,19 +288,19 @@ impl<'a> Machine<'a> {
                 _ => before = Some(plain && !private || before == Some(true)),
             }
             if let Some(clocks) = clocks.as_deref_mut()
-                && let Some(place) = clocks.perform(lane, &op, || self.meeting(lane, &op))
+                && let Some(place) = clocks.perform(thread, &op, || self.meeting(thread, &op))
             {
                 let raced = Failure::Race(Some(place));
-                state.at[lane] = self.programs.fail(lane, raced);
+                state.at[thread] = self.programs.fail(thread, raced);
                 return;
             }
-            self.perform(state, lane, op);
+            self.perform(state, thread, op);
         }
     }
 
-    fn perform(&mut self, state: &mut State, lane: usize, op: Op) {
+    fn perform(&mut self, state: &mut State, thread: usize, op: Op) {
         if let Op::Vote { .. } | Op::Boundary | Op::Join = op {
-            let all = self.meeting(lane, &op);
+            let all = self.meeting(thread, &op);
             let said = |&other: &usize| match self.programs.next(state.at[other]) {
                 Next::Op(Op::Vote { ok }) => *ok,
                 _ => true,
@@ -325,16 +326,16 @@ impl<'a> Machine<'a> {
                 _ => {}
             }
         }
-        state.at[lane] = self.programs.advance(state.at[lane], result);
+        state.at[thread] = self.programs.advance(state.at[thread], result);
     }
 
     /// One random schedule.
-    fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(LaneId, Op)>) {
+    fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
         let mut random = Random(seed);
         let mut state = self.first();
         let mut clocks = Clocks::new(state.at.len());
         let mut visited = vec![state.clone()];
-        // Some runs switch at every step, some let a lane go on for long.
+        // Some runs switch at every step, some let a thread go on for long.
         let stickiness = [0, 50, 80, 95][(random.next() % 4) as usize];
         let mut last = 0;
         loop {
@@ -355,13 +356,13 @@ impl<'a> Machine<'a> {
     }
 
     /// What was done between states that follow each other, as far as the tree still knows it.
-    fn trace<'s>(&self, states: impl Iterator<Item = &'s State>) -> Vec<(LaneId, Op)> {
+    fn trace<'s>(&self, states: impl Iterator<Item = &'s State>) -> Vec<(ThreadId, Op)> {
         let mut trace = Vec::new();
         let mut before: Option<&State> = None;
         for state in states {
             if let Some(before) = before {
-                for (lane, (&from, &to)) in before.at.iter().zip(&state.at).enumerate() {
-                    let id = self.programs.lanes[lane];
+                for (thread, (&from, &to)) in before.at.iter().zip(&state.at).enumerate() {
+                    let id = self.programs.threads[thread];
                     trace.extend(self.programs.between(from, to).into_iter().map(|op| (id, op)));
                 }
             }

@@ -7,7 +7,7 @@ use iris_sync::{
 };
 use proptest::prelude::*;
 
-use super::LaneId;
+use super::ThreadId;
 use super::recorder::{Event, Recorder, Script};
 
 /// A step of a workgroup.
@@ -82,7 +82,7 @@ pub struct Step {
 /// One workgroup's steps, and all it is told.
 #[derive(Clone, Debug)]
 pub struct Case {
-    lane: LaneId,
+    thread: ThreadId,
     extent: (u32, u32),
     channel: Channel,
     record: Record,
@@ -118,13 +118,13 @@ unsafe extern "C-unwind" {
 
 impl Case {
     fn recorder(&self) -> Recorder {
-        Recorder::new(self.lane, self.extent, self.script.clone())
+        Recorder::new(self.thread, self.extent, self.script.clone())
     }
 
     /// Run it through iris-sync.
     pub fn in_rust(&self) -> Outcome {
         let recorder = self.recorder();
-        let (group, groups) = (self.lane.group, self.extent.1);
+        let (group, groups) = (self.thread.group, self.extent.1);
         let mut wg = Workgroup::begin(&recorder, &self.channel, (group, groups), &self.record);
         let mut answers = vec![false; self.steps.len()];
         let mut done = 0;
@@ -145,7 +145,7 @@ impl Case {
     #[cfg(iris_cxx)]
     pub fn in_cxx(&self) -> Outcome {
         let recorder = self.recorder();
-        let heap = super::headers::heap(self.lane.rank, self.channel.size);
+        let heap = super::headers::heap(self.thread.rank, self.channel.size);
         let input = Input {
             heap: &heap,
             channel: &self.channel,
@@ -191,10 +191,10 @@ fn perform<M: Memory>(
         Kind::WaitFlag => wg.wait_flag(tile, peer)?,
         Kind::Locked => wg.locked(peer, tile, || *answer = true)?,
         Kind::Barrier => wg.barrier(tile & 1, Members::all(channel.size))?,
-        Kind::PublishVersion if m.lane() == 0 => {
+        Kind::PublishVersion if m.thread() == 0 => {
             epoch::publish(m, channel.signal(peer, me, tile), call);
         }
-        Kind::WaitVersion if m.lane() == 0 => {
+        Kind::WaitVersion if m.thread() == 0 => {
             epoch::wait(m, channel, channel.signal(me, peer, tile), call, peer)?;
         }
         Kind::PublishVersion | Kind::WaitVersion => {}
@@ -242,7 +242,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
     );
     (shape, fields, script, proptest::collection::vec(step, 0..12)).prop_map(
         |(shape, (fields, direct, differs), script, steps)| {
-            let (size, rank, lane, groups, group, end) = shape;
+            let (size, rank, thread, groups, group, end) = shape;
             let (rank, group) = (rank % size, group % groups);
             let shape = Shape {
                 op: 5,
@@ -271,7 +271,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
                 Step { kind, peer, tile }
             });
             Case {
-                lane: LaneId { rank, group, lane },
+                thread: ThreadId { rank, group, thread },
                 extent: (2, groups),
                 channel,
                 record,

@@ -130,10 +130,10 @@ IRIS_DEVICE void report(const Stress& s, u32 row, u32 col, float seen, float wan
     words.put(6, __builtin_bit_cast(i32, wanted));
 }
 
-/// Call `each(row, col)` for every element, spread over the lanes of all workgroups.
+/// Call `each(row, col)` for every element, spread over the threads of all workgroups.
 template <class Each> IRIS_DEVICE void for_each(u32 rows, u32 cols, Each each) {
-    const u64 step = port::workgroups() * port::lanes();
-    for (u64 i = port::workgroup() * port::lanes() + port::lane(); i < u64(rows) * cols; i += step) {
+    const u64 step = port::workgroups() * port::threads();
+    for (u64 i = port::workgroup() * port::threads() + port::thread(); i < u64(rows) * cols; i += step) {
         each(static_cast<u32>(i / cols), static_cast<u32>(i % cols));
     }
 }
@@ -155,7 +155,7 @@ IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
     });
     if (s.op != Barrier || port::workgroup() != 0) return;
     // A barrier must carry this: plain stores to all ranks.
-    for (u32 rank = port::lane(); rank < s.heap.size; rank += port::lanes()) {
+    for (u32 rank = port::thread(); rank < s.heap.size; rank += port::threads()) {
         s.heap.at(s.words, rank).put(s.heap.rank * LINE_WORDS, static_cast<i32>(s.call));
     }
 }
@@ -182,7 +182,7 @@ IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
         ++compared;
     });
     if (s.op == Barrier && port::workgroup() == 0) {
-        for (u32 rank = port::lane(); rank < s.heap.size; rank += port::lanes()) {
+        for (u32 rank = port::thread(); rank < s.heap.size; rank += port::threads()) {
             const i32 seen = s.heap.at(s.words, s.heap.rank).get(rank * LINE_WORDS);
             const i32 call = static_cast<i32>(s.call);
             if (seen != call) report(s, rank, 0, static_cast<float>(seen), static_cast<float>(call));
@@ -204,22 +204,22 @@ IRIS_KERNEL iris_stress_ring(IRIS_ARGS Stress s) {
     const auto filled = [&](u32 rank) { return s.heap.at(s.words, rank).word(0); };
     const auto taken = [&](u32 rank) { return s.heap.at(s.words, rank).word(LINE_WORDS); };
     const auto wait = [&](SymWord word, Call wanted, u32 from) {
-        const bool lane_0 = port::lane() == 0;
-        return port::vote(!lane_0 || epoch::wait(m, word, wanted, from), Site::Waited);
+        const bool thread_0 = port::thread() == 0;
+        return port::vote(!thread_0 || epoch::wait(m, word, wanted, from), Site::Waited);
     };
     const auto publish = [&](SymWord word) {
         port::barrier(Site::Signal);
-        if (port::lane() == 0) epoch::publish(m, word, version);
+        if (port::thread() == 0) epoch::publish(m, word, version);
     };
     straggle(s);
     if (!wait(taken(me), version.previous(), next)) return;
-    for (u32 i = port::lane(); i < len; i += port::lanes()) {
+    for (u32 i = port::thread(); i < len; i += port::threads()) {
         s.heap.at(s.cargo, next).put(i, static_cast<i32>(s.call * 31 + me * 7 + i));
     }
     publish(filled(next));
     if (!wait(filled(me), version, before)) return;
     i32 compared = 0;
-    for (u32 i = port::lane(); i < len; i += port::lanes()) {
+    for (u32 i = port::thread(); i < len; i += port::threads()) {
         const i32 seen = s.heap.at(s.cargo, me).get(i);
         const i32 wanted = static_cast<i32>(s.call * 31 + before * 7 + i);
         if (seen != wanted) report(s, 0, i, static_cast<float>(seen), static_cast<float>(wanted));

@@ -177,7 +177,7 @@ bool run(int (*subject)(const Input&), bool direct, u32 count, const Channel& la
         groups.push_back(std::make_unique<Group>(at % GROUPS, GROUPS));
         threads.emplace_back([&, own = ranks[at / GROUPS].get(), here = groups.back().get()] {
             group = here;
-            lane_index = rounds = 0;
+            thread_index = rounds = 0;
             boundary = &own->launches;
             const Input in{&own->heap, &own->channel, &own->record,       1,           count,
                            TILES,      0,             (1ull << size) - 1, used.data(), 0};

@@ -568,7 +568,7 @@ int hiprtcCompileProgram(Program* program, int count, const char** options) {
         if (std::strncmp(options[i], "-D", 2) == 0) command += std::string(" ") + options[i];
     }
     // Each thread of a workgroup is one of the host's.
-    command += " -DIRIS_LANES=2 -o " + at + "/code.so " + at + "/source.cpp 2> " + at + "/log";
+    command += " -DIRIS_THREADS=2 -o " + at + "/code.so " + at + "/source.cpp 2> " + at + "/log";
     const int status = std::system(command.c_str());
     const auto read = [&](const char* name) {
         std::ostringstream text;

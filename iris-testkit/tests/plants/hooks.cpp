@@ -20,8 +20,8 @@ static void see(u64 address, int order, int scope, int access) {
 }
 
 extern "C" {
-u32 iris_hook_lane() { return 0; }
-u32 iris_hook_lanes() { return 1; }
+u32 iris_hook_thread() { return 0; }
+u32 iris_hook_threads() { return 1; }
 u32 iris_hook_workgroup() { return 0; }
 u32 iris_hook_workgroups() { return 1; }
 int iris_hook_vote(int ok, int) { return ok; }

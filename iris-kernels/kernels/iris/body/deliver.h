@@ -92,7 +92,7 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
             direct ? places.peers_c(peer).from(plan.target_row(me(), peer) + area.row, area.col)
                    : places.slot(peer, plan.place(me()), tile, parity, args.c.dtype);
         if constexpr (PRODUCT) {
-            // The product, which other lanes have written to C.
+            // The product, which other threads have written to C.
             port::barrier(Site::Body);
             copy_view(to, own_c(tile, area), area.rows, area.cols);
         } else {

@@ -159,7 +159,7 @@ class ItemsOf {
     const u32 whole;
 };
 
-/// One lane's items of a call.
+/// One thread's items of a call.
 template <Collective C, u32 N> class ExchangeBody {
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;
 

@@ -47,7 +47,7 @@ IRIS_DEVICE SplitGrid split_of(const OpArgs& args) {
 
 /// Count bytes written to or read from a peer.
 IRIS_DEVICE void count_bytes(const OpArgs& args, Counter counter, u64 bytes) {
-    if (args.counters == 0 || port::lane() != 0) return;
+    if (args.counters == 0 || port::thread() != 0) return;
     Trace(0, 0, args.counters, 0).add(counter, bytes);
 }
 

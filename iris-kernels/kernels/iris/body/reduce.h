@@ -86,7 +86,7 @@ template <class Plan, class Producer> class ReduceBody {
     /// In the order of the plan, this rank's own partial after its rounding too: the same bits
     /// wherever it is done.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
-        // Our own partial, which other lanes have written.
+        // Our own partial, which other threads have written.
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
@@ -132,7 +132,7 @@ template <class Plan, class Producer> class ReduceBody {
     }
 
     IRIS_DEVICE void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The result, which other lanes have written to C.
+        // The result, which other threads have written to C.
         port::barrier(Site::Body);
         const Tile area = plan.tile(tile);
         const View to = direct ? places.peers_c(peer).from(area.row, area.col)
@@ -184,18 +184,18 @@ template <class Plan, class Producer> class ReduceBody {
         u32 rank, first, size;
     };
 
-    /// Add up a tile that is whole vectors of one type everywhere. A lane has several vectors under way
-    /// at once, each from two sources: memory is far away, and few lanes are at work on a message.
+    /// Add up a tile that is whole vectors of one type everywhere. A thread has several vectors under way
+    /// at once, each from two sources: memory is far away, and few threads are at work on a message.
     template <u32 DTYPE>
     IRIS_DEVICE static void add_whole(u64 c, u64 c_ld, Sources from, u32 rows, u32 cols) {
         constexpr u32 BYTES = DTYPE == F32 ? 4 : 2, DEEP = DTYPE == F32 ? 2 : 4;
-        const u32 across = cols / WIDTH, vectors = rows * across, step = port::lanes();
-        for (u32 begin = port::lane(); begin < vectors; begin += DEEP * step) {
+        const u32 across = cols / WIDTH, vectors = rows * across, step = port::threads();
+        for (u32 begin = port::thread(); begin < vectors; begin += DEEP * step) {
             u64 own[DEEP], slots[DEEP];
             Values sum[DEEP];
             IRIS_UNROLL
             for (u32 d = 0; d < DEEP; ++d) {
-                // Behind the end a lane reads its first again, and writes nothing.
+                // Behind the end a thread reads its first again, and writes nothing.
                 const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
                 const u32 row = vector / across, col = vector % across * WIDTH;
                 own[d] = from.own + (row * from.own_ld + col) * BYTES;
@@ -233,7 +233,7 @@ template <class Plan, class Producer> class ReduceBody {
         }
     }
 
-    /// Partials that a lane reads at once.
+    /// Partials that a thread reads at once.
     static constexpr u32 BATCH = 4;
 
     const OpArgs& args;

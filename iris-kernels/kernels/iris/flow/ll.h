@@ -30,12 +30,12 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
         if (in > taken) taken = in;
     }
     // It is under way while the credit is.
-    const ll::Share share = wg.share_of_lanes();
+    const ll::Share share = wg.share_of_threads();
     if (share.first < pushed) body.load(1, share.first);
     if (!wg.begin_push(to)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All lanes of a wave have pushed before one of them waits.
+    // All threads of a wave have pushed before one of them waits.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(to);
         IRIS_NO_UNROLL
@@ -67,7 +67,7 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
             for (u32 rank = 0; rank < size; ++rank) {
                 sources.bits |= u64(item < exchange.sent(rank, me)) << rank;
             }
-            if (port::lane() == 0) wg.trace.add(Counter::Waits, 1);
+            if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
             wg.trace.begin(Span::Wait, item);
             passed = ll::each<N>(wg.m, call, ll::HEAD + item, sources,
                               [&](u32 source, const u32 (&data)[2]) IRIS_INLINE {
@@ -85,7 +85,7 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
 /// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
 /// others pushed.
 ///
-/// All that a lane pushes comes before all that it waits for, and so does the entry: so nobody waits
+/// All that a thread pushes comes before all that it waits for, and so does the entry: so nobody waits
 /// for a peer that waits for it. N is 1 with two ranks, and else ll::SOURCES.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {

@@ -140,7 +140,7 @@ class MfmaCore {
     static constexpr u32 SIZE = WAVE_M % 32 == 0 && WAVE_N % 32 == 0 ? 32 : 16;
     using Instruction = Mfma<SIZE>;
     static constexpr u32 BLOCKS_M = WAVE_M / SIZE, BLOCKS_N = WAVE_N / SIZE;
-    static_assert(LANES == WAVE * WAVES_M * WAVES_N, "four waves");
+    static_assert(THREADS == WAVE * WAVES_M * WAVES_N, "four waves");
     static_assert(WAVE_M % SIZE == 0 && WAVE_N % SIZE == 0, "whole blocks");
 
     // Elements of 16 bytes, and such vectors of a line of a slab.
@@ -195,7 +195,7 @@ class MfmaCore {
     }
 
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
-        const u32 lane = port::lane() % WAVE, wave = port::lane() / WAVE;
+        const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;
         float* out = shared.out[wave];
         // Nobody reads the stages any more.
@@ -258,8 +258,8 @@ class MfmaCore {
         u32 line, k;
         IRIS_DEVICE explicit Place(bool across) {
             constexpr u32 WORDS = SLAB_BYTES / 4;
-            line = across ? port::lane() / WORDS * ITEMS : port::lane() / VECTORS;
-            k = across ? port::lane() % WORDS * (4 / ELEMENT_BYTES) : port::lane() % VECTORS * ITEMS;
+            line = across ? port::thread() / WORDS * ITEMS : port::thread() / VECTORS;
+            k = across ? port::thread() % WORDS * (4 / ELEMENT_BYTES) : port::thread() % VECTORS * ITEMS;
         }
     };
 
@@ -267,7 +267,7 @@ class MfmaCore {
     /// each, of which `depth` exist. ACROSS: lines are neighbours in memory, and a line is not.
     template <u32 LINES>
     IRIS_DEVICE static Held fetch(u64 from, u64 ld, bool across, u32 lines, u32 depth) {
-        static_assert(LINES * VECTORS <= LANES, "a vector a lane");
+        static_assert(LINES * VECTORS <= THREADS, "a vector a lane");
         Held held{};
         const Place at(across);
         if (at.line >= LINES) return held;
@@ -311,7 +311,7 @@ class MfmaCore {
     }
 
     IRIS_DEVICE void compute(const typename Shared::Stage& stage) {
-        const u32 lane = port::lane() % WAVE, wave = port::lane() / WAVE;
+        const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;
         // Blocks begin where the vectors are in the same places.
         static_assert(SIZE % (ROUND * VECTORS) == 0, "whole rounds");

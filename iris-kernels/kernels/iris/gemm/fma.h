@@ -35,7 +35,7 @@ class MultiplyAdd {
             for (u32 d = 0; d < min_of(TILE_K, depth - k); ++d) {
                 IRIS_UNROLL
                 for (u32 i = 0; i < VECTORS; ++i) {
-                    const u32 vector = port::lane() + i * LANES;
+                    const u32 vector = port::thread() + i * THREADS;
                     if (vector / ACROSS >= rows) continue;
                     const float left = shared.a[vector / ACROSS][d];
                     IRIS_UNROLL
@@ -51,8 +51,8 @@ class MultiplyAdd {
         // The sink stands in the code once; registers need constant indices, hence the inner loop.
         IRIS_NO_UNROLL
         for (u32 i = 0; i < VECTORS; ++i) {
-            const u32 vector = port::lane() + i * LANES;
-            if (TOTAL % LANES != 0 && vector >= TOTAL) continue;
+            const u32 vector = port::thread() + i * THREADS;
+            if (TOTAL % THREADS != 0 && vector >= TOTAL) continue;
             Values values{};
             if constexpr (VECTORS > 16) {
                 // So many are in memory anyway, as on a host.
@@ -69,18 +69,18 @@ class MultiplyAdd {
 
   private:
     static constexpr u32 ACROSS = TILE_N / WIDTH, TOTAL = TILE_M * ACROSS;
-    static constexpr u32 VECTORS = (TOTAL + LANES - 1) / LANES;
+    static constexpr u32 VECTORS = (TOTAL + THREADS - 1) / THREADS;
 
     /// Bring the next TILE_K columns of A and rows of B; what is beyond an edge is 0.
     IRIS_DEVICE void load(const View& a, const View& b, u32 rows, u32 cols, u32 k, u32 depth) {
-        for (u32 i = port::lane(); i < TILE_M * TILE_K; i += LANES) {
+        for (u32 i = port::thread(); i < TILE_M * TILE_K; i += THREADS) {
             // Neighbouring lanes go along the dimension that is contiguous in memory.
             const u32 m = a.transposed ? i % TILE_M : i / TILE_K;
             const u32 d = a.transposed ? i / TILE_M : i % TILE_K;
             const bool in = m < rows && k + d < depth;
             shared.a[m][d] = in ? load_element(a.at(m, k + d), DTYPE) : 0.0f;
         }
-        for (u32 i = port::lane(); i < TILE_K * TILE_N; i += LANES) {
+        for (u32 i = port::thread(); i < TILE_K * TILE_N; i += THREADS) {
             const u32 d = b.transposed ? i % TILE_K : i / TILE_N;
             const u32 n = b.transposed ? i / TILE_K : i % TILE_N;
             const bool in = n < cols && k + d < depth;

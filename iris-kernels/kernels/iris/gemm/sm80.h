@@ -12,7 +12,7 @@ class MmaSync {
     static constexpr u32 WARP = 32, WARPS_M = 2, WARPS_N = 4;
     static constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
     static constexpr u32 FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;
-    static_assert(LANES == WARP * WARPS_M * WARPS_N, "eight warps");
+    static_assert(THREADS == WARP * WARPS_M * WARPS_N, "eight warps");
     static_assert(WARP_M % 16 == 0 && WARP_N % 8 == 0 && TILE_K % 16 == 0, "whole fragments");
     static_assert(FRAGMENTS_N == 1 || FRAGMENTS_N % 2 == 0, "fragments of B come in pairs");
 
@@ -65,7 +65,7 @@ class MmaSync {
 
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         port::barrier(Site::Body);
-        const u32 warp = port::lane() / WARP;
+        const u32 warp = port::thread() / WARP;
         const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
         // The sink stands in the code once; registers need constant indices, hence the inner loop.
         IRIS_NO_UNROLL
@@ -93,9 +93,9 @@ class MmaSync {
     IRIS_DEVICE static void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
         constexpr u32 ACROSS = INNER / WIDTH, TOTAL = OUTER * ACROSS;
         IRIS_UNROLL
-        for (u32 i = 0; i < (TOTAL + LANES - 1) / LANES; ++i) {
-            const u32 vector = port::lane() + i * LANES;
-            if (TOTAL % LANES != 0 && vector >= TOTAL) break;
+        for (u32 i = 0; i < (TOTAL + THREADS - 1) / THREADS; ++i) {
+            const u32 vector = port::thread() + i * THREADS;
+            if (TOTAL % THREADS != 0 && vector >= TOTAL) break;
             const u32 line = vector / ACROSS, item = vector % ACROSS * WIDTH;
             const u32 count = line < outer && item < inner ? inner - item : 0;
             load_vector(to + line * (INNER + PAD) + item, from + (line * ld + item) * 2, count);
@@ -142,7 +142,7 @@ class MmaSync {
     }
 
     IRIS_DEVICE void compute(const Shared::Stage& stage, bool a_across, bool b_across) {
-        const u32 lane = port::lane() % WARP, warp = port::lane() / WARP;
+        const u32 lane = port::thread() % WARP, warp = port::thread() / WARP;
         const u32 row = warp / WARPS_N * WARP_M, col = warp % WARPS_N * WARP_N;
         // Lane l gives the address of line l % 8 of 8 x 8 matrix l / 8. Those of a fragment of A
         // are, in order: rows 0, rows 8, then the same 8 deeper; of B: depth 0, depth 8, then the

@@ -47,7 +47,7 @@ template <u32 COLS> struct WarpTile {
     template <class Sink>
     IRIS_DEVICE static void emit(float* out, const float (&sums)[COLS / 2], u32 row, u32 col,
                                  Sink sink) {
-        const u32 lane = port::lane() % 32;
+        const u32 lane = port::thread() % 32;
         float* first = out + lane / 4 * LD + lane % 4 * 2;
         IRIS_UNROLL
         for (u32 j = 0; j < COLS / 8; ++j) {

@@ -22,7 +22,7 @@ class WgMma {
     // Stages that are on their way while one is multiplied.
     static constexpr u32 AHEAD = STAGES - 1;
     static constexpr u32 SUMS = TILE_N / 2;
-    static_assert(TILE_M == 2 * GROUP_M && TILE_N == 128 && LANES == 2 * GROUP, "one shape");
+    static_assert(TILE_M == 2 * GROUP_M && TILE_N == 128 && THREADS == 2 * GROUP, "one shape");
 
   public:
     union alignas(1024) Shared {
@@ -30,7 +30,7 @@ class WgMma {
             u16 a[TILE_M * LINE];
             u16 b[TILE_N * LINE];
         } stage[STAGES];
-        float out[LANES / 32][WarpTile<TILE_N>::ITEMS];
+        float out[THREADS / 32][WarpTile<TILE_N>::ITEMS];
     };
 
     IRIS_DEVICE explicit WgMma(Shared& shared) : shared(shared) {}
@@ -54,7 +54,7 @@ class WgMma {
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         port::barrier(Site::Body);
         // A warp has 16 rows of the tile.
-        const u32 warp = port::lane() / 32;
+        const u32 warp = port::thread() / 32;
         WarpTile<TILE_N>::emit(shared.out[warp], sums, warp * 16, 0, sink);
     }
 
@@ -63,7 +63,7 @@ class WgMma {
     template <bool A_ACROSS, bool B_ACROSS>
     IRIS_DEVICE void run(const View& a, const View& b, u32 rows, u32 cols, u32 depth) {
         const u32 steps = div_up(depth, LINE);
-        const u32 group = port::lane() / GROUP;
+        const u32 group = port::thread() / GROUP;
         // The last product or sink may still read.
         port::barrier(Site::Body);
         IRIS_UNROLL
@@ -139,14 +139,14 @@ class WgMma {
     template <u32 OUTER, u32 INNER>
     IRIS_DEVICE static void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
         constexpr u32 ACROSS = INNER / WIDTH, TOTAL = OUTER * ACROSS;
-        static_assert(TOTAL % LANES == 0 && LANES % ACROSS == 0, "lanes keep their place in a line");
-        const u32 item = port::lane() % ACROSS * WIDTH, first = port::lane() / ACROSS;
+        static_assert(TOTAL % THREADS == 0 && THREADS % ACROSS == 0, "lanes keep their place in a line");
+        const u32 item = port::thread() % ACROSS * WIDTH, first = port::thread() / ACROSS;
         const u32 vector = item / WIDTH % 8, block = item / LINE * OUTER * LINE;
         const u32 there = item < inner ? min_of(inner - item, WIDTH) : 0;
         const bool aligned = ((from | ld * 2) & 15) == 0;
         IRIS_UNROLL
-        for (u32 i = 0; i < TOTAL / LANES; ++i) {
-            const u32 line = first + i * (LANES / ACROSS);
+        for (u32 i = 0; i < TOTAL / THREADS; ++i) {
+            const u32 line = first + i * (THREADS / ACROSS);
             u16* place = to + block + line * LINE + (vector ^ line % 8) * WIDTH;
             const u32 count = line < outer ? there : 0;
             const u64 address = from + (line * ld + item) * 2;

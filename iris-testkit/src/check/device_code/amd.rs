@@ -377,7 +377,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
         }
         // A kernel of words that carry their data has two bodies, for two ranks and for more. Each writes
         // back twice: first for its entry and its count, which tell of nothing that another wave has stored
-        // (each lane publishes its own, and data needs no entry), then where it ends, in a call that
+        // (each thread publishes its own, and data needs no entry), then where it ends, in a call that
         // refreshes words. Only the second has waves to wait for.
         let of_entries = if name.ends_with("_ll") { barriers.len() / 2 } else { 0 };
         count += barriers.len() - of_entries;

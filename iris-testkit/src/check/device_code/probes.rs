@@ -83,7 +83,7 @@ pub(super) fn all() -> Vec<Probe> {
     all
 }
 
-/// Besides, for AMD's compilers: every releasing operation at an address that the lane has just loaded.
+/// Besides, for AMD's compilers: every releasing operation at an address that the thread has just loaded.
 /// Where they have waited for that, they forget to wait for the write-back.
 pub(super) fn at_loaded_addresses() -> Vec<Probe> {
     let releases = |order: &Order| matches!(order, Order::Release | Order::AcqRel);
@@ -167,11 +167,11 @@ fn of_port(kind: Kind, order: Order, scope: Scope, wide: bool) -> Probe {
     Probe { name, kind, order, scope, wide, own: false, statement }
 }
 
-/// The same at an address that the lane has just loaded.
+/// The same at an address that the thread has just loaded.
 fn of_loaded_address(kind: Kind, order: Order, scope: Scope) -> Probe {
     let probe = of_port(kind, order, scope, false);
     let loaded =
-        "const u64 there = port::read<u64>(reinterpret_cast<u64>(out64) + port::lane() * 8) + 24";
+        "const u64 there = port::read<u64>(reinterpret_cast<u64>(out64) + port::thread() * 8) + 24";
     let statement = probe.statement.replace("(at,", "(there,");
     let name = format!("{}_loaded", probe.name);
     Probe { name, statement: format!("{loaded}; {statement}"), ..probe }

@@ -15,11 +15,11 @@ pub struct Resources {
     pub sgprs: u32,
     /// Vector registers kept in memory: none.
     pub vgpr_spills: u32,
-    /// Scalar registers kept in lanes of vector registers.
+    /// Scalar registers kept in threads of vector registers.
     pub sgpr_spills: u32,
     /// Bytes of shared memory of a workgroup.
     pub lds: u32,
-    /// Bytes of memory of each lane's own.
+    /// Bytes of memory of each thread's own.
     pub scratch: u32,
     /// Bytes of code, functions that it calls not included.
     pub code: u32,
@@ -60,12 +60,12 @@ pub(super) fn read(assembly: &str) -> Vec<Resources> {
     kernels.filter(|kernel| !kernel.kernel.is_empty()).collect()
 }
 
-/// Bytes of a lane's own memory that a kernel may take: registers that the functions it calls save. Its
+/// Bytes of a thread's own memory that a kernel may take: registers that the functions it calls save. Its
 /// arguments copied there would be 1456, sums that are looked up by a variable 256.
 const MOST_SCRATCH: u32 = 64;
 
 impl Resources {
-    /// What is wrong with it: spills, or memory of each lane's own.
+    /// What is wrong with it: spills, or memory of each thread's own.
     pub(super) fn wrong(&self) -> Option<String> {
         let Self { kernel, vgpr_spills, scratch, .. } = self;
         (*vgpr_spills != 0 || *scratch > MOST_SCRATCH).then(|| {

@@ -1,8 +1,8 @@
 use super::{HashMap, Op, Order, Place};
 
-/// Vector clocks: what each lane knows of the others, by the orders of the accesses alone.
+/// Vector clocks: what each thread knows of the others, by the orders of the accesses alone.
 pub(super) struct Clocks {
-    lanes: Vec<Vec<u32>>,
+    threads: Vec<Vec<u32>>,
     /// What is known to whoever acquires a word.
     words: HashMap<Place, Vec<u32>>,
     cells: HashMap<Place, CellClock>,
@@ -15,72 +15,76 @@ struct CellClock {
 }
 
 impl Clocks {
-    pub(super) fn new(lanes: usize) -> Self {
-        Self { lanes: vec![vec![0; lanes]; lanes], words: HashMap::new(), cells: HashMap::new() }
+    pub(super) fn new(threads: usize) -> Self {
+        Self {
+            threads: vec![vec![0; threads]; threads],
+            words: HashMap::new(),
+            cells: HashMap::new(),
+        }
     }
 
     /// Take note of an operation; the place, if it is in a race with an earlier one.
     pub(super) fn perform(
         &mut self,
-        lane: usize,
+        thread: usize,
         op: &Op,
         meeting: impl FnOnce() -> Vec<usize>,
     ) -> Option<Place> {
-        self.lanes[lane][lane] += 1;
+        self.threads[thread][thread] += 1;
         match *op {
-            Op::Load { place, order, .. } => self.acquire(lane, place, order),
+            Op::Load { place, order, .. } => self.acquire(thread, place, order),
             Op::Store { place, order, .. } => {
                 self.words.remove(&place);
-                self.release(lane, place, order);
+                self.release(thread, place, order);
             }
             // A failed exchange is counted as if it had synchronised: it is looked at again.
             Op::Add { place, order, .. } | Op::CompareExchange { place, order, .. } => {
-                self.acquire(lane, place, order);
-                self.release(lane, place, order);
+                self.acquire(thread, place, order);
+                self.release(thread, place, order);
             }
-            Op::Read { place } => return self.plain(lane, place, false),
-            Op::Write { place, .. } => return self.plain(lane, place, true),
+            Op::Read { place } => return self.plain(thread, place, false),
+            Op::Write { place, .. } => return self.plain(thread, place, true),
             Op::Vote { .. } | Op::Boundary => {
                 let all = meeting();
-                let mut joint = vec![0; self.lanes.len()];
-                all.iter().for_each(|&other| join(&mut joint, &self.lanes[other]));
-                all.iter().for_each(|&other| self.lanes[other].clone_from(&joint));
-                all.iter().for_each(|&other| self.lanes[other][other] += 1);
+                let mut joint = vec![0; self.threads.len()];
+                all.iter().for_each(|&other| join(&mut joint, &self.threads[other]));
+                all.iter().for_each(|&other| self.threads[other].clone_from(&joint));
+                all.iter().for_each(|&other| self.threads[other][other] += 1);
             }
             Op::Part | Op::Join | Op::Pause => {}
         }
         None
     }
 
-    fn acquire(&mut self, lane: usize, place: Place, order: Order) {
+    fn acquire(&mut self, thread: usize, place: Place, order: Order) {
         if matches!(order, Order::Acquire | Order::AcqRel)
             && let Some(known) = self.words.get(&place)
         {
-            join(&mut self.lanes[lane], known);
+            join(&mut self.threads[thread], known);
         }
     }
 
-    fn release(&mut self, lane: usize, place: Place, order: Order) {
+    fn release(&mut self, thread: usize, place: Place, order: Order) {
         if matches!(order, Order::Release | Order::AcqRel) {
-            let known = self.words.entry(place).or_insert_with(|| vec![0; self.lanes.len()]);
-            join(known, &self.lanes[lane]);
+            let known = self.words.entry(place).or_insert_with(|| vec![0; self.threads.len()]);
+            join(known, &self.threads[thread]);
         }
     }
 
-    fn plain(&mut self, lane: usize, place: Place, write: bool) -> Option<Place> {
+    fn plain(&mut self, thread: usize, place: Place, write: bool) -> Option<Place> {
         if matches!(place, Place::Unchecked { .. }) {
             return None;
         }
-        let knows = &self.lanes[lane];
+        let knows = &self.threads[thread];
         let cell = self.cells.entry(place).or_default();
         let before = |&(other, time): &(usize, u32)| knows[other] >= time;
         let race = !cell.written.iter().all(before) || write && !cell.read.iter().all(before);
-        let now = (lane, knows[lane]);
+        let now = (thread, knows[thread]);
         if write {
             cell.written = Some(now);
             cell.read.clear();
         } else {
-            cell.read.retain(|(other, _)| *other != lane);
+            cell.read.retain(|(other, _)| *other != thread);
             cell.read.push(now);
         }
         race.then_some(place)

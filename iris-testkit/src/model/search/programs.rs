@@ -1,9 +1,9 @@
 use std::cell::{Cell, RefCell};
 
-use super::{AssertUnwindSafe, Failure, Lane, LaneId, Op, Place, Rules, Scenario, panic};
+use super::{AssertUnwindSafe, Failure, Op, Place, Rules, Scenario, Thread, ThreadId, panic};
 use crate::model::Arena;
 
-/// What a lane does next, given the results of all it has done so far.
+/// What a thread does next, given the results of all it has done so far.
 #[derive(Clone, Debug)]
 pub(super) enum Next {
     Op(Op),
@@ -17,9 +17,9 @@ pub(super) enum Next {
 }
 
 struct Node {
-    lane: usize,
+    thread: usize,
     parent: Option<u32>,
-    /// Whether the lane has parted from its wave.
+    /// Whether the thread has parted from its wave.
     parted: bool,
     /// The result of the parent's operation.
     result: i64,
@@ -27,9 +27,9 @@ struct Node {
     children: Vec<(i64, u32)>,
 }
 
-/// The programs of all lanes as trees of results.
+/// The programs of all threads as trees of results.
 pub(super) struct Programs<'a> {
-    pub(super) lanes: Vec<LaneId>,
+    pub(super) threads: Vec<ThreadId>,
     scenario: &'a Scenario,
     rules: &'a Rules,
     nodes: Vec<Node>,
@@ -46,7 +46,7 @@ struct Replay {
 }
 
 impl Arena for Replay {
-    fn perform(&self, _lane: LaneId, op: &Op) -> i64 {
+    fn perform(&self, _thread: ThreadId, op: &Op) -> i64 {
         let position = self.position.replace(self.position.get() + 1);
         self.results.get(position).copied().unwrap_or_else(|| {
             *self.pending.borrow_mut() = Some(*op);
@@ -57,26 +57,26 @@ impl Arena for Replay {
 
 impl<'a> Programs<'a> {
     pub(super) fn new(scenario: &'a Scenario, rules: &'a Rules) -> Self {
-        let lanes = scenario.lane_ids();
-        let mut programs = Self { lanes, scenario, rules, nodes: Vec::new(), roots: Vec::new() };
-        for lane in 0..programs.lanes.len() {
-            let (next, _) = programs.replay(lane, Vec::new());
+        let threads = scenario.thread_ids();
+        let mut programs = Self { threads, scenario, rules, nodes: Vec::new(), roots: Vec::new() };
+        for thread in 0..programs.threads.len() {
+            let (next, _) = programs.replay(thread, Vec::new());
             programs.roots.push(programs.nodes.len() as u32);
             let (parent, parted, result, children) = (None, false, 0, Vec::new());
-            programs.nodes.push(Node { lane, parent, parted, result, next, children });
+            programs.nodes.push(Node { thread, parent, parted, result, next, children });
         }
         programs
     }
 
-    pub(super) fn root(&self, lane: usize) -> u32 {
-        self.roots[lane]
+    pub(super) fn root(&self, thread: usize) -> u32 {
+        self.roots[thread]
     }
 
     pub(super) fn next(&self, node: u32) -> &Next {
         &self.nodes[node as usize].next
     }
 
-    /// Whether the lane is under way in an arm of its own, and not at the end of it.
+    /// Whether the thread is under way in an arm of its own, and not at the end of it.
     pub(super) fn in_arm(&self, node: u32) -> bool {
         let Node { parted, next, .. } = &self.nodes[node as usize];
         let at_end = matches!(
@@ -86,16 +86,16 @@ impl<'a> Programs<'a> {
         *parted && !at_end
     }
 
-    /// Where the lane is when its next operation has had this result.
+    /// Where the thread is when its next operation has had this result.
     pub(super) fn advance(&mut self, node: u32, result: i64) -> u32 {
         let known = self.nodes[node as usize].children.iter().find(|(value, _)| *value == result);
         if let Some(&(_, child)) = known {
             return child;
         }
-        let lane = self.nodes[node as usize].lane;
+        let thread = self.nodes[node as usize].thread;
         let mut results = self.results(node);
         results.push(result);
-        let (next, results) = self.replay(lane, results);
+        let (next, results) = self.replay(thread, results);
         let child = self.nodes.len() as u32;
         let before = &self.nodes[node as usize];
         let parted = match before.next {
@@ -104,7 +104,7 @@ impl<'a> Programs<'a> {
             _ => before.parted,
         };
         let (parent, children) = (Some(node), Vec::new());
-        self.nodes.push(Node { lane, parent, parted, result, next, children });
+        self.nodes.push(Node { thread, parent, parted, result, next, children });
         self.nodes[node as usize].children.push((result, child));
         if let Next::Op(Op::Pause) = self.nodes[child as usize].next {
             self.block(child, results);
@@ -112,11 +112,11 @@ impl<'a> Programs<'a> {
         child
     }
 
-    /// A node at which this lane has failed.
-    pub(super) fn fail(&mut self, lane: usize, failure: Failure) -> u32 {
+    /// A node at which this thread has failed.
+    pub(super) fn fail(&mut self, thread: usize, failure: Failure) -> u32 {
         let next = Next::Failed(failure);
         let (parent, parted, result, children) = (None, false, 0, Vec::new());
-        self.nodes.push(Node { lane, parent, parted, result, next, children });
+        self.nodes.push(Node { thread, parent, parted, result, next, children });
         self.nodes.len() as u32 - 1
     }
 
@@ -144,9 +144,9 @@ impl<'a> Programs<'a> {
         results
     }
 
-    fn replay(&self, lane: usize, results: Vec<i64>) -> (Next, Vec<i64>) {
+    fn replay(&self, thread: usize, results: Vec<i64>) -> (Next, Vec<i64>) {
         let replay = Replay { results, position: Cell::new(0), pending: RefCell::new(None) };
-        let run = || Lane::run(self.lanes[lane], self.scenario, self.rules, &replay);
+        let run = || Thread::run(self.threads[thread], self.scenario, self.rules, &replay);
         let next = match panic::catch_unwind(AssertUnwindSafe(run)) {
             Ok(()) => Next::Ended,
             Err(payload) if payload.is::<Suspended>() => match replay.pending.take() {
@@ -163,12 +163,12 @@ impl<'a> Programs<'a> {
 
     /// A look in vain: find where its wait looks first, by letting it look once more at the same.
     fn block(&mut self, node: u32, mut results: Vec<i64>) {
-        let lane = self.nodes[node as usize].lane;
+        let thread = self.nodes[node as usize].thread;
         let mut seen = Looks::new(self, node);
         let mut looks: Vec<(Op, i64)> = Vec::new();
         results.push(0);
         loop {
-            let (next, back) = self.replay(lane, results);
+            let (next, back) = self.replay(thread, results);
             results = back;
             match next {
                 Next::Op(Op::Pause) if !looks.is_empty() => break,

@@ -8,7 +8,7 @@ use iris_sync::{
 };
 
 use super::rules::{Change, Compare, Kind, Rules, Site};
-use super::{Arena, Failure, LaneId, Op, Place, Scenario};
+use super::{Arena, Failure, Op, Place, Scenario, ThreadId};
 
 mod pairs;
 
@@ -16,17 +16,17 @@ thread_local! {
     static CURRENT: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 
-/// One lane of a scenario: the [`Memory`] that its program sees, and the cells.
-pub struct Lane<'a> {
-    id: LaneId,
+/// One thread of a scenario: the [`Memory`] that its program sees, and the cells.
+pub struct Thread<'a> {
+    id: ThreadId,
     scenario: &'a Scenario,
     rules: &'a Rules,
     arena: &'a dyn Arena,
     channel: Channel,
-    /// Whether this is the only lane of its rank: then words of the device are no shared memory.
+    /// Whether this is the only thread of its rank: then words of the device are no shared memory.
     alone: bool,
     votes: Cell<u32>,
-    /// In a wave that runs in lockstep: whether this lane has parted from it where nobody said how
+    /// In a wave that runs in lockstep: whether this thread has parted from it where nobody said how
     /// long, and how many divergent pieces of program it is in.
     parted: Cell<bool>,
     depth: Cell<u32>,
@@ -37,16 +37,16 @@ pub struct Lane<'a> {
     begun: Cell<(i32, i32)>,
 }
 
-impl<'a> Lane<'a> {
-    /// Run the program of `scenario` as lane `id` over `arena`.
-    pub fn run(id: LaneId, scenario: &'a Scenario, rules: &'a Rules, arena: &'a dyn Arena) {
-        let lane = Self {
+impl<'a> Thread<'a> {
+    /// Run the program of `scenario` as thread `id` over `arena`.
+    pub fn run(id: ThreadId, scenario: &'a Scenario, rules: &'a Rules, arena: &'a dyn Arena) {
+        let thread = Self {
             id,
             scenario,
             rules,
             arena,
             channel: scenario.channel(id.rank),
-            alone: scenario.lanes * scenario.groups[id.rank as usize] == 1,
+            alone: scenario.threads * scenario.groups[id.rank as usize] == 1,
             votes: Cell::new(0),
             parted: Cell::new(false),
             depth: Cell::new(0),
@@ -55,8 +55,8 @@ impl<'a> Lane<'a> {
             pushed_head: RefCell::default(),
             begun: Cell::default(),
         };
-        lane.enter();
-        (scenario.program)(&lane);
+        thread.enter();
+        (scenario.program)(&thread);
         CURRENT.set(ptr::null());
     }
 
@@ -64,16 +64,16 @@ impl<'a> Lane<'a> {
         CURRENT.set(ptr::from_ref(self).cast());
     }
 
-    /// Run `f` with the lane whose program is running: for programs in another language, whose
+    /// Run `f` with the thread whose program is running: for programs in another language, whose
     /// hooks are given addresses and no context.
     ///
     /// Panics where no program of a scenario is running.
-    pub fn with_current<R>(f: impl FnOnce(&Lane<'_>) -> R) -> R {
+    pub fn with_current<R>(f: impl FnOnce(&Thread<'_>) -> R) -> R {
         let current = CURRENT.get();
-        assert!(!current.is_null(), "no lane of a scenario is running on this thread");
-        // SAFETY: set by `enter` on this thread, to a lane that lives until its program returns;
-        // other lanes run only inside `perform`, which sets it again.
-        f(unsafe { &*current.cast::<Lane<'_>>() })
+        assert!(!current.is_null(), "no thread of a scenario is running on this thread");
+        // SAFETY: set by `enter` on this thread, to a thread that lives until its program returns;
+        // other threads run only inside `perform`, which sets it again.
+        f(unsafe { &*current.cast::<Thread<'_>>() })
     }
 
     /// Perform one operation. A word of symmetric memory at device scope is a failure.
@@ -81,7 +81,7 @@ impl<'a> Lane<'a> {
         self.perform_wide(op) as i32
     }
 
-    /// As [`Lane::perform`], of a word of 64 bits.
+    /// As [`Thread::perform`], of a word of 64 bits.
     fn perform_wide(&self, op: Op) -> i64 {
         if let (Some(place @ (Place::Sym { .. } | Place::Wide { .. })), Some(Scope::Device)) =
             (op.place(), op.scope())
@@ -93,8 +93,8 @@ impl<'a> Lane<'a> {
         result
     }
 
-    /// Which lane this is.
-    pub fn id(&self) -> LaneId {
+    /// Which thread this is.
+    pub fn id(&self) -> ThreadId {
         self.id
     }
 
@@ -108,9 +108,9 @@ impl<'a> Lane<'a> {
         self.scenario.ranks
     }
 
-    /// Lanes of each workgroup.
-    pub fn lanes(&self) -> u32 {
-        self.scenario.lanes
+    /// Threads of each workgroup.
+    pub fn threads(&self) -> u32 {
+        self.scenario.threads
     }
 
     /// Workgroups of this rank.
@@ -138,13 +138,13 @@ impl<'a> Lane<'a> {
         &self.scenario.records[self.id.rank as usize]
     }
 
-    /// The launch that this lane is in.
+    /// The launch that this thread is in.
     pub fn launch(&self) -> Launch<'_, Self> {
         let (index, count) = (self.id().group, self.groups());
         Launch { m: self, channel: self.channel(), record: self.record(), index, count }
     }
 
-    /// The fault that this lane has kept.
+    /// The fault that this thread has kept.
     pub fn fault(&self) -> Option<Fault> {
         self.fault.get()
     }
@@ -170,7 +170,7 @@ impl<'a> Lane<'a> {
         self.check(place, self.read(place), wanted);
     }
 
-    /// Whether waits of this lane end.
+    /// Whether waits of this thread end.
     pub fn gives_up(&self) -> bool {
         self.scenario.expires.is_some_and(|expires| expires(self.id, Limit::Entry, u32::MAX))
     }
@@ -178,26 +178,26 @@ impl<'a> Lane<'a> {
     /// Fail unless `seen`, which came from `place`, is `wanted`.
     pub fn check(&self, place: Place, seen: i32, wanted: i32) {
         if seen != wanted {
-            Failure::Wrong { lane: self.id, place, seen, wanted }.raise();
+            Failure::Wrong { thread: self.id, place, seen, wanted }.raise();
         }
     }
 
-    /// The barrier of this lane's workgroup; the device headers say where it stands.
+    /// The barrier of this thread's workgroup; the device headers say where it stands.
     pub(super) fn vote_at(&self, ok: bool, site: Option<Site>) -> bool {
         let position = self.votes.replace(self.votes.get() + 1);
-        let LaneId { rank, group, .. } = self.id;
+        let ThreadId { rank, group, .. } = self.id;
         let dropped = self.rules.has(Change::DropVote { rank, group, position })
             || site.is_some_and(|site| self.rules.has(Change::DropSite(site)));
-        if self.scenario.lanes == 1 || dropped {
+        if self.scenario.threads == 1 || dropped {
             return ok;
         }
         self.together();
         self.perform(Op::Vote { ok }) == 1
     }
 
-    /// Whether this lane runs in lockstep with others.
+    /// Whether this thread runs in lockstep with others.
     fn in_lockstep(&self) -> bool {
-        self.scenario.lockstep && self.scenario.lanes > 1
+        self.scenario.lockstep && self.scenario.threads > 1
     }
 
     /// At a barrier all are together, however they came there.
@@ -208,7 +208,7 @@ impl<'a> Lane<'a> {
         self.parted.set(false);
     }
 
-    /// The boundary between two launches: all lanes of this rank.
+    /// The boundary between two launches: all threads of this rank.
     pub fn boundary(&self) {
         if !self.alone {
             self.together();
@@ -296,7 +296,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-impl Lane<'_> {
+impl Thread<'_> {
     fn compares(&self, access: Access, usual: Compare, want: Call, seen: i32) -> bool {
         let compare = self.rules.find(|c| match c {
             Change::Compare(a, compare) if *a == access => Some(*compare),
@@ -313,16 +313,16 @@ impl Lane<'_> {
     }
 }
 
-impl Memory for Lane<'_> {
-    fn lane(&self) -> u32 {
+impl Memory for Thread<'_> {
+    fn thread(&self) -> u32 {
         if self.in_lockstep() && self.depth.get() == 0 && !self.parted.replace(true) {
             self.perform(Op::Part);
         }
-        self.id.lane
+        self.id.thread
     }
 
-    fn lanes(&self) -> u32 {
-        self.scenario.lanes
+    fn threads(&self) -> u32 {
+        self.scenario.threads
     }
 
     fn vote(&self, ok: bool) -> bool {

@@ -1,10 +1,10 @@
-//! Words that carry their data, as a lane sees them.
+//! Words that carry their data, as a thread sees them.
 
 use iris_sync::{Access, Field, LlWord, SymWord, ll};
 
-use super::{Change, Lane, Op, Place};
+use super::{Change, Op, Place, Thread};
 
-impl Lane<'_> {
+impl Thread<'_> {
     /// Number of the word among those that its source pushes to its rank: the first two times
     /// [`ll::HEAD`] are the head.
     fn number(&self, word: SymWord) -> u32 {
