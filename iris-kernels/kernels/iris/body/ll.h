@@ -121,9 +121,6 @@ class ItemsOf {
 
     /// The values of an item, and what an item of some values is.
     IRIS_DEVICE static ItemValues unpack(u32 dtype, const u32 (&data)[2]) {
-        if (dtype == F32) {
-            return {{__builtin_bit_cast(float, data[0]), __builtin_bit_cast(float, data[1]), 0.0f, 0.0f}};
-        }
         ItemValues values;
         if (dtype == F16) {
             IRIS_UNROLL
@@ -131,6 +128,13 @@ class ItemsOf {
         } else {
             IRIS_UNROLL
             for (u32 i = 0; i < 4; ++i) values.v[i] = widen(BF16, half(data, i));
+        }
+        // Selected, not branched to: from three branches that end in one value LLVM 22 makes code, for
+        // gfx942, that reads halves of a word from a register in which it has just put one of them.
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            const float word = i < 2 ? __builtin_bit_cast(float, data[i]) : 0.0f;
+            values.v[i] = dtype == F32 ? word : values.v[i];
         }
         return values;
     }

@@ -9,7 +9,8 @@ use iris_testkit::suite::{Case, Input, OpName, Options};
 const WORKGROUPS: usize = 8;
 
 /// Ranks, threads of each on the CPU, and whether ranks are threads: two have all cases, three those
-/// that wait for each other between launches, four are processes that use each other's memory.
+/// that wait for each other between launches and those in words that carry their data, four are
+/// processes that use each other's memory.
 pub(super) const WORLDS: [(usize, usize, bool); 3] =
     [(2, WORKGROUPS, true), (3, WORKGROUPS, true), (4, WORKGROUPS, false)];
 
@@ -38,6 +39,9 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             cases.retain(|case| WITH_BARRIERS.contains(&case.variant.as_str()));
             let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
             cases.push(Case::new(OpName::Barrier, "flat", some));
+            // Words that carry their data are taken from several peers by code that two ranks do not
+            // run, and halves of words by code that f32 does not.
+            cases.extend(even(backend).into_iter().filter(in_words));
             cases
         }
         _ => {
@@ -48,6 +52,11 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             cases
         }
     }
+}
+
+/// Whether what travels are words that carry their data.
+fn in_words(case: &Case) -> bool {
+    ["ll", "unfused_ll"].contains(&case.variant.as_str())
 }
 
 /// Each operator and variant on a shape that fills no tile, of real numbers, in f32 and f16 in turns.
@@ -110,6 +119,7 @@ mod tests {
             assert!(three.iter().any(|case| case.variant == word), "{word}");
         }
         assert!(three.iter().any(|case| case.options.members.is_some()));
+        assert_eq!(three.iter().filter(|case| in_words(case)).count(), 6);
         let four = cases(BackendKind::Cpu, 4);
         for (op, variant) in AS_PROCESSES {
             assert!(
