@@ -149,7 +149,7 @@ fn ranks_that_are_processes_share_memory_by_handles() {
 fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
     let line = "all-gather-matmul --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --n 24";
     let count = |k: u32| {
-        let (calls, _) = Fake::of(7).right(&format!("{line} --k {k}"), &[]);
+        let (calls, _) = right(Fake::of(7), &format!("{line} --k {k}"), &[]);
         assert_eq!(failed(&calls), [""; 0]);
         let launches = calls_of(&calls, "hipModuleLaunchKernel");
         let of = |name: &str| launches.iter().filter(|call| call.starts_with(name)).count();
