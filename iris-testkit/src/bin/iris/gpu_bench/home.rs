@@ -25,7 +25,9 @@ impl Home {
     /// Collective.
     pub(super) fn new(kind: BackendKind, world: &World) -> Result<Home> {
         if kind != BackendKind::Cuda {
-            return Ok(Home::Other(SymmetricHeap::open(world, HeapOptions::new().backend(kind))?));
+            // Nothing is taken from it.
+            let options = HeapOptions::new().backend(kind).data_bytes(64 << 10);
+            return Ok(Home::Other(SymmetricHeap::open(world, options.signal_bytes(64 << 10))?));
         }
         let context = CudaContext::new(world.local_rank() % kind.device_count()?)?;
         context.bind_to_thread()?;
