@@ -9,7 +9,7 @@ use iris_heap::DType;
 use iris_ops::{Epilogue, Shard};
 
 use crate::numeric::{Allowed, rounded, underflow, unit_roundoff};
-use crate::suite::{OpName, Options};
+use crate::suite::{Op, Options};
 
 /// A matrix of doubles, row by row.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -89,7 +89,7 @@ pub struct Part {
 #[derive(Clone, Debug)]
 pub struct Task {
     /// Which op.
-    pub op: OpName,
+    pub op: Op,
     /// How many ranks.
     pub size: usize,
     /// Rows of this call.
@@ -141,9 +141,9 @@ pub fn gelu(x: f64) -> f64 {
 impl Task {
     /// What a rank with these factors contributes. `b` is used where the product comes first.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
-        use OpName::{MatmulAllGather, MatmulAllReduce, MatmulReduceScatter};
+        use Op::{MatmulAllGather, MatmulAllReduce, MatmulReduceScatter};
         match (self.op, b) {
-            (MatmulAllReduce | MatmulReduceScatter | MatmulAllGather | OpName::Matmul, Some(b)) => {
+            (MatmulAllReduce | MatmulReduceScatter | MatmulAllGather | Op::Matmul, Some(b)) => {
                 product(a, b)
             }
             _ => Part { value: a.clone(), magnitude: a.map(f64::abs) },
@@ -171,19 +171,19 @@ impl Task {
             value: value.data,
         };
         match self.op {
-            OpName::MatmulAllReduce | OpName::AllReduce => self.summed(parts, all, bias),
-            OpName::MatmulReduceScatter | OpName::ReduceScatter => {
+            Op::MatmulAllReduce | Op::AllReduce => self.summed(parts, all, bias),
+            Op::MatmulReduceScatter | Op::ReduceScatter => {
                 self.summed(parts, split(m, size, rank), bias)
             }
-            OpName::Matmul => self.summed(&parts[rank..=rank], all, bias),
-            OpName::MatmulAllGather => {
+            Op::Matmul => self.summed(&parts[rank..=rank], all, bias),
+            Op::MatmulAllGather => {
                 let part = Part {
                     value: stacked(|part| &part.value),
                     magnitude: stacked(|part| &part.magnitude),
                 };
                 self.summed(&[part], all, bias)
             }
-            OpName::AllGatherMatmul => {
+            Op::AllGatherMatmul => {
                 let a = match self.options.shard {
                     Shard::Columns => Dense::side_by_side(
                         &parts.iter().map(|part| &part.value).collect::<Vec<_>>(),
@@ -193,14 +193,14 @@ impl Task {
                 let none = Dense::default();
                 self.summed(&[product(&a, b.unwrap_or(&none))], all, bias)
             }
-            OpName::AllGather => moved(stacked(|part| &part.value)),
-            OpName::AllToAll => {
+            Op::AllGather => moved(stacked(|part| &part.value)),
+            Op::AllToAll => {
                 let blocks: Vec<_> =
                     parts.iter().map(|part| part.value.some_rows(split(m, size, rank))).collect();
                 moved(Dense::stacked(blocks.iter()))
             }
-            OpName::Broadcast => moved(parts[self.options.root].value.clone()),
-            OpName::Barrier => moved(Dense::default()),
+            Op::Broadcast => moved(parts[self.options.root].value.clone()),
+            Op::Barrier => moved(Dense::default()),
         }
     }
 
@@ -210,11 +210,8 @@ impl Task {
         let (output, wire) = (self.options.output_dtype(), self.options.wire_dtype());
         let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
         let len = rows.len() * cols;
-        let depth = if matches!(self.op, OpName::AllReduce | OpName::ReduceScatter) {
-            0
-        } else {
-            self.options.k
-        };
+        let depth =
+            if matches!(self.op, Op::AllReduce | Op::ReduceScatter) { 0 } else { self.options.k };
         // Roundings of f32 on the way to an element: products and sums, the bias, the last one.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
@@ -281,7 +278,7 @@ mod tests {
         Dense::from_fn(rows, cols, |r, c| iris_heap::random_unit(seed, 0, r * cols + c))
     }
 
-    fn task(op: OpName, size: usize, m: usize, options: Options) -> Task {
+    fn task(op: Op, size: usize, m: usize, options: Options) -> Task {
         Task { op, size, m, options }
     }
 
@@ -306,12 +303,12 @@ mod tests {
             let options = Options::new(3, 1, 0).root(1);
             task(op, 2, 3, options).expected(rank, &parts, None, None).exact.unwrap()
         };
-        assert_eq!(at(OpName::AllReduce, 0), [10.0, 12.0, 14.0]);
-        assert_eq!(at(OpName::ReduceScatter, 0), [10.0, 12.0]);
-        assert_eq!(at(OpName::ReduceScatter, 1), [14.0]);
-        assert_eq!(at(OpName::AllToAll, 0), [0.0, 1.0, 10.0, 11.0]);
-        assert_eq!(at(OpName::AllToAll, 1), [2.0, 12.0]);
-        assert_eq!(at(OpName::Broadcast, 0), [10.0, 11.0, 12.0]);
+        assert_eq!(at(Op::AllReduce, 0), [10.0, 12.0, 14.0]);
+        assert_eq!(at(Op::ReduceScatter, 0), [10.0, 12.0]);
+        assert_eq!(at(Op::ReduceScatter, 1), [14.0]);
+        assert_eq!(at(Op::AllToAll, 0), [0.0, 1.0, 10.0, 11.0]);
+        assert_eq!(at(Op::AllToAll, 1), [2.0, 12.0]);
+        assert_eq!(at(Op::Broadcast, 0), [10.0, 11.0, 12.0]);
     }
 
     /// Sums kept in the output's type are refused, those kept in f32 are not.
@@ -321,7 +318,7 @@ mod tests {
         let low = |x: f64| rounded(DType::BF16, x);
         let (a, b) = (random(m, k, 1).map(low), random(k, n, 2).map(low));
         let options = Options::new(m, n, k).dtype(DType::BF16);
-        let task = task(OpName::Matmul, 1, m, options);
+        let task = task(Op::Matmul, 1, m, options);
         let expected = task.expected(0, &[task.contribution(&a, Some(&b))], None, None);
         let by = |step: fn(f64) -> f64| {
             Dense::from_fn(m, n, |r, c| {

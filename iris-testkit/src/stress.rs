@@ -35,7 +35,7 @@ use iris_ops::{Injected, MatRef, Ranks, TileShape};
 use iris_sync::LINE_WORDS;
 
 use crate::oracle::split;
-use crate::suite::{AnyOp, Case, OpName, Operands};
+use crate::suite::{AnyOp, Case, Op, Operands};
 
 pub use subject::{Place, Subject, WAITS};
 
@@ -284,7 +284,7 @@ impl<T: Element> Bench<T> {
         let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
         let (mut c, mut own, mut op) = (places[0], false, None);
         if let Some((plan, case)) = subject.plan::<T>(ranks, setting)? {
-            given.op = OpName::ALL.iter().position(|&op| op == case.op).unwrap_or(0) as u32;
+            given.op = Op::ALL.iter().position(|&op| op == case.op).unwrap_or(0) as u32;
             given.root = case.options.root as u32;
             if let Subject::Op { place, .. } = subject {
                 c = places[if place == Place::Apart { ranks.rank % 2 } else { 0 }];
@@ -345,7 +345,7 @@ impl<T: Element> Bench<T> {
         launch(&self.kernels[0], &self.stream, groups, given)?;
         op.run(&Operands { a, b, c, bias: None }, &self.stream)?;
         launch(&self.kernels[1], &self.stream, groups, given)?;
-        if case.op == OpName::Barrier {
+        if case.op == Op::Barrier {
             // Nobody writes the next call's words before all have compared this one's.
             op.run(&Operands { a, b, c, bias: None }, &self.stream)?;
         }

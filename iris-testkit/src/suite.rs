@@ -14,7 +14,7 @@ mod traffic;
 use iris_ops::{Ranks, Shard, Variant};
 
 pub use buffer::Layout;
-pub use iris_ops::{AnyOp, Op as OpName, Operands};
+pub use iris_ops::{AnyOp, Op, Operands};
 pub use options::{Options, plan};
 pub use run::{Report, heap_bytes, run_case};
 pub use traffic::{Traffic, expected as expected_traffic};
@@ -32,7 +32,7 @@ pub enum Input {
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Which op.
-    pub op: OpName,
+    pub op: Op,
     /// Which variant; `auto` leaves it to the plan.
     pub variant: String,
     /// Shape, types and choices.
@@ -64,7 +64,7 @@ pub struct Case {
 
 impl Case {
     /// The op with these options: integers, three calls, the second with about half of the rows.
-    pub fn new(op: OpName, variant: impl AsRef<str>, options: Options) -> Self {
+    pub fn new(op: Op, variant: impl AsRef<str>, options: Options) -> Self {
         let m = options.m;
         Self {
             op,
@@ -87,13 +87,13 @@ impl Case {
     /// Each op, variant and shard with these options, as [`Case::new`] has them.
     pub fn each(options: &Options) -> Vec<Self> {
         let mut cases = Vec::new();
-        for op in OpName::ALL {
+        for op in Op::ALL {
             let mut options = options.clone();
             if !op.multiplies() {
                 options.k = 0;
             }
             let shards: &[Shard] = match op {
-                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+                Op::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
                 _ => &[Shard::Rows],
             };
             for &shard in shards {
@@ -109,10 +109,10 @@ impl Case {
         let mut options = self.options.clone();
         if self.uneven {
             match self.op {
-                OpName::MatmulAllReduce | OpName::MatmulReduceScatter | OpName::Matmul => {
+                Op::MatmulAllReduce | Op::MatmulReduceScatter | Op::Matmul => {
                     options.k += rank;
                 }
-                OpName::AllGatherMatmul => options.n += rank,
+                Op::AllGatherMatmul => options.n += rank,
                 _ => {}
             }
         }
@@ -125,28 +125,28 @@ impl Case {
         let (n, k) = (options.n, options.k);
         let part = |total| crate::oracle::split(total, ranks.size, ranks.rank).len();
         match self.op {
-            OpName::MatmulAllReduce | OpName::Matmul => [(m, k), (k, n), (m, n)],
-            OpName::MatmulReduceScatter => [(m, k), (k, n), (part(m), n)],
-            OpName::MatmulAllGather => [(part(m), k), (k, n), (m, n)],
-            OpName::AllGatherMatmul => match options.shard {
+            Op::MatmulAllReduce | Op::Matmul => [(m, k), (k, n), (m, n)],
+            Op::MatmulReduceScatter => [(m, k), (k, n), (part(m), n)],
+            Op::MatmulAllGather => [(part(m), k), (k, n), (m, n)],
+            Op::AllGatherMatmul => match options.shard {
                 iris_ops::Shard::Columns => [(m, part(k)), (k, n), (m, n)],
                 _ => [(part(m), k), (k, n), (m, n)],
             },
-            OpName::AllReduce => [(m, n), (0, 0), (m, n)],
-            OpName::AllGather => [(part(m), n), (0, 0), (m, n)],
-            OpName::ReduceScatter => [(m, n), (0, 0), (part(m), n)],
-            OpName::AllToAll => [(m, n), (0, 0), (ranks.size * part(m), n)],
-            OpName::Broadcast if ranks.rank == options.root => [(m, n), (0, 0), (m, n)],
-            OpName::Broadcast => [(0, n), (0, 0), (m, n)],
-            OpName::Barrier => [(0, 0); 3],
+            Op::AllReduce => [(m, n), (0, 0), (m, n)],
+            Op::AllGather => [(part(m), n), (0, 0), (m, n)],
+            Op::ReduceScatter => [(m, n), (0, 0), (part(m), n)],
+            Op::AllToAll => [(m, n), (0, 0), (ranks.size * part(m), n)],
+            Op::Broadcast if ranks.rank == options.root => [(m, n), (0, 0), (m, n)],
+            Op::Broadcast => [(0, n), (0, 0), (m, n)],
+            Op::Barrier => [(0, 0); 3],
         }
     }
 
     /// Whether all ranks get the same bits.
     pub fn same_on_all_ranks(&self, variant: Variant) -> bool {
         match self.op {
-            OpName::MatmulAllReduce | OpName::AllReduce => !variant.order_varies(),
-            OpName::MatmulAllGather | OpName::AllGather | OpName::Broadcast => true,
+            Op::MatmulAllReduce | Op::AllReduce => !variant.order_varies(),
+            Op::MatmulAllGather | Op::AllGather | Op::Broadcast => true,
             _ => false,
         }
     }

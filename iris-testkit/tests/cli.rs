@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use iris_testkit::suite::OpName;
+use iris_testkit::suite::Op;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
@@ -446,7 +446,7 @@ fn a_rank_that_waits_alone_names_the_others() {
 fn a_smoke_test_has_all_ops_and_variants_in_few_cases() {
     let out = good(&["test", "--level", "smoke"]);
     let cases: Vec<_> = out.lines().filter(|line| line.starts_with("case ")).collect();
-    for op in OpName::ALL {
+    for op in Op::ALL {
         for variant in op.variants() {
             let is = |line: &&&str| line.contains(&format!(", {op} {}", variant.name()));
             let seen: Vec<_> = cases.iter().filter(is).collect();

@@ -11,7 +11,7 @@ use iris_ops::{
 };
 use iris_sync::Span;
 use iris_testkit::Level;
-use iris_testkit::suite::{Case, OpName, Options, Report, plan, run_case};
+use iris_testkit::suite::{Case, Op, Options, Report, plan, run_case};
 
 /// Calls around the numbers at which the counter changes sign or all words are refreshed; most
 /// calls use some of the tiles only.
@@ -68,16 +68,16 @@ fn variants_move_what_their_names_say() {
     };
     let peers = (SIZE - 1) as f64;
     for (variant, factor) in [("one_shot", peers), ("two_shot", 2.0 * peers / SIZE as f64)] {
-        let reports = report(OpName::MatmulAllReduce, variant);
+        let reports = report(Op::MatmulAllReduce, variant);
         let pushed = mean(&reports, |report| report.counters.unwrap().pushed);
         assert_eq!(pushed, message * factor, "{variant}");
         assert!(reports.iter().all(|report| report.counters.unwrap().pulled == 0), "{reports:?}");
     }
-    let reports = report(OpName::MatmulReduceScatter, "push");
+    let reports = report(Op::MatmulReduceScatter, "push");
     assert_eq!(mean(&reports, |r| r.counters.unwrap().pushed), message * peers / SIZE as f64);
     let a = (32 * 16 * 4) as f64;
     for variant in ["baseline", "pull", "staged"] {
-        let reports = report(OpName::AllGatherMatmul, variant);
+        let reports = report(Op::AllGatherMatmul, variant);
         let [pushed, pulled, flags] = [
             mean(&reports, |r| r.counters.unwrap().pushed),
             mean(&reports, |r| r.counters.unwrap().pulled),
@@ -108,7 +108,7 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
         heap.free(used)?;
         let options = Options::new(m, n, k).tile(TileShape { m: 16, n: 64 }).trace_spans(4096);
         let options = options.columns_per_flag(32).shard(Shard::Rows);
-        let plan = plan(OpName::AllGatherMatmul, variant, &world, &options)?;
+        let plan = plan(Op::AllGatherMatmul, variant, &world, &options)?;
         let a = heap.rand::<f32>(m * k, 1)?;
         let b = heap.rand::<f32>(k * n, 2)?;
         let c = heap.zeros::<f32>(m * n)?;
@@ -159,7 +159,7 @@ fn traces_take_the_room_they_are_given() {
         let result = World::run_threads(2, |world| -> anyhow::Result<_> {
             let heap: Arc<_> = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
             let options = Options::new(16, 16, 0).tile(TileShape { m: 4, n: 4 }).trace_spans(spans);
-            let plan = plan(OpName::AllReduce, "one_shot", &world, &options)?;
+            let plan = plan(Op::AllReduce, "one_shot", &world, &options)?;
             let op = AllReduce::new(&heap, &plan)?;
             let a = heap.ones::<f32>(256)?;
             let stream = heap.stream()?;

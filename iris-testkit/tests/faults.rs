@@ -30,7 +30,7 @@ use common::{base_cases, run_all, taken};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{Barrier, Error, MatRef, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
-use iris_testkit::suite::{Case, Input, OpName, Options};
+use iris_testkit::suite::{Case, Input, Op, Options};
 
 /// Entry and host collectives 2.4 s, progress 120 ms.
 fn settings() -> Settings {
@@ -79,8 +79,8 @@ fn fault_of(error: &anyhow::Error) -> Option<(&'static str, iris_sync::Fault)> {
 #[test]
 fn a_rank_that_skips_a_call_is_named() {
     // Nobody waits for a receiver of a broadcast before the call after the next.
-    let skips = |case: &Case| if case.op == OpName::Broadcast { 0 } else { 1 };
-    let cases = all_cases().into_iter().filter(|case| case.op != OpName::Matmul).collect();
+    let skips = |case: &Case| if case.op == Op::Broadcast { 0 } else { 1 };
+    let cases = all_cases().into_iter().filter(|case| case.op != Op::Matmul).collect();
     everywhere(
         &settings(),
         cases,
@@ -158,7 +158,7 @@ fn a_rank_that_is_late_is_waited_for() {
 /// What a rank writes into its shard just before it comes late is what the others read.
 #[test]
 fn a_late_shard_is_waited_for() {
-    let cases = all_cases().into_iter().filter(|case| case.op == OpName::AllGatherMatmul);
+    let cases = all_cases().into_iter().filter(|case| case.op == Op::AllGatherMatmul);
     everywhere(
         &settings(),
         cases.collect(),
@@ -204,7 +204,7 @@ fn a_late_shard_is_waited_for() {
 #[test]
 fn ranks_with_different_m_are_named() {
     let cases = all_cases().into_iter();
-    let cases = cases.filter(|case| !matches!(case.op, OpName::Matmul | OpName::Barrier));
+    let cases = cases.filter(|case| !matches!(case.op, Op::Matmul | Op::Barrier));
     everywhere(
         &settings(),
         cases.collect(),
@@ -225,7 +225,7 @@ fn ranks_with_different_m_are_named() {
                     Err(error) => anyhow::Error::from(error),
                     // A root waits for nobody.
                     Ok(()) => {
-                        assert!(case.op == OpName::Broadcast && rank == 0, "{case:?}: rank {rank}");
+                        assert!(case.op == Op::Broadcast && rank == 0, "{case:?}: rank {rank}");
                         continue;
                     }
                 };
@@ -250,7 +250,7 @@ fn ranks_with_different_m_are_named() {
 #[test]
 fn another_place_of_a_is_named() {
     let cases = all_cases().into_iter();
-    let case = cases.filter(|case| case.op == OpName::AllGatherMatmul && case.variant == "pull");
+    let case = cases.filter(|case| case.op == Op::AllGatherMatmul && case.variant == "pull");
     everywhere(
         &settings(),
         case.collect(),
@@ -282,11 +282,10 @@ fn ops_in_another_order_are_named() {
     let results = World::run_threads_each(2, &settings(), |world| -> anyhow::Result<()> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
         let options = Options::new(8, 6, 0);
-        let mut send =
-            Ready::on(heap.clone(), &Case::new(OpName::Broadcast, "push", options.clone()))?;
+        let mut send = Ready::on(heap.clone(), &Case::new(Op::Broadcast, "push", options.clone()))?;
         // Into the inbox, so that the root waits for nobody and goes on.
         send.operands.c = MatRef::sym(send.c, 6, 8).transposed();
-        let mut sum = Ready::on(heap, &Case::new(OpName::AllReduce, "one_shot", options))?;
+        let mut sum = Ready::on(heap, &Case::new(Op::AllReduce, "one_shot", options))?;
         let order = if world.rank() == 0 { [&mut send, &mut sum] } else { [&mut sum, &mut send] };
         for op in order {
             op.call()?;
@@ -306,7 +305,7 @@ fn every_rank_has_the_same_bits() {
     // run_case compares the bits of all ranks and of equal calls.
     let options = Options::new(40, 30, 50).tile(TileShape { m: 8, n: 8 });
     let cases = [Variant::OneShot, Variant::TwoShot].map(|variant| {
-        let mut case = Case::new(OpName::MatmulAllReduce, variant, options.clone());
+        let mut case = Case::new(Op::MatmulAllReduce, variant, options.clone());
         assert!(case.same_on_all_ranks(variant) && case.same_in_all_runs(variant));
         case.input = Input::Reals;
         case
@@ -348,7 +347,7 @@ fn a_barrier_of_some_ranks_waits_for_those_only() {
         }
         stream.sync()?;
         // And the ops of all ranks still agree on how many calls there were.
-        let case = Case::new(OpName::AllReduce, "two_shot", Options::new(8, 6, 0));
+        let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
         let mut ready = Ready::on(heap.clone(), &case)?;
         for _ in 0..3 {
             all.run(&stream)?;
@@ -372,7 +371,7 @@ fn a_barrier_of_some_ranks_waits_for_those_only() {
 #[test]
 fn a_rank_that_panics_is_named_at_once() {
     let results = World::run_threads_each(3, &Settings::default(), |world| -> anyhow::Result<_> {
-        let case = Case::new(OpName::MatmulAllReduce, "two_shot", Options::new(8, 6, 9));
+        let case = Case::new(Op::MatmulAllReduce, "two_shot", Options::new(8, 6, 9));
         let mut ready = Ready::new(&world, &case)?;
         ready.call()?;
         ready.sync()?;
@@ -407,7 +406,7 @@ fn a_rank_that_panics_is_named_at_once() {
 fn a_new_world_works_after_a_fault() {
     for round in 0..2 {
         let results = World::run_threads_each(2, &settings(), |world| -> anyhow::Result<()> {
-            let case = Case::new(OpName::AllReduce, "one_shot", Options::new(8, 6, 0));
+            let case = Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0));
             let mut ready = Ready::new(&world, &case)?;
             ready.call()?;
             ready.sync()?;

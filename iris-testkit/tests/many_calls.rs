@@ -11,7 +11,7 @@ use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{MatRef, TileShape};
 use iris_testkit::Level;
 use iris_testkit::harness::{self, Group, named};
-use iris_testkit::suite::{AnyOp, OpName, Operands, Options, plan};
+use iris_testkit::suite::{AnyOp, Op, Operands, Options, plan};
 
 fn main() -> ExitCode {
     harness::run(vec![Group::new(
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 
 /// 10,000 calls with changing shapes and inputs, without the ranks meeting in between: each rank
 /// runs as far ahead as the protocol lets it.
-fn many_calls(op: OpName, variant: &str, calls: usize) {
+fn many_calls(op: Op, variant: &str, calls: usize) {
     const BATCH: usize = 100;
     const MOST: usize = 12;
     const N: usize = 8;
@@ -63,7 +63,7 @@ fn many_calls(op: OpName, variant: &str, calls: usize) {
                 let (call, m) = shape(index);
                 for (at, seen) in heap.read(output)?.into_iter().take(m * N).enumerate() {
                     let wanted = match op.plan().op() {
-                        OpName::AllReduce => (0..size).map(|rank| value(call, rank, at)).sum(),
+                        Op::AllReduce => (0..size).map(|rank| value(call, rank, at)).sum(),
                         _ => value(call, 0, at),
                     };
                     anyhow::ensure!(seen == wanted, "call {call}, {at}: {seen}, not {wanted}");
@@ -81,19 +81,19 @@ fn calls() -> usize {
 }
 
 fn ten_thousand_calls_one_shot() {
-    many_calls(OpName::AllReduce, "one_shot", calls());
+    many_calls(Op::AllReduce, "one_shot", calls());
 }
 
 fn ten_thousand_calls_two_shot() {
-    many_calls(OpName::AllReduce, "two_shot", calls());
+    many_calls(Op::AllReduce, "two_shot", calls());
 }
 
 /// The root receives nothing, so it is the rank that runs ahead.
 fn ten_thousand_calls_broadcast() {
-    many_calls(OpName::Broadcast, "push", calls());
+    many_calls(Op::Broadcast, "push", calls());
 }
 
 fn a_thousand_calls_spinlock_and_atomic() {
-    many_calls(OpName::AllReduce, "spinlock", calls() / 10);
-    many_calls(OpName::AllReduce, "atomic", calls() / 10);
+    many_calls(Op::AllReduce, "spinlock", calls() / 10);
+    many_calls(Op::AllReduce, "atomic", calls() / 10);
 }

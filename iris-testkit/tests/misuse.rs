@@ -13,7 +13,7 @@ use iris_ops::{
     AllGatherMatmul, AllReduce, Broadcast, CollectiveArgs, Error, MatRef, MatmulAllReduce,
     MatmulArgs, Ranks, Shard, TileShape,
 };
-use iris_testkit::suite::{AnyOp, Case, OpName, Options, plan};
+use iris_testkit::suite::{AnyOp, Case, Op, Options, plan};
 
 /// Each mistake is an error that names the matrix and what is wrong with it, on the rank that makes
 /// it; the others wait for its next call, which is right.
@@ -23,7 +23,7 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
         let other = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
         let (m, n, k) = (8, 6, 9);
-        let plan = plan(OpName::MatmulAllReduce, "two_shot", &world, &Options::new(m, n, k))?;
+        let plan = plan(Op::MatmulAllReduce, "two_shot", &world, &Options::new(m, n, k))?;
         let op = MatmulAllReduce::new(&heap, &plan)?;
         let stream = heap.stream()?;
         let (a, b) = (heap.rand::<f32>(200, 1)?, heap.rand::<f32>(200, 2)?);
@@ -100,7 +100,7 @@ fn wrong_messages_and_shards_are_refused() {
         let options = Options::new(8, 6, 0);
         let (a, c) = (heap.zeros::<f32>(100)?, heap.zeros::<f32>(100)?);
         let (ra, rc) = (MatRef::sym(a, 8, 6), MatRef::sym(c, 8, 6));
-        let made = plan(OpName::AllReduce, "one_shot", &world, &options)?;
+        let made = plan(Op::AllReduce, "one_shot", &world, &options)?;
         let op = AllReduce::new(&heap, &made)?;
         let refused = |args: CollectiveArgs, message: &str| {
             let error = op.run(&args, &stream).unwrap_err().to_string();
@@ -110,7 +110,7 @@ fn wrong_messages_and_shards_are_refused() {
         refused(CollectiveArgs::new(ra, MatRef::sym(a.slice(6..)?, 8, 6)), "C and A overlap");
         refused(CollectiveArgs::new(ra, ra.with_ld(7)), "C and A overlap");
         refused(CollectiveArgs::new(ra, MatRef::sym(c, 6, 8)), "output is 6 x 8, expected 8 x 6");
-        let made = plan(OpName::Broadcast, "push", &world, &options.clone().root(1))?;
+        let made = plan(Op::Broadcast, "push", &world, &options.clone().root(1))?;
         let op = Broadcast::new(&heap, &made)?;
         if world.rank() == 1 {
             let error = op.run(&CollectiveArgs::receive(rc), &stream).unwrap_err().to_string();
@@ -118,7 +118,7 @@ fn wrong_messages_and_shards_are_refused() {
         }
         for variant in ["pull", "staged"] {
             let options = Options::new(4, 3, 5).shard(Shard::Columns);
-            let made = plan(OpName::AllGatherMatmul, variant, &world, &options)?;
+            let made = plan(Op::AllGatherMatmul, variant, &world, &options)?;
             let op = AllGatherMatmul::new(&heap, &made)?;
             let cols = [3, 2][world.rank()];
             let (b, out) = (heap.zeros::<f32>(15)?, heap.zeros::<f32>(12)?);
@@ -147,7 +147,7 @@ fn an_op_that_one_rank_cannot_make_is_made_by_none() {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().device_words(4096).threads(1))?;
         let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let mut before = free();
-        let case = Case::new(OpName::AllReduce, "two_shot", Options::new(8, 6, 0));
+        let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
         // The first time the call counter is missing, then there is one and words are.
         for words in [4096, 4096 - 32] {
             let plan = plan(case.op, &case.variant, &world, &case.options)?;
@@ -198,12 +198,10 @@ fn plans_that_differ_are_refused_and_named() {
             if world.rank() == 1 {
                 change(&mut options);
             }
-            let plan = plan(OpName::MatmulAllGather, "push", &world, &options)?;
+            let plan = plan(Op::MatmulAllGather, "push", &world, &options)?;
             let error = AnyOp::new(&heap, &plan).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Disagreement, "{item}: {error}");
-            let Error::Heap { op: OpName::MatmulAllGather, cause } = &error else {
-                panic!("{error}")
-            };
+            let Error::Heap { op: Op::MatmulAllGather, cause } = &error else { panic!("{error}") };
             let iris_heap::Error::Disagreement { item: named, ranks, values, .. } = &**cause else {
                 panic!("{error}")
             };
@@ -211,13 +209,11 @@ fn plans_that_differ_are_refused_and_named() {
         }
         // What only some ops have; then a plan that is of another op, or for another world.
         let options = Options::new(8, 6, 4);
-        let changes: [(OpName, &str, &str, Change); 4] = [
-            (OpName::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
-            (OpName::Broadcast, "push", "root", |o| o.root = 1),
-            (OpName::AllGatherMatmul, "staged", "columns_per_flag", |o| {
-                o.columns_per_flag = Some(3)
-            }),
-            (OpName::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
+        let changes: [(Op, &str, &str, Change); 4] = [
+            (Op::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
+            (Op::Broadcast, "push", "root", |o| o.root = 1),
+            (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| o.columns_per_flag = Some(3)),
+            (Op::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
         ];
         for (op, variant, item, change) in changes {
             let mut options = options.clone();
@@ -229,14 +225,14 @@ fn plans_that_differ_are_refused_and_named() {
             assert!(error.to_string().contains(item), "{error}");
         }
         let variant = ["one_shot", "two_shot", "one_shot"][world.rank()];
-        let plan_made = plan(OpName::MatmulAllReduce, variant, &world, &options)?;
+        let plan_made = plan(Op::MatmulAllReduce, variant, &world, &options)?;
         let error = AnyOp::new(&heap, &plan_made).err().unwrap();
         assert!(error.to_string().contains("variant") && error.to_string().contains("two_shot"));
-        let plan_made = plan(OpName::AllReduce, "one_shot", &world, &options)?;
+        let plan_made = plan(Op::AllReduce, "one_shot", &world, &options)?;
         let error = MatmulAllReduce::new(&heap, &plan_made).err().unwrap();
         assert!(matches!(&error, Error::Invalid { value, .. } if value == "one of all_reduce"));
         let elsewhere = Ranks::new(world.rank(), if world.rank() == 2 { 4 } else { 3 });
-        let plan_made = plan(OpName::Barrier, "flat", elsewhere, &options)?;
+        let plan_made = plan(Op::Barrier, "flat", elsewhere, &options)?;
         let error = AnyOp::new(&heap, &plan_made).err().unwrap();
         let told = matches!(&error, Error::OtherWorld { planned_size: 4, size: 3, .. });
         assert_eq!(told, world.rank() == 2, "{error}");
@@ -256,7 +252,7 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
         let free = (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let words = heap.alloc_device_words(1)?.offset();
         let large = Options::new(1000, 1000, 0);
-        let plan = plan(OpName::AllReduce, "one_shot", &world, &large)?;
+        let plan = plan(Op::AllReduce, "one_shot", &world, &large)?;
         for _ in 0..3 {
             let error = AllReduce::new(&heap, &plan).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
@@ -276,10 +272,8 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
         assert_eq!(after, free);
         // Device words were given back: the next are where they would have been.
         assert_eq!(heap.alloc_device_words(1)?.offset() / 4096, words / 4096);
-        let mut ready = Ready::on(
-            heap.clone(),
-            &Case::new(OpName::AllReduce, "one_shot", Options::new(8, 6, 0)),
-        )?;
+        let mut ready =
+            Ready::on(heap.clone(), &Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0)))?;
         ready.call()?;
         ready.sync()?;
         assert!(heap.read(ready.c)?[..48].iter().all(|value| value.is_finite()));
@@ -332,7 +326,7 @@ fn calls_take_no_memory() {
 fn run_returns_before_any_peer_has_come() {
     let (returned, came) = (AtomicBool::new(false), AtomicBool::new(false));
     World::run_threads(2, |world| -> anyhow::Result<()> {
-        let case = Case::new(OpName::AllReduce, "two_shot", Options::new(8, 6, 0));
+        let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
         let mut ready = Ready::new(&world, &case)?;
         if world.rank() == 0 {
             for _ in 0..3 {
@@ -363,7 +357,7 @@ fn frees_in_another_order_are_refused() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
         let options = Options::new(8, 6, 0);
-        let plan = plan(OpName::AllReduce, "two_shot", &world, &options)?;
+        let plan = plan(Op::AllReduce, "two_shot", &world, &options)?;
         let (first, second) = (AllReduce::new(&heap, &plan)?, AllReduce::new(&heap, &plan)?);
         let op = if world.rank() == 0 { first } else { second };
         let error = op.free().unwrap_err();

@@ -9,7 +9,7 @@ use half::bf16;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
 use iris_testkit::Level;
-use iris_testkit::suite::{Case, Input, Layout, OpName, Options, plan};
+use iris_testkit::suite::{Case, Input, Layout, Op, Options, plan};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -233,7 +233,7 @@ fn choices_of_the_plan() {
     let mut cases = Vec::new();
     let options = Options::new(37, 26, 43).tile(TileShape { m: 6, n: 11 });
     for root in 0..3 {
-        cases.push(Case::new(OpName::Broadcast, "push", options.clone().root(root)));
+        cases.push(Case::new(Op::Broadcast, "push", options.clone().root(root)));
     }
     for shard in [Shard::Rows, Shard::Columns] {
         for staging in [StagingLayout::KContiguous, StagingLayout::MContiguous] {
@@ -243,7 +243,7 @@ fn choices_of_the_plan() {
                         let options = options.clone().shard(shard).staging(staging);
                         let options = options.columns_per_flag(columns_per_flag);
                         let options = options.fetchers(fetchers).workgroups(workgroups);
-                        cases.push(Case::new(OpName::AllGatherMatmul, "staged", options));
+                        cases.push(Case::new(Op::AllGatherMatmul, "staged", options));
                     }
                 }
             }
@@ -263,7 +263,7 @@ fn the_automatic_choice_works() {
     for size in [1, 2, 4] {
         let mut cases = Vec::new();
         for (m, n, k) in [(8, 16, 16), (256, 300, 20)] {
-            for op in OpName::ALL {
+            for op in Op::ALL {
                 let k = if op.multiplies() { k } else { 0 };
                 cases.push(Case::new(op, "auto", Options::new(m, n, k)));
             }
@@ -290,7 +290,7 @@ fn columns_m4_k_local2_w2() {
         for variant in ["baseline", "pull", "staged"] {
             let options = Options::new(4, 2, 4).dtype(DType::BF16).output(DType::F32);
             let options = options.shard(Shard::Columns).tile(TileShape { m: 2, n: 2 });
-            let plan = plan(OpName::AllGatherMatmul, variant, &world, &options)?;
+            let plan = plan(Op::AllGatherMatmul, variant, &world, &options)?;
             let op = AllGatherMatmul::new(&heap, &plan)?;
             let stream = heap.stream()?;
             heap.write(c, &[f32::NAN; 8])?;

@@ -2,22 +2,22 @@
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Ranks, TileShape, Variant};
-use iris_testkit::suite::{OpName, Options, plan};
+use iris_testkit::suite::{Op, Options, plan};
 
 #[test]
 fn plans_that_make_no_sense_are_refused() {
     let ranks = Ranks::new(0, 2);
     let base = || Options::new(8, 6, 4);
     let tile = |m, n| base().tile(TileShape { m, n });
-    let refused = |op: OpName, options: Options, message: &str| {
+    let refused = |op: Op, options: Options, message: &str| {
         for variant in op.variants() {
             let error = plan(op, variant, ranks, &options).unwrap_err().to_string();
             assert!(error.contains(message), "{error}, expected {message}");
             assert!(error.starts_with(op.name()), "{error}");
         }
     };
-    for op in OpName::ALL {
-        if op != OpName::Barrier {
+    for op in Op::ALL {
+        if op != Op::Barrier {
             refused(op, tile(0, 4), "tile is 0 x 4");
             refused(op, tile(4, 65537), "tile is 4 x 65537");
             refused(op, base().dtype(DType::I32), "dtype is i32");
@@ -31,33 +31,33 @@ fn plans_that_make_no_sense_are_refused() {
                 "signals",
             );
         }
-        if op != OpName::Barrier {
+        if op != Op::Barrier {
             refused(op, base().workgroups(0), "workgroups is 0");
         }
-        if !op.multiplies() && op != OpName::Barrier {
+        if !op.multiplies() && op != Op::Barrier {
             refused(op, base().output(DType::F16), "output is f16");
         }
     }
-    refused(OpName::Broadcast, base().root(2), "root is 2");
+    refused(Op::Broadcast, base().root(2), "root is 2");
     let staged = base().columns_per_flag(0);
-    let error = plan(OpName::AllGatherMatmul, "staged", ranks, &staged).unwrap_err().to_string();
+    let error = plan(Op::AllGatherMatmul, "staged", ranks, &staged).unwrap_err().to_string();
     assert!(error.contains("columns_per_flag is 0"), "{error}");
-    for op in [OpName::AllGather, OpName::AllToAll, OpName::Broadcast] {
+    for op in [Op::AllGather, Op::AllToAll, Op::Broadcast] {
         refused(op, base().epilogue(Epilogue::Gelu), "epilogue is Gelu");
     }
     for (ranks, message) in
         [(Ranks::new(0, 0), "world"), (Ranks::new(0, 65), "world"), (Ranks::new(2, 2), "rank is 2")]
     {
-        let error = plan(OpName::AllReduce, "auto", ranks, &base()).unwrap_err().to_string();
+        let error = plan(Op::AllReduce, "auto", ranks, &base()).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
-    let error = plan(OpName::AllReduce, "ring", ranks, &base()).unwrap_err().to_string();
+    let error = plan(Op::AllReduce, "ring", ranks, &base()).unwrap_err().to_string();
     assert!(error.contains("ring") && error.contains("two_shot"), "{error}");
 }
 
 /// Whether partials of sums travel in the op, in a type of their own.
-fn partials_travel(op: OpName) -> bool {
-    use OpName::{AllReduce, MatmulAllReduce, MatmulReduceScatter, ReduceScatter};
+fn partials_travel(op: Op) -> bool {
+    use Op::{AllReduce, MatmulAllReduce, MatmulReduceScatter, ReduceScatter};
     matches!(op, AllReduce | MatmulAllReduce | MatmulReduceScatter | ReduceScatter)
 }
 
@@ -67,14 +67,14 @@ fn partials_travel(op: OpName) -> bool {
 fn no_number_is_too_large_to_be_refused() {
     let sizes =
         [0, 1, (1 << 29) + 1, 1 << 30, 1 << 31, 1 << 32, (1 << 32) + 8, 1 << 63, usize::MAX];
-    let refused = |op: OpName, variant: &str, backend, options: &Options| {
+    let refused = |op: Op, variant: &str, backend, options: &Options| {
         let options = options.clone().backend(backend);
         let planned = plan(op, variant, Ranks::new(1, 3), &options);
         planned.map(|plan| (plan.data_bytes(), plan.signal_bytes())).is_err()
     };
-    for op in OpName::ALL {
+    for op in Op::ALL {
         let dimensions = match op {
-            OpName::Barrier => 0,
+            Op::Barrier => 0,
             _ if op.multiplies() => 3,
             _ => 2,
         };
@@ -98,7 +98,7 @@ fn no_number_is_too_large_to_be_refused() {
                     let root = options().root(size);
                     let staged = refused(&staged) && refused(&fetchers);
                     assert_eq!(staged, variant == "staged", "{op}: {size} columns, fetchers");
-                    assert_eq!(refused(&root), op == OpName::Broadcast, "{op}: root {size}");
+                    assert_eq!(refused(&root), op == Op::Broadcast, "{op}: root {size}");
                     assert!(refused(&options().members(vec![0, size])), "{op}: member {size}");
                     refused(&options().workgroups(size));
                 }
@@ -107,7 +107,7 @@ fn no_number_is_too_large_to_be_refused() {
                 // Members are of a barrier.
                 assert!(refused(&options().members(vec![70])), "{op} {variant}");
                 let some = refused(&options().members(vec![0, 1]));
-                assert_eq!(some, op != OpName::Barrier, "{op} {variant}");
+                assert_eq!(some, op != Op::Barrier, "{op} {variant}");
             }
         }
     }

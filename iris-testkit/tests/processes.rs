@@ -15,7 +15,7 @@ use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{Error, TileShape};
 use iris_testkit::Level;
 use iris_testkit::launch::{End, Options as Launch, Outcome, launch};
-use iris_testkit::suite::{Case, Input, OpName, Options, run_case};
+use iris_testkit::suite::{Case, Input, Op, Options, run_case};
 
 /// Which part the rank program plays.
 const PART: &str = "RANK_PROGRAM";
@@ -91,7 +91,7 @@ fn skip(world: &World) -> anyhow::Result<()> {
 }
 
 fn a_case() -> Case {
-    Case::new(OpName::MatmulAllReduce, "two_shot", Options::new(8, 6, 9))
+    Case::new(Op::MatmulAllReduce, "two_shot", Options::new(8, 6, 9))
 }
 
 #[test]

@@ -6,7 +6,7 @@ use common::{run_all, taken};
 use iris_heap::DType;
 use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
 use iris_testkit::Level;
-use iris_testkit::suite::{Case, Input, Layout, OpName, Options};
+use iris_testkit::suite::{Case, Input, Layout, Op, Options};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
@@ -58,7 +58,7 @@ fn options() -> impl Strategy<Value = Options> {
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let op = select(OpName::ALL.to_vec()).prop_flat_map(|op| (Just(op), select(op.variants())));
+    let op = select(Op::ALL.to_vec()).prop_flat_map(|op| (Just(op), select(op.variants())));
     let rows = prop::collection::vec(0..1000usize, 1..6);
     let flags = [any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()];
     let layouts = [layout().boxed(), layout().boxed(), layout().boxed()];

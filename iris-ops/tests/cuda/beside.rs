@@ -15,7 +15,7 @@ use iris_kernels::gemm_config::THREADS;
 use iris_kernels::rtc::{Compiler, Options};
 use iris_ops::{MatRef, Ranks};
 use iris_testkit::harness;
-use iris_testkit::suite::{AnyOp, OpName, Operands};
+use iris_testkit::suite::{AnyOp, Op, Operands};
 use libloading::os::unix::{Library, RTLD_NOW};
 
 use crate::graphs::{callers, captured, drop_graph};
@@ -44,12 +44,12 @@ IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32
 const GROUPS: u32 = 4;
 
 /// The ops whose peers write C directly, all tiles of which arrive.
-const OPS: [(OpName, &str); 5] = [
-    (OpName::AllGather, "push"),
-    (OpName::MatmulAllGather, "push"),
-    (OpName::Broadcast, "push"),
-    (OpName::AllReduce, "two_shot"),
-    (OpName::MatmulAllReduce, "two_shot"),
+const OPS: [(Op, &str); 5] = [
+    (Op::AllGather, "push"),
+    (Op::MatmulAllGather, "push"),
+    (Op::Broadcast, "push"),
+    (Op::AllReduce, "two_shot"),
+    (Op::MatmulAllReduce, "two_shot"),
 ];
 
 pub(crate) fn the_kernel_beside_ops_compiles() {
@@ -89,7 +89,7 @@ struct OnHost {
 }
 
 impl OnHost {
-    fn new(world: &World, (op, variant): (OpName, &str)) -> Result<OnHost> {
+    fn new(world: &World, (op, variant): (Op, &str)) -> Result<OnHost> {
         let options = HeapOptions::new().threads(2).data_bytes(4 << 20);
         let heap = SymmetricHeap::open(world, options)?;
         let sample = Sample::new(op, variant, Default::default(), Ranks::from(world));
@@ -127,7 +127,7 @@ impl OnHost {
     }
 }
 
-fn taken_on_the_host(world: &World, op: (OpName, &str)) -> Result<()> {
+fn taken_on_the_host(world: &World, op: (Op, &str)) -> Result<()> {
     let mut host = OnHost::new(world, op)?;
     let operands = host.sample.operands(&host.room);
     for call in 0..20 {
@@ -155,7 +155,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         let settings = Settings::default().deadline(0.02);
         let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
-            let mut host = OnHost::new(&world, (OpName::AllReduce, "two_shot"))?;
+            let mut host = OnHost::new(&world, (Op::AllReduce, "two_shot"))?;
             let mut operands = host.sample.operands(&host.room);
             if which == 0 {
                 operands.c = shifted(&host.sample, &host.room, world.rank())?;
@@ -214,7 +214,7 @@ impl Taker {
 }
 
 /// Twenty calls with the kernel beside each, enqueued, or as a graph that is replayed.
-fn taken(world: &World, (op, variant): (OpName, &str), as_graph: bool) -> Result<()> {
+fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()> {
     let heap = open(world)?;
     let ranks = Ranks::from(world);
     let sample = Sample::new(op, variant, Default::default(), ranks);
@@ -299,7 +299,7 @@ fn fault(text: &str, enqueue: impl Fn(&World, &Arc<SymmetricHeap>) -> Result<Str
 
 pub(crate) fn tiles_that_do_not_come_are_faults() {
     let make = |world: &World| {
-        Sample::new(OpName::AllReduce, "two_shot", Default::default(), Ranks::from(world))
+        Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(world))
     };
     // Nobody runs the call.
     fault("all_reduce", |world, heap| {
@@ -342,10 +342,10 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
             ensure!(error.contains(text), "{error}");
             Ok(())
         };
-        let sample = Sample::new(OpName::AllReduce, "one_shot", Default::default(), ranks);
+        let sample = Sample::new(Op::AllReduce, "one_shot", Default::default(), ranks);
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         refused(op.beside(&sample.operands(&room), &stream), "variant")?;
-        let sample = Sample::new(OpName::AllReduce, "two_shot", Default::default(), ranks);
+        let sample = Sample::new(Op::AllReduce, "two_shot", Default::default(), ranks);
         let op = sample.make(&heap)?;
         let mut operands = sample.operands(&room);
         operands.c = operands.a;

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{MatRef, Ranks};
 use iris_testkit::launch;
-use iris_testkit::suite::OpName;
+use iris_testkit::suite::Op;
 
 use crate::graphs::callers;
 use crate::open;
@@ -33,7 +33,7 @@ fn external_matrices(world: &World) -> Result<()> {
     let heap = open(world)?;
     let (theirs, stream) = callers(&heap)?;
     for sample in Sample::all(Ranks::from(world)) {
-        if sample.case.op == OpName::Barrier {
+        if sample.case.op == Op::Barrier {
             continue;
         }
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
@@ -97,7 +97,7 @@ pub(crate) fn legacy_rank() -> Result<()> {
             sample.fill(&heap, &room, call)?;
             op.run(&sample.operands(&room), &stream)?;
             stream.sync()?;
-            if sample.case.op != OpName::Barrier {
+            if sample.case.op != Op::Barrier {
                 sample.check(&heap.read(room.c)?, call)?;
             }
         }
@@ -130,7 +130,7 @@ pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
         World::run_threads(devices.max(2), |world| -> Result<()> {
             let heap = open(&world)?;
             let stream = heap.stream()?;
-            let ops = [(OpName::MatmulAllReduce, "two_shot"), (OpName::AllGatherMatmul, "staged")];
+            let ops = [(Op::MatmulAllReduce, "two_shot"), (Op::AllGatherMatmul, "staged")];
             for (op, variant) in ops {
                 let sample = Sample::new(op, variant, Default::default(), Ranks::from(&world));
                 let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);

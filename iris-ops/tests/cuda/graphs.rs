@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World};
 use iris_ops::all_reduce::{Options, Variant};
 use iris_ops::{AllReduce, Barrier, CollectiveArgs, MatRef, Ranks, barrier};
-use iris_testkit::suite::OpName;
+use iris_testkit::suite::Op;
 
 use crate::sample::{Room, Sample};
 use crate::{numbers, open};
@@ -111,7 +111,7 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
         let heap = open(&world)?;
         let (theirs, stream) = callers(&heap)?;
         let sample =
-            Sample::new(OpName::AllReduce, "two_shot", Default::default(), Ranks::from(&world));
+            Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(&world));
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         let refuse = |what: &str, outcome: Result<()>| {
             let error = format!("{:#}", outcome.expect_err("allocation in a capture"));
@@ -267,7 +267,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
             heap.write(word, &[calls])?;
             graph.launch()?;
             stream.sync()?;
-            if sample.case.op != OpName::Barrier {
+            if sample.case.op != Op::Barrier {
                 sample.check(&heap.read(room.c)?, call)?;
                 continue;
             }

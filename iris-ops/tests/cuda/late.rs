@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::Ranks;
-use iris_testkit::suite::OpName;
+use iris_testkit::suite::Op;
 
 use crate::sample::Sample;
 
@@ -41,7 +41,7 @@ fn calls(
     // Both are still there when one of them reads, and when one has found something wrong.
     let c = heap.read(room.c)?;
     both.wait();
-    if !failed && sample.case.op != OpName::Barrier {
+    if !failed && sample.case.op != Op::Barrier {
         sample.check(&c, 0).context("the call ended well")?;
     }
     drop(op);

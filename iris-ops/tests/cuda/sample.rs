@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, HeapOptions, SymSlice, SymmetricHeap, World, random_unit};
 use iris_ops::{MatRef, Ranks, Shard, TileShape};
 use iris_testkit::oracle::{Dense, Task};
-use iris_testkit::suite::{AnyOp, Case, OpName, Operands, Options, plan};
+use iris_testkit::suite::{AnyOp, Case, Op, Operands, Options, plan};
 
 /// Ragged, and with several tiles of 8 x 16 in each direction.
 const SHAPE: (usize, usize, usize) = (37, 44, 30);
@@ -28,7 +28,7 @@ pub(crate) struct Room {
 }
 
 impl Sample {
-    pub(crate) fn new(op: OpName, variant: impl AsRef<str>, shard: Shard, ranks: Ranks) -> Sample {
+    pub(crate) fn new(op: Op, variant: impl AsRef<str>, shard: Shard, ranks: Ranks) -> Sample {
         let (m, n, k) = SHAPE;
         let options = Options::new(m, n, if op.multiplies() { k } else { 0 });
         let options = options.backend(BackendKind::Cuda).shard(shard).workgroups(GROUPS);
@@ -45,9 +45,9 @@ impl Sample {
     /// Every op and variant, the barrier too.
     pub(crate) fn all(ranks: Ranks) -> Vec<Sample> {
         let mut all = Vec::new();
-        for op in OpName::ALL {
+        for op in Op::ALL {
             let shards: &[Shard] = match op {
-                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+                Op::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
                 _ => &[Shard::Rows],
             };
             for (&shard, variant) in
@@ -152,7 +152,7 @@ pub(crate) fn samples_are_right_on_the_cpu() {
                 sample.fill(&heap, &room, call)?;
                 op.run(&sample.operands(&room), &stream)?;
                 stream.sync()?;
-                let barrier = sample.case.op == OpName::Barrier;
+                let barrier = sample.case.op == Op::Barrier;
                 ensure!(barrier || sample.check(&heap.read(room.c)?, call + 1).is_err());
                 ensure!(barrier || !sample.expected(call).is_empty(), "{}", sample.name());
                 sample.check(&heap.read(room.c)?, call)?;

@@ -6,7 +6,7 @@ use iris_ops::{Plan, Ranks, Shard, Variant};
 use iris_sync::Access;
 
 use super::Setting;
-use crate::suite::{Case, OpName, Options, plan};
+use crate::suite::{Case, Op, Options, plan};
 
 /// What is put under stress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,7 +14,7 @@ pub enum Subject {
     /// An op.
     Op {
         /// Which.
-        op: OpName,
+        op: Op,
         /// Which variant.
         variant: &'static str,
         /// How A is split, where it is gathered.
@@ -41,9 +41,9 @@ impl Subject {
     /// Every op, variant and shard; and the ring.
     pub fn all() -> Vec<Subject> {
         let mut all = Vec::new();
-        for op in OpName::ALL {
+        for op in Op::ALL {
             let shards: &[Shard] = match op {
-                OpName::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
+                Op::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
                 _ => &[Shard::Rows],
             };
             for variant in op.variants().into_iter().map(Variant::name) {
@@ -70,7 +70,7 @@ impl Subject {
     pub fn moves_matrices(self) -> bool {
         match self {
             Subject::Op { op, variant, place, .. } => {
-                !matches!(op, OpName::Barrier | OpName::Matmul)
+                !matches!(op, Op::Barrier | Op::Matmul)
                     && !matches!(variant, "spinlock" | "atomic" | "one_shot" | "ll")
                     && place == Place::Same
             }
@@ -86,7 +86,7 @@ impl Subject {
     ) -> anyhow::Result<Option<(Plan, Case)>> {
         let Subject::Op { op, variant, shard, .. } = self else { return Ok(None) };
         let (m, n, k) = setting.shape;
-        let (m, n) = if op == OpName::Barrier { (0, 0) } else { (m, n) };
+        let (m, n) = if op == Op::Barrier { (0, 0) } else { (m, n) };
         let k = if op.multiplies() { k } else { 0 };
         let mut options = Options::new(m, n, k).dtype(T::DTYPE).backend(setting.backend);
         options.tile = setting.tile;
@@ -99,7 +99,7 @@ impl Subject {
         Ok(Some((plan, Case::new(op, variant, options))))
     }
 
-    const fn op(op: OpName, variant: &'static str, place: Place) -> Subject {
+    const fn op(op: Op, variant: &'static str, place: Place) -> Subject {
         Subject::Op { op, variant, shard: Shard::Rows, place }
     }
 }
@@ -110,7 +110,7 @@ impl std::fmt::Display for Subject {
             Subject::Ring => f.pad("ring of versioned locks"),
             Subject::Op { op, variant, shard, place } => {
                 let shard = match (op, shard) {
-                    (OpName::AllGatherMatmul, Shard::Columns) => " columns",
+                    (Op::AllGatherMatmul, Shard::Columns) => " columns",
                     _ => "",
                 };
                 let place = match place {
@@ -140,21 +140,13 @@ impl std::fmt::Display for Subject {
 /// | FlagLoad | the workgroups that fetch | the others multiply what is in the buffer |
 /// | LlLoad | a rank that has the credit and sent nothing | its peers add up what an older call left in the words |
 pub const WAITS: [(Access, Subject, Hold); 9] = [
-    (Access::CreditLoad, Subject::op(OpName::Broadcast, "push", Place::Own), Hold::Received),
-    (Access::EntryLoad, Subject::op(OpName::AllGather, "push", Place::Same), Hold::Filling),
-    (
-        Access::SignalLoad,
-        Subject::op(OpName::MatmulAllReduce, "one_shot", Place::Same),
-        Hold::Entered,
-    ),
-    (Access::DoneLoad, Subject::op(OpName::AllGatherMatmul, "pull", Place::Same), Hold::Entered),
-    (
-        Access::BarrierLoad,
-        Subject::op(OpName::AllGatherMatmul, "baseline", Place::Same),
-        Hold::Entered,
-    ),
+    (Access::CreditLoad, Subject::op(Op::Broadcast, "push", Place::Own), Hold::Received),
+    (Access::EntryLoad, Subject::op(Op::AllGather, "push", Place::Same), Hold::Filling),
+    (Access::SignalLoad, Subject::op(Op::MatmulAllReduce, "one_shot", Place::Same), Hold::Entered),
+    (Access::DoneLoad, Subject::op(Op::AllGatherMatmul, "pull", Place::Same), Hold::Entered),
+    (Access::BarrierLoad, Subject::op(Op::AllGatherMatmul, "baseline", Place::Same), Hold::Entered),
     (Access::VersionLoad, Subject::Ring, Hold::Filling),
-    (Access::LockTake, Subject::op(OpName::AllReduce, "spinlock", Place::Same), Hold::Adding),
-    (Access::FlagLoad, Subject::op(OpName::AllGatherMatmul, "staged", Place::Same), Hold::Fetching),
-    (Access::LlLoad, Subject::op(OpName::AllReduce, "ll", Place::Same), Hold::Entered),
+    (Access::LockTake, Subject::op(Op::AllReduce, "spinlock", Place::Same), Hold::Adding),
+    (Access::FlagLoad, Subject::op(Op::AllGatherMatmul, "staged", Place::Same), Hold::Fetching),
+    (Access::LlLoad, Subject::op(Op::AllReduce, "ll", Place::Same), Hold::Entered),
 ];

@@ -8,7 +8,7 @@ use iris_ops::{AnyOp, Counters, MatRef, Operands, Plan, Ranks, Shard, Variant};
 use super::buffer::Buffer;
 use super::options::plan;
 use super::traffic::{self, Traffic};
-use super::{Case, Input, Layout, OpName};
+use super::{Case, Input, Layout, Op};
 use crate::numeric::{Measured, compare, rounded};
 use crate::oracle::{Dense, Part, Task};
 
@@ -71,7 +71,7 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 4] {
     let (input, output) = (options.dtype, options.output_dtype());
     let bias = options.n + size;
     let mut a = case.a;
-    if case.op == OpName::AllGatherMatmul && options.shard == Shard::Columns && a.pad > 0 {
+    if case.op == Op::AllGatherMatmul && options.shard == Shard::Columns && a.pad > 0 {
         // Lines of A with gaps are equally far apart on all ranks.
         a.line = options.k.div_ceil(size);
     }
@@ -99,7 +99,7 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     let plan = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))?;
     let op = AnyOp::new(heap, &plan)?;
     let stream = heap.stream()?;
-    let (calls, times) = if case.op == OpName::Barrier {
+    let (calls, times) = if case.op == Op::Barrier {
         (Vec::new(), barriers(heap, case, &op, &stream)?)
     } else {
         calls(heap, case, &op, &stream)?
@@ -160,8 +160,8 @@ fn calls(
         .collect();
     let root = ranks.rank == case.options.root;
     let in_place = match case.op {
-        OpName::AllReduce => case.in_place,
-        OpName::Broadcast => case.in_place && root,
+        Op::AllReduce => case.in_place,
+        Op::Broadcast => case.in_place && root,
         _ => false,
     };
     let (mut called, mut times, mut begun) = (Vec::new(), Vec::new(), Instant::now());
@@ -273,11 +273,11 @@ fn verify(
         worst.worst = worst.worst.max(measured.worst);
         if matches!(
             case.op,
-            OpName::MatmulAllReduce
-                | OpName::AllReduce
-                | OpName::MatmulAllGather
-                | OpName::AllGather
-                | OpName::Broadcast
+            Op::MatmulAllReduce
+                | Op::AllReduce
+                | Op::MatmulAllGather
+                | Op::AllGather
+                | Op::Broadcast
         ) {
             for (peer, theirs) in heap.world().allgather(bits)?.iter().enumerate() {
                 difference = difference.max(differing(case.options.output_dtype(), bits, theirs));

@@ -2,7 +2,7 @@
 
 use iris_ops::{Plan, Request, Shard, TileShape, Variant};
 
-use super::{Case, OpName};
+use super::{Case, Op};
 use crate::oracle::split;
 
 /// Bytes and flags of one rank in one call.
@@ -50,25 +50,24 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     match (case.op, variant) {
         // Two words of eight bytes for each eight bytes, with no flag besides.
         (op, Variant::Ll | Variant::UnfusedLl) => {
-            let sums = matches!(op, OpName::AllReduce | OpName::MatmulAllReduce);
+            let sums = matches!(op, Op::AllReduce | Op::MatmulAllReduce);
             let elements = |peer: usize| match op {
                 _ if sums => m * n,
-                OpName::AllGather => part(rank) * n,
-                OpName::Broadcast if rank != options.root => 0,
-                OpName::Broadcast => m * n,
+                Op::AllGather => part(rank) * n,
+                Op::Broadcast if rank != options.root => 0,
+                Op::Broadcast => m * n,
                 _ => part(peer) * n,
             };
-            let reduces = sums || op == OpName::ReduceScatter;
+            let reduces = sums || op == Op::ReduceScatter;
             let bytes = if reduces { wire } else { output };
             let items = |peer| (elements(peer) * bytes).div_ceil(8);
             let others = (0..size).filter(|&other| other != rank);
             traffic(others.map(|peer| 16 * items(peer)).sum(), 0, 0)
         }
-        (
-            OpName::MatmulAllReduce | OpName::AllReduce,
-            Variant::OneShot | Variant::UnfusedOneShot,
-        ) => traffic(m * n * wire * peers, 0, tiles((m, n), tile) * peers),
-        (OpName::MatmulAllReduce | OpName::AllReduce, variant) => {
+        (Op::MatmulAllReduce | Op::AllReduce, Variant::OneShot | Variant::UnfusedOneShot) => {
+            traffic(m * n * wire * peers, 0, tiles((m, n), tile) * peers)
+        }
+        (Op::MatmulAllReduce | Op::AllReduce, variant) => {
             // Tiles take turns: those of this rank, and their elements.
             let (mut own, mut elements) = (0, 0);
             let across = n.div_ceil(tile.n).max(1);
@@ -86,24 +85,24 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 traffic(others * 4, others * 4, 0)
             }
         }
-        (OpName::MatmulReduceScatter | OpName::ReduceScatter, _) => {
+        (Op::MatmulReduceScatter | Op::ReduceScatter, _) => {
             let others = (0..size).filter(|&other| other != rank);
             let flags = others.map(|other| tiles((part(other), n), tile)).sum();
             traffic((m - part(rank)) * n * wire, 0, flags)
         }
-        (OpName::MatmulAllGather | OpName::AllGather, _) => {
+        (Op::MatmulAllGather | Op::AllGather, _) => {
             let flags = tiles((part(rank), n), tile) * peers;
             traffic(part(rank) * n * output * peers, 0, flags)
         }
-        (OpName::AllToAll, _) => {
+        (Op::AllToAll, _) => {
             let others = (0..size).filter(|&other| other != rank);
             let flags = others.map(|other| tiles((part(other), n), tile)).sum();
             traffic((m - part(rank)) * n * output, 0, flags)
         }
-        (OpName::Broadcast, _) if rank == options.root => {
+        (Op::Broadcast, _) if rank == options.root => {
             traffic(m * n * output * peers, 0, tiles((m, n), tile) * peers)
         }
-        (OpName::AllGatherMatmul, variant) => {
+        (Op::AllGatherMatmul, variant) => {
             let bytes = options.dtype.size();
             let shard = |rank: usize| match options.shard {
                 Shard::Columns => (m, split(k, size, rank).len()),

@@ -6,7 +6,7 @@ pub mod ready;
 
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{Epilogue, Shard};
-use iris_testkit::suite::{Case, OpName, Options, heap_bytes, run_case};
+use iris_testkit::suite::{Case, Op, Options, heap_bytes, run_case};
 
 /// The device that long tests run on: `IRIS_TEST_BACKEND`, by default the CPU.
 pub fn backend() -> BackendKind {
@@ -17,13 +17,13 @@ pub fn backend() -> BackendKind {
 /// Every op and variant with these options; `k` only where there is a product.
 pub fn base_cases(options: &Options) -> Vec<Case> {
     let mut cases = Vec::new();
-    for op in OpName::ALL {
+    for op in Op::ALL {
         let mut options = options.clone();
         if !op.multiplies() {
             options.k = 0;
         }
         let shards = match op {
-            OpName::AllGatherMatmul => vec![Shard::Rows, Shard::Columns],
+            Op::AllGatherMatmul => vec![Shard::Rows, Shard::Columns],
             _ => vec![Shard::Rows],
         };
         for shard in shards {
@@ -37,8 +37,8 @@ pub fn base_cases(options: &Options) -> Vec<Case> {
 
 /// Whether the op takes such matrices; what it refuses is tested elsewhere.
 pub fn taken(case: &Case, size: usize) -> bool {
-    let pulls = case.op == OpName::AllGatherMatmul && case.variant != "baseline" && size > 1;
-    let moves = matches!(case.op, OpName::AllGather | OpName::AllToAll | OpName::Broadcast);
+    let pulls = case.op == Op::AllGatherMatmul && case.variant != "baseline" && size > 1;
+    let moves = matches!(case.op, Op::AllGather | Op::AllToAll | Op::Broadcast);
     // Peers read A where it lies.
     !(moves && case.options.epilogue != Epilogue::None)
         && !(pulls

@@ -5,7 +5,7 @@ use iris_heap::SymmetricHeap;
 use iris_ops::Ranks;
 use iris_testkit::numeric::{self, compare, frobenius};
 use iris_testkit::oracle::split;
-use iris_testkit::suite::OpName;
+use iris_testkit::suite::Op;
 use serde::{Deserialize, Serialize};
 
 use crate::matrices::{Matrix, values};
@@ -74,12 +74,7 @@ fn larger(a: f64, b: f64) -> f64 {
 
 /// Checks what falls to this rank: of a result that all have, some rows on every rank, else its own
 /// result. All ranks have finished the call.
-pub(crate) fn check(
-    heap: &SymmetricHeap,
-    problem: &Problem,
-    op: OpName,
-    c: &Matrix,
-) -> Result<Found> {
+pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
     let ranks = Ranks::from(heap.world());
     let (rows, cols) = c.shape();
     let (rows, holders) = if Problem::replicates(op) {

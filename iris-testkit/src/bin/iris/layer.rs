@@ -17,7 +17,7 @@ use iris_heap::{DType, Stream, SymmetricHeap, World};
 use iris_ops::{Epilogue, Plan, Ranks};
 use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
-use iris_testkit::suite::{self, AnyOp, OpName, Operands, Options};
+use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -31,9 +31,9 @@ use crate::trace::{self, RankTrace, TraceFile};
 use crate::weights::{Block, PREFIX};
 
 /// The two ways, each with its op in front of the GELU and its op behind it.
-const WAYS: [(&str, [OpName; 2]); 2] = [
-    ("column-parallel", [OpName::Matmul, OpName::MatmulAllReduce]),
-    ("sequence-parallel", [OpName::AllGatherMatmul, OpName::MatmulReduceScatter]),
+const WAYS: [(&str, [Op; 2]); 2] = [
+    ("column-parallel", [Op::Matmul, Op::MatmulAllReduce]),
+    ("sequence-parallel", [Op::AllGatherMatmul, Op::MatmulReduceScatter]),
 ];
 
 /// The largest relative error (Frobenius norm of the errors over that of the expected matrix) that
@@ -194,14 +194,7 @@ impl LayerJob {
     }
 
     /// The plan of a step: 0 for up, 1 for down.
-    fn plan(
-        &self,
-        block: &Block,
-        op: OpName,
-        step: usize,
-        ranks: Ranks,
-        dtype: DType,
-    ) -> Result<Plan> {
+    fn plan(&self, block: &Block, op: Op, step: usize, ranks: Ranks, dtype: DType) -> Result<Plan> {
         let (tokens, hidden) = (block.input.rows, block.input.cols);
         let inner = split(block.up.rows, ranks.size, ranks.rank).len();
         let options = match step {
@@ -283,14 +276,9 @@ impl Job for LayerJob {
 
 impl LayerJob {
     /// Up and down, as often as asked, and once before that to warm up.
-    fn run_way(
-        &self,
-        part: &Part<'_>,
-        ops: [OpName; 2],
-        progress: &mut Progress,
-    ) -> Result<[Step; 2]> {
+    fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &mut Progress) -> Result<[Step; 2]> {
         let Part { block, heap, ranks, dtype } = *part;
-        let sequence = ops[0] == OpName::AllGatherMatmul;
+        let sequence = ops[0] == Op::AllGatherMatmul;
         let (tokens, hidden) = (block.input.rows, block.input.cols);
         let inner = split(block.up.rows, ranks.size, ranks.rank);
         let rows = if sequence { split(tokens, ranks.size, ranks.rank) } else { 0..tokens };
@@ -406,13 +394,13 @@ fn hash(values: &[f64]) -> u64 {
 }
 
 /// One line of the table from what all ranks have.
-fn row((way, op, which): (&str, OpName, usize), part: &Part<'_>, all: &[Step]) -> Row {
+fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Row {
     let Part { block, ranks, dtype, .. } = *part;
     let (tokens, hidden, inner) = (block.input.rows, block.input.cols, block.up.rows);
     let size = ranks.size;
     let split = |total: usize| if size > 1 { format!("{total}/{size}") } else { total.to_string() };
     let sum = |f: fn(&Step) -> f64| all.iter().map(f).sum::<f64>();
-    let error = if op == OpName::MatmulAllReduce {
+    let error = if op == Op::MatmulAllReduce {
         // Everybody has all of it: the worst rank.
         let each = all.iter().map(|step| relative(step.errors.sqrt(), step.wanted.sqrt()));
         each.fold(0.0, |worst, one| if one.is_nan() || one > worst { one } else { worst })
@@ -428,7 +416,7 @@ fn row((way, op, which): (&str, OpName, usize), part: &Part<'_>, all: &[Step]) -
     if !steady {
         wrong = wrong.or(Some("calls with the same input gave other bits".into()));
     }
-    if op == OpName::MatmulAllReduce && all.iter().any(|step| step.hashes != all[0].hashes) {
+    if op == Op::MatmulAllReduce && all.iter().any(|step| step.hashes != all[0].hashes) {
         wrong = wrong.or(Some("ranks have other bits".into()));
     }
     let times: Vec<_> = all.iter().map(|step| step.times.clone()).collect();

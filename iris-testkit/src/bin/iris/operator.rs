@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{BackendKind, DType, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::Ranks;
-use iris_testkit::suite::{AnyOp, OpName, Operands};
+use iris_testkit::suite::{AnyOp, Op, Operands};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -45,7 +45,7 @@ element by element; of products above 2^29 multiply-adds a rank, some evenly spr
 pub(crate) struct Options {
     /// The operator; without one, a transformer layer is run.
     #[arg(value_parser = op)]
-    op: Option<OpName>,
+    op: Option<Op>,
     /// Number of ranks, 1 to 64.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
@@ -113,9 +113,9 @@ pub(crate) struct Options {
     layer_prefix: Option<String>,
 }
 
-fn op(text: &str) -> Result<OpName, String> {
+fn op(text: &str) -> Result<Op, String> {
     text.parse().map_err(|_| {
-        let all = OpName::ALL.map(|op| op.name().replace('_', "-")).join(", ");
+        let all = Op::ALL.map(|op| op.name().replace('_', "-")).join(", ");
         format!("expected one of {all}")
     })
 }
@@ -144,11 +144,11 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         return layer::main(run, weights, options.json, options.trace.as_deref());
     };
     let columns = options.shard.as_deref() == Some("columns");
-    if columns && op != OpName::AllGatherMatmul {
+    if columns && op != Op::AllGatherMatmul {
         return Err(usage("--shard", "columns", format!("rows, which {op} is split by")));
     }
     let dimension = |given: Option<usize>, used: bool| given.unwrap_or(if used { 512 } else { 0 });
-    let message = op != OpName::Barrier;
+    let message = op != Op::Barrier;
     let problem = Problem {
         op: op.name().into(),
         variant: options.variant.map_or("auto".into(), |name| name.replace('-', "_")),
@@ -335,8 +335,8 @@ struct Crossed {
 impl Crossed {
     /// Collective. Of another op there is nothing to see.
     #[track_caller]
-    fn new(heap: &SymmetricHeap, op: OpName) -> Result<Crossed> {
-        let word = if op == OpName::Barrier { Some(heap.zeros(1)?) } else { None };
+    fn new(heap: &SymmetricHeap, op: Op) -> Result<Crossed> {
+        let word = if op == Op::Barrier { Some(heap.zeros(1)?) } else { None };
         Ok(Crossed { word, calls: 0, wrong: None })
     }
 

@@ -7,7 +7,7 @@ use iris_heap::{BackendKind, DType, random_unit};
 use iris_ops::{Plan, Ranks, Shard, StagingLayout, TileShape, Variant};
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Part, Task, product, split};
-use iris_testkit::suite::{self, OpName, Options};
+use iris_testkit::suite::{self, Op, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
@@ -47,7 +47,7 @@ pub(crate) struct Problem {
 pub(crate) type Shapes = [(usize, usize); 3];
 
 /// Refuses what is no variant of this op, by the op's own name.
-pub(crate) fn known_variant(what: &str, op: OpName, name: &str) -> Result<()> {
+pub(crate) fn known_variant(what: &str, op: Op, name: &str) -> Result<()> {
     let variants: Vec<_> = op.variants().into_iter().map(Variant::name).collect();
     if name == "auto" || variants.contains(&name) {
         return Ok(());
@@ -82,13 +82,13 @@ impl Problem {
         }
     }
 
-    pub(crate) fn op(&self) -> Result<OpName> {
+    pub(crate) fn op(&self) -> Result<Op> {
         Ok(self.op.parse()?)
     }
 
     /// Whether K is split over the ranks.
-    fn splits_k(op: OpName) -> bool {
-        matches!(op, OpName::MatmulAllReduce | OpName::MatmulReduceScatter)
+    fn splits_k(op: Op) -> bool {
+        matches!(op, Op::MatmulAllReduce | Op::MatmulReduceScatter)
     }
 
     /// The part of M, N or K of one rank.
@@ -97,9 +97,9 @@ impl Problem {
     }
 
     /// What the op is planned with on one rank.
-    pub(crate) fn options(&self, op: OpName, ranks: Ranks) -> Options {
+    pub(crate) fn options(&self, op: Op, ranks: Ranks) -> Options {
         let k = if Self::splits_k(op) { Self::part(self.k, ranks).len() } else { self.k };
-        let gathers = op == OpName::AllGatherMatmul;
+        let gathers = op == Op::AllGatherMatmul;
         let n = if gathers { Self::part(self.n, ranks).len() } else { self.n };
         let mut options = Options::new(self.m, n, k).dtype(self.dtype).backend(self.backend);
         if self.columns {
@@ -131,20 +131,20 @@ impl Problem {
         let Options { n: own_n, k, .. } = self.options(op, ranks);
         let rows = Self::part(m, ranks).len();
         Ok(match op {
-            OpName::Matmul | OpName::MatmulAllReduce => [(m, k), (k, n), (m, n)],
-            OpName::MatmulReduceScatter => [(m, k), (k, n), (rows, n)],
-            OpName::MatmulAllGather => [(rows, k), (k, n), (m, n)],
-            OpName::AllGatherMatmul if self.columns => {
+            Op::Matmul | Op::MatmulAllReduce => [(m, k), (k, n), (m, n)],
+            Op::MatmulReduceScatter => [(m, k), (k, n), (rows, n)],
+            Op::MatmulAllGather => [(rows, k), (k, n), (m, n)],
+            Op::AllGatherMatmul if self.columns => {
                 [(m, Self::part(k, ranks).len()), (k, own_n), (m, own_n)]
             }
-            OpName::AllGatherMatmul => [(rows, k), (k, own_n), (m, own_n)],
-            OpName::AllReduce => [(m, n), (0, 0), (m, n)],
-            OpName::Broadcast if ranks.rank == 0 => [(m, n), (0, 0), (m, n)],
-            OpName::Broadcast => [(0, n), (0, 0), (m, n)],
-            OpName::AllGather => [(rows, n), (0, 0), (m, n)],
-            OpName::ReduceScatter => [(m, n), (0, 0), (rows, n)],
-            OpName::AllToAll => [(m, n), (0, 0), (ranks.size * rows, n)],
-            OpName::Barrier => [(0, 0); 3],
+            Op::AllGatherMatmul => [(rows, k), (k, own_n), (m, own_n)],
+            Op::AllReduce => [(m, n), (0, 0), (m, n)],
+            Op::Broadcast if ranks.rank == 0 => [(m, n), (0, 0), (m, n)],
+            Op::Broadcast => [(0, n), (0, 0), (m, n)],
+            Op::AllGather => [(rows, n), (0, 0), (m, n)],
+            Op::ReduceScatter => [(m, n), (0, 0), (rows, n)],
+            Op::AllToAll => [(m, n), (0, 0), (ranks.size * rows, n)],
+            Op::Barrier => [(0, 0); 3],
         })
     }
 
@@ -214,35 +214,35 @@ impl Problem {
     }
 
     /// Element of a rank's own A, or of what it sends.
-    pub(crate) fn own_a(&self, op: OpName, ranks: Ranks, row: usize, col: usize) -> f64 {
+    pub(crate) fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let rows = Self::part(self.m, ranks).start;
         let depth = Self::part(self.k, ranks).start;
         match op {
             _ if Self::splits_k(op) => self.a(row, depth + col),
-            OpName::AllGatherMatmul if self.columns => self.a(row, depth + col),
-            OpName::AllGatherMatmul | OpName::MatmulAllGather => self.a(rows + row, col),
-            OpName::Matmul => self.a(row, col),
+            Op::AllGatherMatmul if self.columns => self.a(row, depth + col),
+            Op::AllGatherMatmul | Op::MatmulAllGather => self.a(rows + row, col),
+            Op::Matmul => self.a(row, col),
             _ => self.sent(ranks.rank, row, col),
         }
     }
 
     /// Element of a rank's own B.
-    pub(crate) fn own_b(&self, op: OpName, ranks: Ranks, row: usize, col: usize) -> f64 {
+    pub(crate) fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         match op {
             _ if Self::splits_k(op) => self.b(Self::part(self.k, ranks).start + row, col),
-            OpName::AllGatherMatmul => self.b(row, Self::part(self.n, ranks).start + col),
+            Op::AllGatherMatmul => self.b(row, Self::part(self.n, ranks).start + col),
             _ => self.b(row, col),
         }
     }
 
     /// Whether every rank gets the same matrix.
-    pub(crate) fn replicates(op: OpName) -> bool {
-        use OpName::{AllGather, AllReduce, Broadcast, MatmulAllGather, MatmulAllReduce};
+    pub(crate) fn replicates(op: Op) -> bool {
+        use Op::{AllGather, AllReduce, Broadcast, MatmulAllGather, MatmulAllReduce};
         matches!(op, AllGather | AllReduce | Broadcast | MatmulAllGather | MatmulAllReduce)
     }
 
     /// What `rank` should have in these rows of its C.
-    pub(crate) fn expected(&self, op: OpName, ranks: Ranks, rows: &[usize]) -> Expected {
+    pub(crate) fn expected(&self, op: Op, ranks: Ranks, rows: &[usize]) -> Expected {
         let first = Self::part(self.m, ranks).start;
         let size = ranks.size;
         let all = 0..self.n;
@@ -259,45 +259,45 @@ impl Problem {
         };
         let moved = |value: Dense| {
             let part = Part { magnitude: value.clone(), value };
-            whole(&[part], OpName::AllGather, options.clone())
+            whole(&[part], Op::AllGather, options.clone())
         };
         match op {
-            OpName::MatmulAllReduce | OpName::MatmulReduceScatter => {
-                let first = if op == OpName::MatmulReduceScatter { first } else { 0 };
+            Op::MatmulAllReduce | Op::MatmulReduceScatter => {
+                let first = if op == Op::MatmulReduceScatter { first } else { 0 };
                 let depth = |rank| split(self.k, size, rank);
                 options.k = depth(0).len();
                 let part = |rank| self.product(rows, first, depth(rank), all.clone());
-                whole(&(0..size).map(part).collect::<Vec<_>>(), OpName::MatmulAllReduce, options)
+                whole(&(0..size).map(part).collect::<Vec<_>>(), Op::MatmulAllReduce, options)
             }
-            OpName::AllGatherMatmul => {
+            Op::AllGatherMatmul => {
                 let cols = Self::part(self.n, ranks);
-                whole(&[self.product(rows, 0, 0..self.k, cols)], OpName::Matmul, options)
+                whole(&[self.product(rows, 0, 0..self.k, cols)], Op::Matmul, options)
             }
-            OpName::MatmulAllGather | OpName::Matmul => {
-                whole(&[self.product(rows, 0, 0..self.k, all)], OpName::Matmul, options)
+            Op::MatmulAllGather | Op::Matmul => {
+                whole(&[self.product(rows, 0, 0..self.k, all)], Op::Matmul, options)
             }
-            OpName::AllReduce | OpName::ReduceScatter => {
-                let first = if op == OpName::ReduceScatter { first } else { 0 };
+            Op::AllReduce | Op::ReduceScatter => {
+                let first = if op == Op::ReduceScatter { first } else { 0 };
                 let parts: Vec<_> = (0..size).map(|rank| sent(rank, first)).collect();
-                whole(&parts, OpName::AllReduce, options)
+                whole(&parts, Op::AllReduce, options)
             }
-            OpName::AllGather => {
+            Op::AllGather => {
                 let owner = |row| (0..size).find(|&rank| split(self.m, size, rank).contains(&row));
                 moved(Dense::from_fn(rows.len(), self.n, |r, c| {
                     let rank = owner(rows[r]).unwrap_or(0);
                     self.sent(rank, rows[r] - split(self.m, size, rank).start, c)
                 }))
             }
-            OpName::AllToAll => {
+            Op::AllToAll => {
                 let block = Self::part(self.m, ranks).len().max(1);
                 moved(Dense::from_fn(rows.len(), self.n, |r, c| {
                     self.sent(rows[r] / block, first + rows[r] % block, c)
                 }))
             }
-            OpName::Broadcast => {
+            Op::Broadcast => {
                 moved(Dense::from_fn(rows.len(), self.n, |r, c| self.sent(0, rows[r], c)))
             }
-            OpName::Barrier => moved(Dense::default()),
+            Op::Barrier => moved(Dense::default()),
         }
     }
 

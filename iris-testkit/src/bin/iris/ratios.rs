@@ -7,7 +7,7 @@ use anyhow::Result;
 use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, random_unit};
 use iris_ops::{Plan, Ranks, TileShape};
 use iris_testkit::oracle::split;
-use iris_testkit::suite::{self, AnyOp, OpName, Operands, Options};
+use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
@@ -76,7 +76,7 @@ impl RatioJob {
             let expected = format!("1 to {ranks}, the ranks that there are");
             return Err(usage(format!("base_ranks of {name:?}"), base_ranks, expected));
         }
-        known_variant("variant", OpName::MatmulAllReduce, &ratio.variant)?;
+        known_variant("variant", Op::MatmulAllReduce, &ratio.variant)?;
         fused(ratio, Ranks::new(0, *ranks))?;
         Ok(RatioJob(ratio.clone()))
     }
@@ -87,7 +87,7 @@ fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let k = split(ratio.k, ranks.size, ranks.rank).len();
     let mut options = Options::new(ratio.m, ratio.n, k);
     options.tile = ratio.tile.map(|[m, n]| TileShape { m, n });
-    suite::plan(OpName::MatmulAllReduce, &ratio.variant, ranks, &options)
+    suite::plan(Op::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
 /// A heap with the matrices of a rank in it.
@@ -147,7 +147,7 @@ impl Bed {
 /// The plan of the all-reduce alone.
 fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let options = Options::new(ratio.m, ratio.n, 0);
-    suite::plan(OpName::AllReduce, &ratio.variant, ranks, &options)
+    suite::plan(Op::AllReduce, &ratio.variant, ranks, &options)
 }
 
 /// One repetition of a side: its time in microseconds.
@@ -201,14 +201,14 @@ impl Job for RatioJob {
             Kind::Fusion => {
                 let k = split(ratio.k, ranks.size, ranks.rank).len();
                 let (local, none) = (Options::new(ratio.m, ratio.n, k), Options::new(0, 0, 0));
-                let make = |op: OpName, variant: &str, options: &Options| {
+                let make = |op: Op, variant: &str, options: &Options| {
                     AnyOp::new(&bed.heap, &suite::plan(op, variant, ranks, options)?)
                         .map_err(anyhow::Error::from)
                 };
-                let mut multiply = make(OpName::Matmul, "auto", &local)?;
-                let mut barrier = make(OpName::Barrier, "auto", &none)?;
+                let mut multiply = make(Op::Matmul, "auto", &local)?;
+                let mut barrier = make(Op::Barrier, "auto", &none)?;
                 let message = Options::new(ratio.m, ratio.n, 0);
-                let mut reduce = make(OpName::AllReduce, &ratio.variant, &message)?;
+                let mut reduce = make(Op::AllReduce, &ratio.variant, &message)?;
                 let in_place = Operands { a: operands.c, ..operands };
                 turns(
                     ratio,

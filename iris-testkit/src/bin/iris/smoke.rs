@@ -3,7 +3,7 @@
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, TileShape};
-use iris_testkit::suite::{Case, Input, OpName, Options};
+use iris_testkit::suite::{Case, Input, Op, Options};
 
 /// Workgroups of a launch: few enough to be resident anywhere.
 const WORKGROUPS: usize = 8;
@@ -21,13 +21,13 @@ const TILE: TileShape = TileShape { m: 32, n: 32 };
 const WITH_BARRIERS: [&str; 4] = ["flat", "spinlock", "atomic", "baseline"];
 
 /// What processes do: each way of using a peer's memory, once.
-const AS_PROCESSES: [(OpName, &str); 6] = [
-    (OpName::Barrier, "flat"),
-    (OpName::MatmulAllReduce, "one_shot"),
-    (OpName::AllReduce, "two_shot"),
-    (OpName::AllGatherMatmul, "pull"),
-    (OpName::AllGatherMatmul, "staged"),
-    (OpName::AllToAll, "push"),
+const AS_PROCESSES: [(Op, &str); 6] = [
+    (Op::Barrier, "flat"),
+    (Op::MatmulAllReduce, "one_shot"),
+    (Op::AllReduce, "two_shot"),
+    (Op::AllGatherMatmul, "pull"),
+    (Op::AllGatherMatmul, "staged"),
+    (Op::AllToAll, "push"),
 ];
 
 /// The cases in a world of [`WORLDS`].
@@ -38,7 +38,7 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             let mut cases = ragged(backend);
             cases.retain(|case| WITH_BARRIERS.contains(&case.variant.as_str()));
             let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
-            cases.push(Case::new(OpName::Barrier, "flat", some));
+            cases.push(Case::new(Op::Barrier, "flat", some));
             // Words that carry their data are taken from several peers by code that two ranks do not
             // run, and halves of words by code that f32 does not.
             cases.extend(even(backend).into_iter().filter(in_words));
@@ -80,7 +80,7 @@ fn ragged(backend: BackendKind) -> Vec<Case> {
 fn even(backend: BackendKind) -> Vec<Case> {
     let mut cases = each(&Options::new(64, 64, 64).backend(backend).dtype(DType::BF16));
     // It has no shape, and was there.
-    cases.retain(|case| case.op != OpName::Barrier);
+    cases.retain(|case| case.op != Op::Barrier);
     cases
 }
 
@@ -96,13 +96,13 @@ mod tests {
     #[test]
     fn every_op_and_variant_is_there_and_they_are_few() {
         let all: Vec<_> = WORLDS.iter().map(|world| cases(BackendKind::Cpu, world.0)).collect();
-        for op in OpName::ALL {
+        for op in Op::ALL {
             for variant in op.variants() {
                 let is = |case: &&Case| (case.op, case.variant.as_str()) == (op, variant.name());
                 let two: Vec<_> = all[0].iter().filter(is).collect();
                 assert!(!two.is_empty(), "{op} {variant}");
                 let even = |case: &&&Case| case.options.dtype == DType::BF16;
-                assert_eq!(two.iter().any(|case| even(&case)), op != OpName::Barrier, "{op}");
+                assert_eq!(two.iter().any(|case| even(&case)), op != Op::Barrier, "{op}");
             }
         }
         for dtype in [DType::F32, DType::F16, DType::BF16] {

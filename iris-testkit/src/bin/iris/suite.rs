@@ -10,7 +10,7 @@ use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
 use iris_testkit::suite::{
-    AnyOp, Case, Input, OpName, Options as OpOptions, heap_bytes, plan, run_case,
+    AnyOp, Case, Input, Op, Options as OpOptions, heap_bytes, plan, run_case,
 };
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ pub(crate) struct Options {
     full: bool,
     /// Only this operator.
     #[arg(long)]
-    op: Option<OpName>,
+    op: Option<Op>,
     /// Without the worlds whose ranks are processes.
     #[arg(long)]
     threads_as_ranks: bool,
@@ -332,7 +332,7 @@ fn title(case: &Case) -> String {
     let OpOptions { m, n, k, dtype, shard, .. } = &case.options;
     let by = if *shard == Shard::Columns { " by columns" } else { "" };
     let shape = match case.op {
-        OpName::Barrier => String::new(),
+        Op::Barrier => String::new(),
         op if op.multiplies() => format!(" {m} x {n} x {k} {dtype}"),
         _ => format!(" {m} x {n} {dtype}"),
     };
@@ -413,7 +413,7 @@ mod tests {
     fn every_op_variant_and_type_is_there() {
         for level in [Level::Quick, Level::Normal, Level::Full] {
             let cases = cases(level, BackendKind::Cpu);
-            for op in OpName::ALL {
+            for op in Op::ALL {
                 for variant in op.variants() {
                     for dtype in TYPES {
                         let fits = |case: &&Case| {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
 use iris_ops::Ranks;
 use iris_testkit::say;
-use iris_testkit::suite::{AnyOp, OpName, Operands};
+use iris_testkit::suite::{AnyOp, Op, Operands};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::provenance;
@@ -36,20 +36,20 @@ pub(crate) struct Options {
 /// What is tuned: M, N and K of the whole, as in `iris run`.
 const SHAPES: [Shape; 5] = [
     // The transformer layer of `iris run`, and a decoding step of it.
-    (OpName::MatmulAllReduce, 107, 384, 1536),
-    (OpName::MatmulAllReduce, 8, 384, 1536),
-    (OpName::AllGatherMatmul, 107, 1536, 384),
-    (OpName::AllReduce, 107, 384, 0),
-    (OpName::MatmulAllReduce, 512, 512, 512),
+    (Op::MatmulAllReduce, 107, 384, 1536),
+    (Op::MatmulAllReduce, 8, 384, 1536),
+    (Op::AllGatherMatmul, 107, 1536, 384),
+    (Op::AllReduce, 107, 384, 0),
+    (Op::MatmulAllReduce, 512, 512, 512),
 ];
 
 /// Variants of an op that may be chosen, and tiles; no tile is the rule's.
-fn choices(op: OpName) -> Vec<Choice> {
+fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[Option<[usize; 2]>]) = match op {
-        OpName::MatmulAllReduce => {
+        Op::MatmulAllReduce => {
             (&["one_shot", "two_shot"], &[None, Some([64, 256]), Some([128, 128]), Some([32, 128])])
         }
-        OpName::AllGatherMatmul => (&["pull", "staged", "baseline"], &[None, Some([64, 256])]),
+        Op::AllGatherMatmul => (&["pull", "staged", "baseline"], &[None, Some([64, 256])]),
         _ => (&["one_shot", "two_shot"], &[None]),
     };
     let rule = [Choice { variant: "auto".into(), tile: None }];
@@ -110,7 +110,7 @@ pub(crate) struct TuneJob {
     device: Device,
 }
 
-type Shape = (OpName, usize, usize, usize);
+type Shape = (Op, usize, usize, usize);
 
 impl TuneJob {
     /// The rule's choice, then all that differ from it.
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn the_rule_stays_unless_another_choice_is_clearly_faster() {
         let cpu = Device::new(BackendKind::Cpu, None, None).unwrap();
-        let job = TuneJob::new((OpName::AllReduce, 107, 384, 0), 4, 1, cpu).unwrap();
+        let job = TuneJob::new((Op::AllReduce, 107, 384, 0), 4, 1, cpu).unwrap();
         let chosen = |medians: [f64; 2]| {
             let row = row(&job, 4, &medians).unwrap();
             let table: toml::Table = row.parse().unwrap();

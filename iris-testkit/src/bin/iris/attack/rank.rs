@@ -10,7 +10,7 @@ use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 use iris_ops::{MatRef, Ranks, TileShape};
 use iris_testkit::say;
 use iris_testkit::suite::Options;
-use iris_testkit::suite::{AnyOp, Case, OpName, Operands, plan};
+use iris_testkit::suite::{AnyOp, Case, Op, Operands, plan};
 use serde::{Deserialize, Serialize};
 
 use super::{Random, frames};
@@ -168,7 +168,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let world = World::from_env()?;
     stages.begin(Some(Stage::Planning));
     let options = Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4);
-    let case = Case::new(OpName::MatmulAllReduce, "auto", options);
+    let case = Case::new(Op::MatmulAllReduce, "auto", options);
     let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
     let ranks = Ranks::from(&world);
     let op = AnyOp::new(&heap, &plan(case.op, &case.variant, ranks, &case.options)?)?;

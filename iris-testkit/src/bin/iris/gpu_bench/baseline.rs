@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use iris_heap::{DType, SymSlice, SymmetricHeap};
 use iris_ops::{Ranks, Shard};
-use iris_testkit::suite::{OpName, Options};
+use iris_testkit::suite::{Op, Options};
 
 use super::vendor::{Buffer, Communicator, Multiplier, Product};
 
@@ -85,7 +85,7 @@ impl<'a> Baseline<'a> {
     /// A library that is missing; rows or columns that do not split evenly, which NCCL's
     /// collectives do not take.
     pub(crate) fn new(
-        op: OpName,
+        op: Op,
         options: &Options,
         ranks: Ranks,
         (nccl, blas): Libraries<'a>,
@@ -107,24 +107,24 @@ impl<'a> Baseline<'a> {
         };
         let Buffers { a, b, c, between, .. } = at;
         let steps = match op {
-            OpName::AllReduce => vec![collective(Kind::AllReduce, a, c, m * n)?],
-            OpName::ReduceScatter => {
+            Op::AllReduce => vec![collective(Kind::AllReduce, a, c, m * n)?],
+            Op::ReduceScatter => {
                 vec![collective(Kind::ReduceScatter, a, c, even(m, "rows")? * n)?]
             }
-            OpName::AllGather => vec![collective(Kind::AllGather, a, c, even(m, "rows")? * n)?],
-            OpName::AllToAll => vec![collective(Kind::AllToAll, a, c, even(m, "rows")? * n)?],
-            OpName::Broadcast => vec![collective(Kind::Broadcast, a, c, m * n)?],
-            OpName::Barrier => vec![collective(Kind::Meet, &at.workspace, &at.workspace, 1)?],
-            OpName::Matmul => vec![multiply([m, n, k], false, a, b, c)?],
-            OpName::MatmulAllReduce => vec![
+            Op::AllGather => vec![collective(Kind::AllGather, a, c, even(m, "rows")? * n)?],
+            Op::AllToAll => vec![collective(Kind::AllToAll, a, c, even(m, "rows")? * n)?],
+            Op::Broadcast => vec![collective(Kind::Broadcast, a, c, m * n)?],
+            Op::Barrier => vec![collective(Kind::Meet, &at.workspace, &at.workspace, 1)?],
+            Op::Matmul => vec![multiply([m, n, k], false, a, b, c)?],
+            Op::MatmulAllReduce => vec![
                 multiply([m, n, k], false, a, b, c)?,
                 collective(Kind::AllReduce, c, c, m * n)?,
             ],
-            OpName::MatmulReduceScatter => vec![
+            Op::MatmulReduceScatter => vec![
                 multiply([m, n, k], false, a, b, between)?,
                 collective(Kind::ReduceScatter, between, c, even(m, "rows")? * n)?,
             ],
-            OpName::MatmulAllGather => {
+            Op::MatmulAllGather => {
                 let rows = even(m, "rows")?;
                 let own = c.from(rank * rows * n * dtype.size())?;
                 vec![
@@ -132,7 +132,7 @@ impl<'a> Baseline<'a> {
                     collective(Kind::AllGather, &own, c, rows * n)?,
                 ]
             }
-            OpName::AllGatherMatmul if options.shard == Shard::Columns => {
+            Op::AllGatherMatmul if options.shard == Shard::Columns => {
                 // The shards come one behind the other, and each is multiplied by its part of B.
                 let depth = even(k, "columns")?;
                 let mut steps = vec![collective(Kind::AllGather, a, between, m * depth)?];
@@ -143,7 +143,7 @@ impl<'a> Baseline<'a> {
                 }
                 steps
             }
-            OpName::AllGatherMatmul => vec![
+            Op::AllGatherMatmul => vec![
                 collective(Kind::AllGather, a, between, even(m, "rows")? * k)?,
                 multiply([m, n, k], false, between, b, c)?,
             ],

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, World};
 use iris_ops::{Shard, TileShape};
-use iris_testkit::suite::{OpName, Options as OpOptions};
+use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -74,7 +74,7 @@ struct Rows {
 /// One shape of a row.
 #[derive(Clone, Debug)]
 struct Shape {
-    op: OpName,
+    op: Op,
     variants: Vec<String>,
     options: OpOptions,
 }
@@ -185,7 +185,7 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
     let rows: Rows = bench::read(cases, usual)?;
     let mut shapes = Vec::new();
     for row in rows.row {
-        let op: OpName = row.op.parse()?;
+        let op: Op = row.op.parse()?;
         if only.is_some_and(|only| !row.op.contains(only)) {
             continue;
         }
@@ -356,7 +356,7 @@ mod tests {
         let cuda = read(BackendKind::Cuda, None, None).unwrap();
         let hip = read(BackendKind::Hip, None, None).unwrap();
         for shapes in [&cuda, &hip] {
-            for op in OpName::ALL {
+            for op in Op::ALL {
                 assert!(shapes.iter().any(|shape| shape.op == op), "{op} is not measured");
             }
         }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
 use iris_ops::{Plan, Ranks, Shard};
 use iris_testkit::oracle::split;
-use iris_testkit::suite::{self, AnyOp, Case, OpName, Operands, Options as OpOptions};
+use iris_testkit::suite::{self, AnyOp, Case, Op, Operands, Options as OpOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -34,11 +34,11 @@ impl Plans {
             return Ok(Plans { variants, alone: None });
         }
         let m = match shape.op {
-            OpName::MatmulAllGather => split(m, ranks.size, ranks.rank).len(),
+            Op::MatmulAllGather => split(m, ranks.size, ranks.rank).len(),
             _ => m,
         };
         let options = OpOptions::new(m, n, k).dtype(dtype).backend(shape.options.backend);
-        let alone = suite::plan(OpName::Matmul, "auto", ranks, &options)?;
+        let alone = suite::plan(Op::Matmul, "auto", ranks, &options)?;
         Ok(Plans { variants, alone: Some(([m, n, k], alone)) })
     }
 
@@ -79,8 +79,8 @@ impl Matrices {
             }
         }
         let between = match shape.op {
-            OpName::AllGatherMatmul => m * k,
-            OpName::MatmulReduceScatter => m * n,
+            Op::AllGatherMatmul => m * k,
+            Op::MatmulReduceScatter => m * n,
             _ => 0,
         };
         let elements = [most[0], most[1], most[2], most[2], between];
@@ -115,10 +115,10 @@ impl Matrices {
         let part = |elements: usize| elements / ranks.size;
         let others: Vec<usize> = (1..ranks.size).map(|by| (ranks.rank + by) % ranks.size).collect();
         let (elements, peers) = match shape.op {
-            OpName::Barrier | OpName::Matmul => return Ok(None),
-            OpName::AllReduce | OpName::MatmulAllReduce => (2 * part(m * n), others),
-            OpName::AllGatherMatmul => (part(m * k), others),
-            OpName::Broadcast => (m * n, others.into_iter().take(1).collect()),
+            Op::Barrier | Op::Matmul => return Ok(None),
+            Op::AllReduce | Op::MatmulAllReduce => (2 * part(m * n), others),
+            Op::AllGatherMatmul => (part(m * k), others),
+            Op::Broadcast => (m * n, others.into_iter().take(1).collect()),
             _ => (part(m * n), others),
         };
         let bytes = elements * dtype.size();
@@ -129,8 +129,8 @@ impl Matrices {
 
     /// Of the product of this rank alone, as the libraries have it.
     fn operands_alone(&self, shape: &Shape, [m, n, k]: [usize; 3]) -> Result<Operands> {
-        let a = if shape.op == OpName::AllGatherMatmul { self.between } else { self.a };
-        let scattered = shape.op == OpName::MatmulReduceScatter;
+        let a = if shape.op == Op::AllGatherMatmul { self.between } else { self.a };
+        let scattered = shape.op == Op::MatmulReduceScatter;
         let c = if scattered { self.between } else { self.other_c };
         let matrix = |slice, size| matrix(slice, shape.options.dtype, size);
         let (a, b, c) = (matrix(a, (m, k))?, matrix(self.b, (k, n))?, matrix(c, (m, n))?);
@@ -172,7 +172,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         own = Some(sides.len());
         sides.push(Side::op(AnyOp::new(heap, plan)?, operands));
         if let Ok(blas) = blas {
-            let gathered = shape.op == OpName::AllGatherMatmul;
+            let gathered = shape.op == Op::AllGatherMatmul;
             let product = || Baseline::product(blas, *dimensions, dtype, &buffers, gathered);
             let product = rank.home.current(product)?;
             library = Some(sides.len());
