@@ -17,8 +17,9 @@ use crate::args::{Matrix, OpArgs, dtype_code};
 /// The heuristic is asked once, when this is made: for each power of two of rows, for A and B by rows
 /// and by columns, aligned to 16 bytes or to an element only, with a bias where they are aligned, and
 /// without. Of a library that refuses an algorithm which does not fit, a call takes that of the next such number
-/// of rows, so the bits of a call depend on the plan, too. Of another (hipBLASLt) the first call of a problem
-/// asks again, for this problem, and those after it take the same.
+/// of rows, so the bits of a call depend on the plan, too. Of another (hipBLASLt) it is only asked for the most rows
+/// then, to know whether it multiplies such matrices; the first call of a problem asks for this problem, and those
+/// after it take the same.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,
@@ -85,7 +86,9 @@ impl Prepared {
             own: Mutex::default(),
         };
         let mut refused = None;
-        for bucket in 0..=bucket_of(most, most) {
+        let last = bucket_of(most, most);
+        let first = if new.of.dialect().refuses { 0 } else { last };
+        for bucket in first..=last {
             for way in (0..Way::COUNT).map(Way::of) {
                 // Those round the product before they add the bias: seen where lines are not aligned,
                 // and with 45 columns of bf16.
@@ -181,7 +184,8 @@ impl Prepared {
                 && aligned(&c, self.output)
                 && (!has_bias || bias.address.is_multiple_of(16)),
         };
-        let at = bucket_of(rows, self.most) * Way::COUNT + way.index();
+        let bucket = if self.of.dialect().refuses { bucket_of(rows, self.most) } else { 0 };
+        let at = bucket * Way::COUNT + way.index();
         let algorithm = self.algorithms.get(at)?.as_ref()?;
         let mut problem = self.problem(rows, way);
         for (layout, matrix) in [(&mut problem.a, &a), (&mut problem.b, &b), (&mut problem.c, &c)] {
