@@ -100,9 +100,10 @@ impl Dialect {
     /// AMD's: the numbers are those of `hipblaslt.h`, `hipblas-common.h` and HIP's `library_types.h` of
     /// ROCm 6 and 7. Before them types of elements had other numbers.
     ///
-    /// It has no preference for alignment: its kernels take any. Nor has it one for how parts of a split depth
-    /// are added up: it adds them in the type of sums, in the workspace. A call does not look whether its
-    /// algorithm fits, and would compute something else, or read elsewhere.
+    /// It has no preference for alignment, and its header asks for none but the workspace's; that products are
+    /// right whatever it is, no device has shown. Nor has it one for how parts of a split depth are added up:
+    /// its kernels for gfx942 do that in the type of sums, in the workspace (ROCm 6.2). A call does not look
+    /// whether its algorithm fits, and would compute something else, or read elsewhere.
     pub const HIPBLASLT: Dialect = Dialect {
         name: "hipBLASLt",
         what: "hipBLASLt (libhipblaslt.so)",
