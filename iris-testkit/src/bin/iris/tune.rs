@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
+use iris_kernels::gemm_config::TileSize;
 use iris_ops::Ranks;
 use iris_testkit::say;
 use iris_testkit::suite::{AnyOp, Op, Operands};
@@ -43,15 +44,18 @@ const SHAPES: [Shape; 5] = [
     (Op::MatmulAllReduce, 512, 512, 512),
 ];
 
-/// Variants of an op that may be chosen, and tiles; no tile is the rule's.
-fn choices(op: Op) -> Vec<Choice> {
-    let (variants, tiles): (&[&str], &[Option<[usize; 2]>]) = match op {
-        Op::MatmulAllReduce => {
-            (&["one_shot", "two_shot"], &[None, Some([64, 256]), Some([128, 128]), Some([32, 128])])
-        }
-        Op::AllGatherMatmul => (&["pull", "staged", "baseline"], &[None, Some([64, 256])]),
-        _ => (&["one_shot", "two_shot"], &[None]),
+/// Variants of an op that may be chosen, and tiles: those that are worth a try on the CPU, those that there
+/// are kernels for on GPUs. No tile is the rule's.
+fn choices(op: Op, backend: BackendKind) -> Vec<Choice> {
+    let (variants, on_cpu): (&[&str], &[[usize; 2]]) = match op {
+        Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
+        Op::AllGatherMatmul => (&["pull", "staged", "baseline"], &[[64, 256]]),
+        _ => (&["one_shot", "two_shot"], &[]),
     };
+    let built = TileSize::ALL.map(|size| [size.m as usize, size.n as usize]);
+    let on_gpus = !backend.traits().host_threads && op.multiplies();
+    let tiles = if on_gpus { &built[..] } else { on_cpu };
+    let tiles: Vec<_> = [None].into_iter().chain(tiles.iter().copied().map(Some)).collect();
     let rule = [Choice { variant: "auto".into(), tile: None }];
     let all = variants.iter().flat_map(|&variant| {
         tiles.iter().map(move |&tile| Choice { variant: variant.into(), tile })
@@ -118,7 +122,7 @@ impl TuneJob {
         let problem = Problem::new(op.name(), [m, n, k], DType::F32, device.backend());
         let mut job = Self { problem, choices: Vec::new(), iterations, device };
         let mut seen = Vec::new();
-        for choice in choices(op) {
+        for choice in choices(op, device.backend()) {
             let plan = job.problem(&choice).plan(Ranks::new(0, ranks))?;
             let comes_to = (plan.variant(), plan.tile());
             if !seen.contains(&comes_to) {
@@ -194,6 +198,21 @@ impl Job for TuneJob {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_choice_can_be_planned_on_every_backend() {
+        for backend in [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip] {
+            for (op, m, n, k) in SHAPES {
+                for Choice { variant, tile } in choices(op, backend) {
+                    let problem = Problem::new(op.name(), [m, n, k], DType::F32, backend);
+                    let problem = Problem { variant, tile, ..problem };
+                    if let Err(error) = problem.plan(Ranks::new(0, 2)) {
+                        panic!("{} {tile:?} on {backend}: {error}", problem.variant);
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_rule_stays_unless_another_choice_is_clearly_faster() {
