@@ -149,7 +149,8 @@ fn a_panicking_rank_is_lost_to_the_others() {
         1 => matches!(e, Error::Panicked { message, .. } if message == "by design"),
         _ => matches!(e, Error::PeerLost { rank: 1 }),
     });
-    assert!(started.elapsed() < Duration::from_secs(5));
+    // Long before a deadline of the host, which is 720 s.
+    assert!(started.elapsed() < Duration::from_secs(60));
     let e = World::run_threads(3, |w| {
         if w.rank() == 1 {
             panic!("by design");
