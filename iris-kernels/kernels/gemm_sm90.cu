@@ -66,7 +66,7 @@ class Plain {
     const Arguments& args;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
+extern "C" __global__ void __launch_bounds__(CORE_THREADS, 1) __cluster_dims__(CLUSTER, 1, 1)
     iris_gemm(IRIS_ARGS TensorMap a, IRIS_ARGS TensorMap b, IRIS_ARGS TensorMap c,
               IRIS_ARGS Arguments args) {
     extern __shared__ unsigned char memory[];

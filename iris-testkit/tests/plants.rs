@@ -55,6 +55,7 @@ fn plants() -> Vec<Plant> {
         ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
         ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),
         ("iris/flow/accumulate.h", "body.zero(tile, parity)", "all_reduce.cu"),
+        ("iris/flow/copied.h", "wg.push_copied(peer, part);", "all_gather.cu"),
         ("iris/flow/deliver.h", "const u32 produced = delivery.produced();", "all_gather.cu"),
         ("iris/flow/gather.h", "body.push_part(wg.rank(), part, parity);", "all_gather_matmul.cu"),
         ("iris/flow/reduce.h", "body.reduce(tile, parity);", "all_reduce.cu"),

@@ -73,7 +73,7 @@ constexpr bool HOLD = IRIS_GEMM_HOLD, FLIPPED = IRIS_GEMM_FLIPPED;
 constexpr u32 GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS;
 constexpr u32 LINE = IRIS_GEMM_SLAB_BYTES, DEPTH = LINE / 2;
 static_assert(LINE == 128, "lines are as long as the swizzle");
-constexpr u32 THREADS = 128 * (GROUPS + 1);
+constexpr u32 CORE_THREADS = 128 * (GROUPS + 1);
 
 /// Operands lie in blocks of lines of 128 bytes, swizzled. If the depth goes from line to line, a block
 /// has 64 rows or columns of the operand.
@@ -175,8 +175,8 @@ template <class Op> class Core {
         }
         __syncwarp();
         if constexpr (CLUSTER > 1) meet_cluster();
-        else if (threadIdx.x < 32) come<THREADS>();
-        else meet<THREADS>();
+        else if (threadIdx.x < 32) come<CORE_THREADS>();
+        else meet<CORE_THREADS>();
     }
 
     // The loader.

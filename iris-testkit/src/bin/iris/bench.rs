@@ -222,14 +222,20 @@ fn device() -> serde_json::Value {
     json!({"cpu": model, "family": field("cpu family"), "model": field("model"), "cores": cores})
 }
 
-/// The device, the commit and the day, in words.
-pub(crate) fn provenance() -> String {
-    let device = device();
-    let (cpu, cores) = (device["cpu"].as_str().unwrap_or_default(), &device["cores"]);
+/// What has computed, the commit and the day, in words.
+pub(crate) fn provenance(backend: BackendKind) -> String {
+    let gpu = match backend {
+        kind if kind.traits().host_threads => None,
+        kind => kind.devices().ok().and_then(|all| all.into_iter().next()),
+    };
+    let machine = gpu.map(|device| device.name).unwrap_or_else(|| {
+        let host = device();
+        format!("{}, {} cores", host["cpu"].as_str().unwrap_or_default(), host["cores"])
+    });
     let commit = commit();
     let short = commit.get(..8).unwrap_or(&commit);
     let changed = if commit.ends_with('+') { "+" } else { "" };
-    format!("{cpu}, {cores} cores; {short}{changed}; {}", date(SystemTime::now()))
+    format!("{machine}; {short}{changed}; {}", date(SystemTime::now()))
 }
 
 /// The commit of the working folder, with `+` if it has changes; else that nobody knows it.

@@ -101,7 +101,7 @@ fn row(job: &TuneJob, ranks: usize, medians: &[f64]) -> Result<String> {
         dtype.name(),
         tile.m,
         tile.n,
-        provenance(),
+        provenance(job.device.backend()),
     ))
 }
 

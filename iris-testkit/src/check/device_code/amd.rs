@@ -8,7 +8,9 @@ use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
 use super::resources::{self, Resources};
-use super::{Compilations, Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
+use super::{
+    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, Source, compare, first_word, options,
+};
 
 /// Whether there is a clang to compile for AMD's architectures.
 pub fn has_clang() -> bool {
@@ -469,7 +471,7 @@ fn wrong_in(name: &str, code: &str, arch: &str) -> impl Iterator<Item = String> 
             entry = label;
         }
         let stores = line.starts_with("global_store") || line.starts_with("flat_store");
-        if stores && released && entry != STAGED {
+        if stores && released && !RAISE_FLAGS.contains(&entry) {
             wrong.push(format!("{name}: a store of {entry} releases at device scope"));
         }
         if line.starts_with("buffer_wbl2") {

@@ -171,9 +171,10 @@ pub fn check(arch: Arch, source: &Source) -> Compiled {
 /// Kernels that reach no peer. All others must have an access of system scope.
 const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
 
-/// The entry whose workgroups raise flags for others of their device: only there something is
-/// released and acquired at the scope of the device by other accesses than `FinishAdd`.
-const STAGED: &str = "iris_staged";
+/// The entries that raise a flag for others of their device, and those that wait for one or read one: only
+/// there something is released, or acquired, at the scope of the device by other accesses than `FinishAdd`.
+const RAISE_FLAGS: [&str; 2] = ["iris_staged", "iris_open"];
+const READ_FLAGS: [&str; 2] = ["iris_staged", "iris_copies"];
 
 /// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all; and
 /// observed, since others have less of the same.

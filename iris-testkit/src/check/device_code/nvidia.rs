@@ -9,7 +9,10 @@ use iris_kernels::rtc::{Compiler, Error, KernelSource, Options};
 use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
-use super::{Compilations, Finding, LOCAL, Outcome, STAGED, Source, compare, first_word, options};
+use super::{
+    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, compare, first_word,
+    options,
+};
 
 /// The first NVRTC that has atomic functions of its own.
 const HAS_ATOMICS: (i32, i32) = (12, 8);
@@ -251,7 +254,8 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
                 | "st.relaxed.gpu.global.s32"
                 | "atom.acq_rel.gpu.global.add.u32"
                 | "atom.relaxed.gpu.global.add.u64" => true,
-                "st.release.gpu.global.s32" | "ld.acquire.gpu.global.s32" => entry == STAGED,
+                "st.release.gpu.global.s32" => RAISE_FLAGS.contains(&entry),
+                "ld.acquire.gpu.global.s32" => READ_FLAGS.contains(&entry),
                 _ if instruction.contains(".shared") => true,
                 _ => {
                     let parts = || instruction.split(['.', ';']);
