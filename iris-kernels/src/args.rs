@@ -34,6 +34,11 @@ pub fn dtype_code(dtype: DType) -> Option<u32> {
     DTYPES.iter().position(|&known| known == dtype).map(|place| place as u32)
 }
 
+/// Bytes of one element of this code.
+pub(crate) fn element_bytes(dtype: u32) -> usize {
+    DTYPES[dtype as usize].size()
+}
+
 /// What is done to the final value of an element, once over all ranks: bit of `epilogue`.
 pub mod epilogue {
     /// x = x / 2 * (1 + erf(x / sqrt 2)), after the bias.

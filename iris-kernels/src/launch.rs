@@ -2,11 +2,12 @@
 
 mod copied;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
 
-use crate::args::{Matrix, OpArgs, producer};
+use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::build::{self, Injected, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
@@ -177,7 +178,9 @@ impl Launcher {
             let message = ahead.gather(&args);
             if let Kernel::Open | Kernel::Copies | Kernel::Close = kernel {
                 // SAFETY: as the caller says.
-                return unsafe { self.copied(heap, stream, (op, kernel), ahead, &args, groups) };
+                return unsafe {
+                    self.copied(heap, stream, (op, kernel), (ahead, &args, &message), groups)
+                };
             }
             // SAFETY: the caller vouches for the matrices and the workspace, where A has room.
             unsafe { self.enqueue(heap, stream, (op, kernel), message, groups) }?;
@@ -342,10 +345,7 @@ impl Ahead {
             // Its own rows of C, which is gathered where it lies.
             Kernel::AllGather => {
                 let rows = split(args.m, args.channel.size, args.channel.rank);
-                let apart = if args.c.transposed == 0 { args.c.ld } else { 1 };
-                let size = self.whole.output.size() as u64;
-                product.c.address += u64::from(rows.start) * apart * size;
-                product.c.rows = rows.end - rows.start;
+                product.c = rows_of(args.c, &rows);
             }
             // What is done to results is done once they are added up.
             _ => {
@@ -386,6 +386,14 @@ impl Ahead {
         unsafe { local.launch(heap, stream, ("matmul", Kernel::Local), product, groups) }?;
         Ok(Multiplied::Partial(product.c))
     }
+}
+
+/// Some rows of a matrix.
+fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
+    let apart = if matrix.transposed == 0 { matrix.ld } else { 1 };
+    let address =
+        matrix.address + u64::from(rows.start) * apart * element_bytes(matrix.dtype) as u64;
+    Matrix { address, rows: rows.end - rows.start, ..matrix }
 }
 
 /// Compile and load a kernel; with how many of its workgroups run at the same time.

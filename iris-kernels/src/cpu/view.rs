@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::args::{DTYPES, Matrix};
+use crate::args::{Matrix, element_bytes};
 use crate::schedule::Tile;
 
 /// Columns of A that are converted at a time.
@@ -36,11 +36,6 @@ fn check(matrix: &Matrix, tile: Tile) {
         matrix.cols
     );
     assert!(matrix.address != 0, "a matrix without address");
-}
-
-/// Bytes of one element of this code.
-pub(crate) fn element_bytes(dtype: u32) -> usize {
-    DTYPES[dtype as usize].size()
 }
 
 /// Address of an element.

@@ -1,6 +1,6 @@
 use iris_sync::flow::{GatherTiles, StagedTiles, Staging};
 
-use crate::args::{Matrix, counter};
+use crate::args::{Matrix, counter, element_bytes};
 use crate::cpu::body::partial::{Partial, bytes};
 use crate::cpu::view;
 use crate::cpu::words::Words;
@@ -61,7 +61,7 @@ impl Gather<'_> {
     /// The place of `source`'s shard in the gathered A of rank `at`.
     fn inbox(&self, at: u32, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
-        let size = view::element_bytes(args.a.dtype) as u64;
+        let size = element_bytes(args.a.dtype) as u64;
         let (rows, cols) = self.units.shard_of(source);
         let ld = u64::from(args.k);
         let first = u64::from(rows.start) * ld + u64::from(cols.start);

@@ -4,7 +4,7 @@
 use iris_sync::Stop;
 use iris_sync::flow::{self, LlTiles};
 
-use crate::args::{Matrix, OpArgs, counter};
+use crate::args::{Matrix, OpArgs, counter, element_bytes};
 use crate::cpu::body::epilogue::finish_values;
 use crate::cpu::view;
 use crate::cpu::words::Words;
@@ -31,7 +31,7 @@ pub(crate) fn run(
     };
     let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
     let dtype = if reduces { args.wire } else { args.c.dtype };
-    let per_item = 8 / view::element_bytes(dtype) as u32;
+    let per_item = 8 / element_bytes(dtype) as u32;
     let size = launch.channel.size;
     let items = Items { collective, size, rows: args.m, cols: args.n, per_item };
     let mut body =

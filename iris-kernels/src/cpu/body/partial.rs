@@ -1,6 +1,6 @@
 //! What all bodies share: the partial of a tile, slots of inboxes, and finished values.
 
-use crate::args::{Matrix, OpArgs, producer};
+use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::cpu::body::epilogue::finish_values;
 use crate::cpu::view::{self, Scratch};
 use crate::schedule::Tile;
@@ -90,5 +90,5 @@ pub(crate) fn in_slot(tile: Tile) -> Tile {
 
 /// Bytes of a rectangle of this element type.
 pub(crate) fn bytes(tile: Tile, dtype: u32) -> u64 {
-    u64::from(tile.rows) * u64::from(tile.cols) * view::element_bytes(dtype) as u64
+    u64::from(tile.rows) * u64::from(tile.cols) * element_bytes(dtype) as u64
 }
