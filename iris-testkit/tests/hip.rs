@@ -161,13 +161,16 @@ fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
         let [opened, pushed, gates, closed] =
             ["iris_open", "iris_copies", "iris_gate", "iris_close"].map(of);
         assert!(opened > 0 && [gates, closed] == [opened; 2], "{launches:?}");
-        (opened, pushed, copies(20 * k * 4), copies(4))
+        let waits = calls_of(&calls, "hipStreamWaitEvent").len();
+        (opened, pushed, copies(20 * k * 4), copies(4), waits)
     };
-    let (calls, pushed, rows, words) = count(16);
+    let (calls, pushed, rows, words, waits) = count(16);
     assert_eq!((pushed, rows, words), (0, calls, calls));
     // Rows of 17 elements do not follow each other in the gathered matrix: workgroups push them.
-    let (calls, pushed, rows, words) = count(17);
+    let (calls, pushed, rows, words, others) = count(17);
     assert_eq!((pushed, rows, words), (calls, 0, 0));
+    // Copies begin behind what opens their call, and it ends behind them.
+    assert_eq!(waits, others + 2 * calls);
 }
 
 fn a_release_before_6_has_other_numbers() {

@@ -328,7 +328,7 @@ Error hipStreamWaitEvent(Stream* stream, Event* event, u32 flags) {
     const Error code = ready(stream);
     if (code != SUCCESS || flags != 0) return outcome(code, "hipStreamWaitEvent");
     if (const auto mark = last_of(event)) stream->enqueue([mark] { mark->wait(); });
-    return SUCCESS;
+    return outcome(code, "hipStreamWaitEvent");
 }
 Error hipStreamGetCaptureInfo_v2(Stream* stream, u32* status, u64* id, void*, void*, void*) {
     if (!known(stream)) return INVALID_HANDLE;
