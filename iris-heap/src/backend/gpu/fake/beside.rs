@@ -82,5 +82,8 @@ fn copies_that_fail_are_joined() {
     *fake.fails.lock().unwrap() = Some("copy");
     // SAFETY: the fake copies nothing.
     unsafe { gpu.copy_beside(&stream, &[COPY]) }.unwrap_err();
-    assert!(fake.taken().last().unwrap().starts_with("record"), "behind what was enqueued");
+    let last = fake.taken().pop().unwrap();
+    let end = last.strip_prefix("record ").expect("behind what was enqueued").split(' ').next();
+    gpu.join_copies(&stream).unwrap();
+    assert_eq!(fake.taken(), [format!("wait_for {} on {}", end.unwrap(), stream.raw_handle())]);
 }
