@@ -18,6 +18,9 @@ pub(crate) const LL_ITEMS: u32 = 1 << 17;
 /// Most workgroups of such a message on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
+/// Rows, and columns, that a tile of a message may have.
+const WIDEST: usize = 65536;
+
 /// Bytes of the signal segment that such words of an op take at most where nobody asked for them: an
 /// eighth of what a heap has by default.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
@@ -163,8 +166,6 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     const TILES: usize = 32;
     /// Elements of a tile from which on there are four times as many.
     const ENOUGH: usize = 8 << 10;
-    /// Columns that a tile may have.
-    const WIDEST: usize = 65536;
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
     let elements = few.min((few / 4).max(ENOUGH)).clamp(LEAST, MOST);
@@ -181,8 +182,6 @@ fn copied_tile(Message { m, n, .. }: Message, bytes: usize) -> TileShape {
     /// with 16 MiB.
     const ENOUGH: usize = 16 << 20;
     const MOST: usize = 4;
-    /// Rows and columns that a tile may have.
-    const WIDEST: usize = 65536;
     let parts = (m.saturating_mul(n).saturating_mul(bytes) / ENOUGH).clamp(1, MOST);
     TileShape { m: m.div_ceil(parts).clamp(1, WIDEST), n: n.clamp(1, WIDEST) }
 }
