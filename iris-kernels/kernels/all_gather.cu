@@ -1,6 +1,7 @@
 // Every rank's rows, at every rank.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
+#include "iris/body/sums.h"
 
 using namespace iris;
 
@@ -12,14 +13,13 @@ IRIS_KERNEL iris_all_gather(IRIS_ARGS OpArgs args) {
 // Where a copy engine moves the rows, or workgroups in its place, for what reads them part by part.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) { flow::open(launch_of(args)); }
 
-IRIS_KERNEL iris_copies(IRIS_ARGS OpArgs args) {
-    LoadProducer::Shared none;
-    run_copies(args, none);
-}
+IRIS_KERNEL iris_copies(IRIS_ARGS OpArgs args) { run_copies<AllGatherPlan>(args, 0); }
 
 IRIS_KERNEL iris_gate(IRIS_ARGS OpArgs args, u32 source, u64 first, u32 parts) {
     flow::gate(launch_of(args), source, static_cast<u32>(first), parts);
 }
+
+IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) { run_sums(args); }
 
 IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) { flow::close(launch_of(args)); }
 

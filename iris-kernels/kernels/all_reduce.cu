@@ -1,5 +1,6 @@
 // The sum over ranks of their messages, at every rank.
 #include "iris/body/accumulate.h"
+#include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/reduce.h"
 
@@ -29,5 +30,22 @@ IRIS_KERNEL iris_add_atomic(IRIS_ARGS OpArgs args) {
 }
 
 IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) { run_convert(args); }
+
+// Where a copy engine moves the blocks, or workgroups in its place, for what adds them up.
+IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) { flow::open(launch_of(args)); }
+
+IRIS_KERNEL iris_blocks(IRIS_ARGS OpArgs args) { run_copies<AllToAllPlan>(args, 0); }
+
+IRIS_KERNEL iris_gate(IRIS_ARGS OpArgs args, u32 source, u64 first, u32 parts) {
+    flow::gate(launch_of(args), source, static_cast<u32>(first), parts);
+}
+
+IRIS_KERNEL iris_results(IRIS_ARGS OpArgs args) {
+    run_copies<AllGatherPlan>(args, signals_of_blocks(args));
+}
+
+IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) { run_sums(args); }
+
+IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) { flow::close(launch_of(args)); }
 
 IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::AllReduce>(args); }

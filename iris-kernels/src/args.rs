@@ -25,6 +25,18 @@ pub struct Matrix {
     pub transposed: u32,
 }
 
+impl Matrix {
+    /// Bytes of an element.
+    pub(crate) fn element_bytes(&self) -> u64 {
+        element_bytes(self.dtype) as u64
+    }
+
+    /// The address behind the last line of a matrix by rows.
+    pub(crate) fn end(&self) -> u64 {
+        self.address + u64::from(self.rows) * self.ld * self.element_bytes()
+    }
+}
+
 /// The element types of kernels: the code of each is its place. `IRIS_DTYPES` of `args.h` has the same
 /// rows, and the bytes of an element.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

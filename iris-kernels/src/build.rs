@@ -298,17 +298,21 @@ mod tests {
         use Kernel::*;
         const GATE: Kernel = Gate { source: 0, first: 0, parts: 0 };
         let message = OpBuild { product: false, ..OP };
-        let table: [(&str, &[Kernel]); 10] = [
+        let table: [(&str, &[Kernel]); 11] = [
             ("matmul_all_reduce", &[OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local]),
             (
                 "all_reduce",
                 &[OneShotLl, OneShot, TwoShot, Zero, AddLocked, AddAtomic, Convert, Local],
             ),
+            ("all_reduce", &[Open, Blocks, GATE, Results, Sums, Close]),
             ("matmul_reduce_scatter", &[ReduceScatter, Local]),
-            ("reduce_scatter", &[ReduceScatterLl, ReduceScatter, Local]),
+            (
+                "reduce_scatter",
+                &[ReduceScatterLl, ReduceScatter, Open, Blocks, GATE, Sums, Close, Local],
+            ),
             ("all_gather_matmul", &[Gather, Gathered, Pull, Staged, Local]),
             ("matmul_all_gather", &[AllGather, Local]),
-            ("all_gather", &[AllGatherLl, AllGather, Open, Copies, GATE, Close, Local]),
+            ("all_gather", &[AllGatherLl, AllGather, Open, Copies, GATE, Sums, Close, Local]),
             ("all_to_all", &[AllToAllLl, AllToAll, Local]),
             ("broadcast", &[BroadcastLl, Broadcast, Local]),
             ("matmul", &[Local]),

@@ -36,10 +36,16 @@ pub enum Kernel {
     AllToAll,
     /// The root's message to all.
     Broadcast,
-    /// All-gather in front of a product, by a copy engine: before it may copy.
+    /// A message by a copy engine beside products: before it may copy.
     Open,
-    /// The same: what it copies, where workgroups do.
+    /// The same: this rank's rows to all, where workgroups copy them.
     Copies,
+    /// The same: the rows of this rank's partial that each rank owns, to that.
+    Blocks,
+    /// The same: this rank's rows of the sum to all, behind [`Kernel::Blocks`].
+    Results,
+    /// The same: the sum of blocks that have come, or one of them as it is.
+    Sums,
     /// The same: in front of what reads parts of a rank's rows.
     Gate {
         /// The rank.
@@ -84,6 +90,9 @@ impl Kernel {
                 | Broadcast
                 | Open
                 | Copies
+                | Blocks
+                | Results
+                | Sums
                 | Gate { .. }
                 | Close
                 | Barrier { .. }
@@ -115,6 +124,9 @@ impl Kernel {
             Kernel::Broadcast => "broadcast",
             Kernel::Open => "open",
             Kernel::Copies => "copies",
+            Kernel::Blocks => "blocks",
+            Kernel::Results => "results",
+            Kernel::Sums => "sums",
             Kernel::Gate { .. } => "gate",
             Kernel::Close => "close",
             Kernel::OneShotLl => "one_shot_ll",

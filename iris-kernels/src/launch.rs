@@ -39,14 +39,45 @@ pub struct Launcher {
 #[derive(Debug)]
 struct Ahead {
     whole: Whole,
-    /// Whether the kernel goes first and gathers A.
-    gathers: bool,
+    role: Role,
     /// Whether what the kernels move is counted, traced or held up.
     observed: bool,
     /// Whoever has it for calls that fit.
     product: Option<WholeProduct>,
     /// The kernel of `matmul`, for those that do not; none where the launcher's own kernel is that.
     local: Option<Launcher>,
+}
+
+/// What the message is to the product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// There is none.
+    None,
+    /// It gathers A, and goes first.
+    Gather,
+    /// It takes a partial to the owners of its rows, which add up.
+    Scatter,
+    /// It does that, and takes the sums to all.
+    Sum,
+    /// It takes a rank's rows of C to all.
+    Rows,
+}
+
+impl Role {
+    /// The message of an op with a product, and what it is to that.
+    fn of(op: &'static str) -> Option<(&'static str, Role)> {
+        if let Some(name) = op.strip_suffix("_matmul") {
+            return Some((name, Role::Gather));
+        }
+        let name = op.strip_prefix("matmul_")?;
+        let role = match name {
+            "reduce_scatter" => Role::Scatter,
+            "all_reduce" => Role::Sum,
+            "all_gather" => Role::Rows,
+            _ => return None,
+        };
+        Some((name, role))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -95,7 +126,8 @@ impl Launcher {
     /// As [`Launcher::new`], and [`WholeProduct::new`].
     pub fn with_whole(self, heap: &SymmetricHeap, whole: &Whole) -> Result<Self> {
         let product = WholeProduct::new(heap, whole)?;
-        let ahead = Ahead { whole: *whole, gathers: false, observed: false, product, local: None };
+        let role = Role::None;
+        let ahead = Ahead { whole: *whole, role, observed: false, product, local: None };
         Ok(Self { ahead: Some(Arc::new(ahead)), ..self })
     }
 
@@ -104,7 +136,7 @@ impl Launcher {
     /// where it is what the message sends, and last where the message gathers its A. A call needs
     /// [`Whole::memory`] bytes where its arguments say that the workspace is; the tile in its arguments
     /// is that of the message, which `op` has, too. Of several kernels the products lie between, at
-    /// [`Kernel::Copies`].
+    /// [`Kernel::Copies`] or [`Kernel::Blocks`].
     ///
     /// # Errors
     /// As [`Launcher::new`], and [`WholeProduct::new`]; [`Error::Unsupported`] for an op that is not a
@@ -115,8 +147,7 @@ impl Launcher {
         kernels: &[Kernel],
         whole: &Whole,
     ) -> Result<Self> {
-        let behind = op.op.strip_suffix("_matmul");
-        let name = behind.or_else(|| op.op.strip_prefix("matmul_")).ok_or_else(|| {
+        let (name, role) = Role::of(op.op).ok_or_else(|| {
             unsupported(format!("unfused {}", op.op), "it is not a product and a message")
         })?;
         let (tile_m, tile_n) = whole.tile;
@@ -125,10 +156,17 @@ impl Launcher {
         let product = WholeProduct::new(heap, whole)?;
         let message = OpBuild { op: name, product: false, ..*op };
         let observed = op.observed || op.injected != Injected::default();
-        let ahead = Ahead { whole: *whole, gathers: behind.is_some(), observed, product, local };
+        let ahead = Ahead { whole: *whole, role, observed, product, local };
         let mut kernels = kernels.to_vec();
-        if kernels.contains(&Kernel::Copies) {
+        // What stands beside the copies of a call.
+        if kernels.contains(&Kernel::Open) {
             kernels.push(Kernel::Gate { source: 0, first: 0, parts: 0 });
+            if role != Role::Gather {
+                kernels.push(Kernel::Sums);
+            }
+            if role == Role::Sum {
+                kernels.push(Kernel::Results);
+            }
         }
         Ok(Self { ahead: Some(Arc::new(ahead)), ..Self::new(heap, &message, &kernels)? })
     }
@@ -143,8 +181,8 @@ impl Launcher {
     #[must_use]
     pub fn without_library(self) -> Self {
         let ahead = self.ahead.map(|ahead| {
-            let Ahead { whole, gathers, observed, ref local, .. } = *ahead;
-            Arc::new(Ahead { whole, gathers, observed, product: None, local: local.clone() })
+            let Ahead { whole, role, observed, ref local, .. } = *ahead;
+            Arc::new(Ahead { whole, role, observed, product: None, local: local.clone() })
         });
         Self { ahead, ..self }
     }
@@ -174,14 +212,14 @@ impl Launcher {
         groups: u32,
     ) -> Result<()> {
         heap.check_stream(op, stream)?;
-        if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.gathers) {
+        let copied =
+            matches!(kernel, Kernel::Open | Kernel::Copies | Kernel::Blocks | Kernel::Close);
+        if let Some(ahead) = self.ahead.as_ref().filter(|_| copied) {
+            // SAFETY: as the caller says.
+            return unsafe { self.copied(heap, stream, (op, kernel), (ahead, &args), groups) };
+        }
+        if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.role == Role::Gather) {
             let message = ahead.gather(&args);
-            if let Kernel::Open | Kernel::Copies | Kernel::Close = kernel {
-                // SAFETY: as the caller says.
-                return unsafe {
-                    self.copied(heap, stream, (op, kernel), (ahead, &args, &message), groups)
-                };
-            }
             // SAFETY: the caller vouches for the matrices and the workspace, where A has room.
             unsafe { self.enqueue(heap, stream, (op, kernel), message, groups) }?;
             args.a = ahead.gathered(&args);

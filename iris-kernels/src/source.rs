@@ -69,6 +69,7 @@ pub const HEADERS: &[Text] = embed![
     "iris/body/partial.h",
     "iris/gemm/producer.h",
     "iris/body/accumulate.h",
+    "iris/body/sums.h",
     "iris/body/deliver.h",
     "iris/body/gather.h",
     "iris/body/ll.h",

@@ -78,6 +78,20 @@ pub enum Kept {
     Partial,
     /// A, which a message gathers from all ranks.
     Gathered,
+    /// The rows of C of all ranks, as they come.
+    Rows,
+    /// This rank's partial, and of its rows what so many ranks send.
+    Blocks {
+        /// How many.
+        ranks: usize,
+    },
+    /// The same, and the sums of all ranks, as they come.
+    Sums {
+        /// How many.
+        ranks: usize,
+        /// Type of C.
+        output: DType,
+    },
 }
 
 impl Whole {
@@ -92,12 +106,21 @@ impl Whole {
     /// Bytes that a call needs: the workspace of the library, and what is kept behind it.
     pub fn memory(&self, kept: Kept) -> u64 {
         let [m, n, k] = self.shape;
+        let matrix = |rows: usize, cols, dtype: DType| {
+            ((Self::line(cols) * dtype.size()) as u64).saturating_mul(rows as u64)
+        };
+        // Of each rank as much as the largest part.
+        let blocks = |ranks: usize| m.saturating_add(m.div_ceil(ranks) * ranks);
         let kept = match kept {
             Kept::Nothing => 0,
-            Kept::Partial => (Self::line(n) * self.output.size()) as u64,
-            Kept::Gathered => (Self::line(k) * self.dtype.size()) as u64,
+            Kept::Partial | Kept::Rows => matrix(m, n, self.output),
+            Kept::Gathered => matrix(m, k, self.dtype),
+            Kept::Blocks { ranks } => matrix(blocks(ranks), n, self.output),
+            Kept::Sums { ranks, output } => {
+                matrix(blocks(ranks), n, self.output).saturating_add(matrix(m, n, output))
+            }
         };
-        self.library_bytes().saturating_add(kept.saturating_mul(m as u64))
+        self.library_bytes().saturating_add(kept)
     }
 
     /// Elements from one line of what is kept to the next: whole vectors.

@@ -9,7 +9,7 @@ use iris_kernels::gemm_config::TileSize;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
-use crate::spec::Row;
+use crate::spec::{Form, Row};
 
 /// A rank among others, and the kind of device they have: all that planning needs of a world or heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -237,6 +237,11 @@ impl Request {
         self.output.unwrap_or(self.dtype)
     }
 
+    /// How it is done, if somebody asked for a variant that there is.
+    fn form(&self) -> Option<&'static Form> {
+        self.row.form(self.variant?)
+    }
+
     /// Element type that partials travel in.
     pub fn wire_dtype(&self) -> DType {
         self.wire.unwrap_or(self.output_dtype())
@@ -286,6 +291,7 @@ impl Request {
             }
             if !ranks.backend.traits().host_threads
                 && op.multiplies()
+                && !self.form().is_some_and(Form::is_unfused)
                 && TileSize::fitting(m as u32, n as u32).is_none()
             {
                 let TileSize { m: most_m, n: most_n } = TileSize::ALL[0];

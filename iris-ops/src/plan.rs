@@ -72,7 +72,9 @@ impl Plan {
         let largest = self.largest();
         let mut sizes = Vec::new();
         let row = self.request.row;
-        let ruled = row.rule != Rule::Only || tune::most_in_words(self.ranks, row.op) > 0;
+        let ruled = row.rule != Rule::Only
+            || tune::most_in_words(self.ranks, row.op) > 0
+            || tune::takes_copies(self.ranks, row.op);
         if self.request.variant.is_none() && row.forms.len() > 1 && ruled {
             sizes = tune::sizes(self.ranks, &self.request);
             sizes.retain(|&size| size < largest);
@@ -108,11 +110,17 @@ impl Plan {
         sized.check_words(form, tile)?;
         sized.check_pairs(form)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
+        let (ranks, request) = (self.ranks.size, &sized.request);
         let workspace = sized.whole(form).map_or(0, |whole| {
             whole.memory(match form.whole {
                 _ if self.alone() => Kept::Nothing,
-                spec::Whole::Partial => Kept::Partial,
+                spec::Whole::Partial => match form.memory {
+                    Memory::Copied(1) => Kept::Blocks { ranks },
+                    Memory::Copied(_) => Kept::Sums { ranks, output: request.output_dtype() },
+                    _ => Kept::Partial,
+                },
                 spec::Whole::Gathered => Kept::Gathered,
+                spec::Whole::Rows if matches!(form.memory, Memory::Copied(_)) => Kept::Rows,
                 _ => Kept::Nothing,
             })
         });
@@ -156,7 +164,9 @@ impl Plan {
                 Needs { tiles: all, places: owned, locks, workspace, ..Needs::default() }
             }
             Memory::Signals => Needs { tiles: part, ..Needs::default() },
-            Memory::SignalsAndFlag => Needs { tiles: part, flags: 1, ..Needs::default() },
+            Memory::Copied(rounds) => {
+                Needs { tiles: rounds.saturating_mul(part), flags: 1, ..Needs::default() }
+            }
             Memory::Pairs(collective) => {
                 let pairs = self.items(collective, (request.m, request.n)).most();
                 Needs { pairs, ..Needs::default() }

@@ -164,8 +164,8 @@ pub(crate) enum Memory {
     Staged,
     /// A signal for each tile of the largest part, which goes where it is wanted.
     Signals,
-    /// The same, and a flag.
-    SignalsAndFlag,
+    /// The same, and a flag: what copy engines move in a call, in so many rounds.
+    Copied(u32),
 }
 
 impl Form {

@@ -78,6 +78,9 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
         if let Some(variant) = in_words(ranks, request, Variant::UnfusedLl) {
             return variant;
         }
+        if by_copy_engine(ranks, request) {
+            return Variant::CopyEngine;
+        }
         return match row.form(Variant::UnfusedOneShot) {
             Some(form) if bytes <= one_shot_bytes(ranks) => form.variant,
             _ => Variant::Unfused,
@@ -102,6 +105,26 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
         // links once a tile of columns, or is multiplied in pieces (commit 4d18965, 2026-11-21).
         Rule::Gather => Variant::Baseline,
     }
+}
+
+/// Whether large calls of an op take copy engines.
+pub(crate) fn takes_copies(ranks: Ranks, op: Op) -> bool {
+    least_copied(ranks, op).is_some()
+}
+
+/// What one rank must send another for that, in bytes.
+fn least_copied(ranks: Ranks, op: Op) -> Option<usize> {
+    let sizes = device::of(ranks.backend)?.copied;
+    sizes.iter().find(|(of, _)| *of == op).map(|&(_, least)| least)
+}
+
+/// Whether what one rank sends another is large enough for copy engines beside the products.
+fn by_copy_engine(ranks: Ranks, request: &Request) -> bool {
+    let Some(form) = request.row.form(Variant::CopyEngine) else { return false };
+    let Some(least) = least_copied(ranks, request.op()) else { return false };
+    let Message { m, n, .. } = Message::of(ranks, request, form);
+    let bytes = m.saturating_mul(n).saturating_mul(request.dtype.size());
+    bytes >= least && request.tile.is_none() && request.shard == Shard::Rows
 }
 
 /// This variant, if the operator has it and the call is small enough for words that carry their data.
@@ -129,8 +152,10 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if !unfused && let Some(tile) = table::tile(ranks, request) {
         return tile;
     }
-    if form.memory == Memory::SignalsAndFlag && request.shard == Shard::Rows && !product {
-        return copied_tile(Message::of(ranks, request, form), request.dtype.size());
+    if matches!(form.memory, Memory::Copied(_)) && request.shard == Shard::Rows && !product {
+        let most =
+            if matches!(request.op(), Op::MatmulAllReduce | Op::MatmulAllGather) { 4 } else { 2 };
+        return copied_tile(Message::of(ranks, request, form), request.dtype.size(), most);
     }
     if let Some(device) = device::of(ranks.backend) {
         return match product {
@@ -175,14 +200,14 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
 }
 
 /// A part of the rows that a copy engine moves: few, since each costs two copies a peer and a launch, and
-/// an engine takes tens of megabytes to reach its rate; but some, so that the first is multiplied while
-/// the others are on their way.
-fn copied_tile(Message { m, n, .. }: Message, bytes: usize) -> TileShape {
-    /// Bytes of a part, and how many there are at most. Unmeasured: on H200s an engine was at its rate
-    /// with 16 MiB.
-    const ENOUGH: usize = 16 << 20;
-    const MOST: usize = 4;
-    let parts = (m.saturating_mul(n).saturating_mul(bytes) / ENOUGH).clamp(1, MOST);
+/// an engine takes megabytes to reach its rate; but some, `most` at most, so that what stands behind one
+/// begins while the others are on their way.
+fn copied_tile(Message { m, n, .. }: Message, bytes: usize, most: usize) -> TileShape {
+    /// Bytes of a part. On 2 x H200 (2026-11-22) parts of 8 MiB or more were within 2 % of the best: an
+    /// all-reduce of 2048 rows took 244 us in two of 8 MiB, 264 in one and 278 in four, of 8192 rows 806 in
+    /// four of 16 MiB, 917 in one; a reduce-scatter of 8192 rows 729 in two and 744 in four.
+    const ENOUGH: usize = 8 << 20;
+    let parts = (m.saturating_mul(n).saturating_mul(bytes) / ENOUGH).clamp(1, most);
     TileShape { m: m.div_ceil(parts).clamp(1, WIDEST), n: n.clamp(1, WIDEST) }
 }
 
@@ -202,10 +227,11 @@ impl Message {
         let Request { row, m, n, k, shard, .. } = *request;
         let parts = if form.sends_all { 1 } else { ranks.size };
         let part = |all: usize| all.div_ceil(parts);
+        let copied = matches!(form.memory, Memory::Copied(_));
         let (cols, m, n) = match (form.whole, shard) {
             (Whole::Gathered, Shard::Rows) => (k, part(m), k),
             (Whole::Gathered, Shard::Columns) => (k, m, part(k)),
-            _ if row.tiles == Tiles::Whole => (n, m, n),
+            _ if row.tiles == Tiles::Whole && !copied => (n, m, n),
             _ => (n, part(m), n),
         };
         Self { m, n, all: request.m.saturating_mul(cols), parts }

@@ -65,6 +65,20 @@ struct Tiles : Partials {
                 expect(at(me(), OUT, source, tile, element), value(source, call, tile, element));
             }
         }
+        for (u32 tile = 0; tile < in.tiles; ++tile) {
+            put(at(me(), WORK, 0, tile, mine()), value(me(), call, tile, mine()));
+        }
+    }
+    /// What the others have added up.
+    void take_sums(const Launch& launch) {
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = 0; tile < in.tiles; ++tile) {
+                if (!flow::gate(launch, source, in.tiles + tile, 1)) return;
+                const u32 element = crossed();
+                expect(at(me(), RESULT, source, tile, element), value(source, call, tile, element));
+            }
+        }
     }
 
     // zero, add, convert
@@ -282,7 +296,16 @@ int iris_model_gather(const Input& in) {
     });
 }
 
-/// Option 1: the engine begins before the peers are in the call.
+/// The sums of what came, which the engine sends on.
+struct Sums : Tiles {
+    void copy(u32 peer, u32 part) {
+        const i32 sum = value(me(), call, part, mine());
+        expect(at(me(), WORK, 0, part, mine()), sum);
+        put(at(peer, RESULT, me(), part, mine()), sum);
+    }
+};
+
+/// Options: 1, the engine begins before the peers are in the call; 2, it sends on what is added up.
 int iris_model_copied(const Input& in) {
     const bool is_stream = port::workgroup() == 0;
     const bool is_engine = port::workgroup() + 1 == port::workgroups();
@@ -290,7 +313,8 @@ int iris_model_copied(const Input& in) {
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
         // A stream goes on after a launch that failed.
-        if (is_stream && in.option == 0) {
+        const bool waits = (in.option & 1) == 0, sends_on = (in.option & 2) != 0;
+        if (is_stream && waits) {
             (void)flow::open(alone);
         } else if (is_stream) {
             (void)flow::run(alone, End::Keep, [&](Workgroup& wg) {
@@ -300,9 +324,15 @@ int iris_model_copied(const Input& in) {
             });
         }
         iris_model_boundary();
-        if (is_engine) (void)flow::copies(alone, in.tiles, body);
+        if (is_engine) (void)flow::copies(alone, 0, Delivery{in.tiles, body.me(), false}, body);
         if (is_stream) body.take_copied(alone);
         iris_model_boundary();
+        if (sends_on) {
+            Sums sums{body};
+            if (is_engine) (void)flow::copies(alone, in.tiles, Delivery{in.tiles, body.me(), false}, sums);
+            if (is_stream) body.take_sums(alone);
+            iris_model_boundary();
+        }
         return !is_stream || flow::close(alone);
     });
 }

@@ -48,6 +48,7 @@ fn main() -> ExitCode {
                 ranks_that_are_threads_share_memory_by_peer_access,
                 ranks_that_are_processes_share_memory_by_handles,
                 shards_go_by_copy_engines_where_their_rows_have_no_gaps,
+                products_leave_by_copy_engines_as_they_are_finished,
                 a_release_before_6_has_other_numbers,
                 streams_without_a_queue_of_their_own_are_told_of,
                 what_cannot_be_is_said,
@@ -171,6 +172,43 @@ fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
     assert_eq!((pushed, rows, words), (calls, 0, 0));
     // Copies begin behind what opens their call, and it ends behind them.
     assert_eq!(waits, others + 2 * calls);
+}
+
+fn products_leave_by_copy_engines_as_they_are_finished() {
+    // Rows of a part, what is taken or added up, and rounds of copies, of each rank.
+    let cases = [
+        ("matmul-all-gather", 1, 1),
+        ("matmul-reduce-scatter", 1, 1),
+        // The sum, and what comes from the other.
+        ("matmul-all-reduce", 2, 2),
+    ];
+    for (op, sums, rounds) in cases {
+        let line = format!("{op} --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --k 16");
+        let count = |n: u32| {
+            let (calls, _) = right(Fake::of(7), &format!("{line} --n {n}"), &[]);
+            assert_eq!(failed(&calls), [""; 0]);
+            let launches = calls_of(&calls, "hipModuleLaunchKernel");
+            let of = |name: &str| launches.iter().filter(|call| call.starts_with(name)).count();
+            let copies = calls_of(&calls, "hipMemcpyAsync");
+            let copies = |bytes: u32| {
+                copies.iter().filter(|call| call.starts_with(&format!("{bytes} on"))).count()
+            };
+            let [opened, gates, summed, closed] =
+                ["iris_open", "iris_gate", "iris_sums", "iris_close"].map(of);
+            assert!(opened > 0 && closed == opened, "{launches:?}");
+            assert_eq!([gates, summed], [rounds * opened, sums * opened], "{launches:?}");
+            let pushed = of("iris_copies") + of("iris_blocks") + of("iris_results");
+            let waits = calls_of(&calls, "hipStreamWaitEvent").len();
+            (opened, pushed, [copies(20 * n * 4), copies(4)], waits)
+        };
+        let (calls, pushed, copied, waits) = count(24);
+        assert_eq!((pushed, copied), (0, [rounds * calls; 2]), "{op}");
+        // Rows of 17 elements have gaps where they are kept: workgroups push them.
+        let (calls, pushed, copied, others) = count(17);
+        assert_eq!((pushed, copied), (rounds * calls, [0, 0]), "{op}");
+        // Copies begin behind what they copy, and the call ends behind the last.
+        assert_eq!(waits, others + (rounds + 1) * calls, "{op}");
+    }
 }
 
 fn a_release_before_6_has_other_numbers() {
@@ -315,10 +353,14 @@ fn whole_products_are_the_librarys_where_it_is_there() {
         "all-gather-matmul --m 33 --n 64 --k 48 --dtype bf16 --variant unfused",
         "all-gather-matmul --shard columns --m 32 --n 64 --k 48 --dtype bf16 --variant unfused",
         "all-gather-matmul --m 32 --n 64 --k 48 --dtype bf16 --variant copy_engine",
+        "matmul-all-gather --m 32 --n 64 --k 48 --dtype bf16 --variant copy_engine",
+        "matmul-reduce-scatter --m 33 --n 64 --k 48 --dtype bf16 --variant copy_engine",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant copy_engine",
     ];
     for line in lines {
-        // Shard by shard, or the whole at once.
-        let products = if line.ends_with("copy_engine") { 8 } else { 4 };
+        // What is each rank's for itself, or the whole at once.
+        let parts = line.ends_with("copy_engine") && !line.starts_with("matmul-all-gather");
+        let products = if parts { 8 } else { 4 };
         let line = format!("{line} --ranks 2 --threads-as-ranks --library vendor");
         let (calls, _) = right(Fake::with_libraries(), &line, &[]);
         assert_eq!(failed(&calls), [""; 0], "{line}");

@@ -39,6 +39,7 @@ fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
         ops::staged(&vec![1; ranks as usize], 1, calls),
         ops::gather(ranks, 1, calls, true),
         ops::copied(ranks, 1, calls, true),
+        ops::copied_on(ranks, 1, calls),
         accumulate(false),
         accumulate(true),
     ]

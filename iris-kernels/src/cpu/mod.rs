@@ -15,7 +15,7 @@ use crate::args::OpArgs;
 use crate::kernel::Kernel;
 use crate::schedule::{Grid, Shard, SplitGrid, Units, owner};
 use body::partial::Partial;
-use body::{accumulate, deliver, gather, ll, reduce};
+use body::{accumulate, deliver, gather, ll, reduce, sums};
 use words::Words;
 
 /// Nanoseconds of the clock that trace spans are given in: the same in all processes of a host.
@@ -43,6 +43,9 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     let deliver = |partial, plan| {
         let mut body = deliver::Deliver { partial, words: &words, plan };
         flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), &mut body)
+    };
+    let copies = |partial, plan, first| {
+        deliver::Deliver { partial, words: &words, plan }.copies(&launch, first)
     };
     let owners = |tile| owner(tile, size);
     let accumulate =
@@ -99,11 +102,13 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),
         Kernel::Broadcast => deliver(partial, deliver::Plan::Broadcast { grid, root: args.root }),
         Kernel::Open => flow::open(&launch),
-        Kernel::Copies => {
-            let plan = deliver::Plan::AllGather(split);
-            let mut body = deliver::Deliver { partial, words: &words, plan };
-            body.copies(&launch)
+        Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
+        Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
+        Kernel::Results => {
+            // Their signals are behind those of blocks.
+            copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
         }
+        Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
         Kernel::OneShotLl

@@ -1,19 +1,42 @@
-//! A product behind a gather by copy engines: each rank's own rows are multiplied while those of the
-//! others are on their way, and theirs part by part as they come.
+//! Products beside messages that copy engines move. Ahead of a product its A is gathered: each rank's own
+//! rows are multiplied while those of the others are on their way, and theirs part by part as they come.
+//! Behind a product its rows leave part by part as they are finished: each rank's rows of the partial to it,
+//! which adds them up, and its sums, or its rows of C, to all.
+
+mod message;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use iris_heap::{DeviceCopy, Result, Stream, SymmetricHeap};
 
-use super::{Ahead, Launcher, rows_of};
-use crate::args::{Matrix, OpArgs, element_bytes};
+use super::{Ahead, Launcher, Role, rows_of};
+use crate::args::{Matrix, OpArgs, producer};
 use crate::kernel::Kernel;
-use crate::schedule::{Grid, SplitGrid, split};
+use crate::schedule::split;
+use message::{Message, Part};
+
+/// Columns of a product from which on a row of A takes longer to be multiplied than to come from a peer: on
+/// an H200, at 7.5e14 flop/s and 3.85e11 B/s of two-byte elements, 1950.
+const COLUMNS: u32 = 2048;
+
+/// One call, as far as its steps are enqueued by it.
+struct Call<'a> {
+    launcher: &'a Launcher,
+    ahead: &'a Ahead,
+    heap: &'a Arc<SymmetricHeap>,
+    stream: &'a Stream,
+    op: &'static str,
+    args: &'a OpArgs,
+    /// What travels first: the shards of A, the blocks of partials, or the rows of C.
+    message: Message,
+    /// The sums of blocks, which travel then.
+    results: Option<Message>,
+}
 
 impl Launcher {
-    /// Enqueue one of the steps of such a call: [`Kernel::Open`], [`Kernel::Copies`] with the products,
-    /// [`Kernel::Close`]. `message` is what gathers A.
+    /// Enqueue one of the steps of such a call: [`Kernel::Open`]; [`Kernel::Copies`] or [`Kernel::Blocks`],
+    /// with all that is multiplied and added up; [`Kernel::Close`].
     ///
     /// # Safety
     /// As for [`Launcher::launch`].
@@ -22,129 +45,294 @@ impl Launcher {
         heap: &Arc<SymmetricHeap>,
         stream: &Stream,
         (op, kernel): (&'static str, Kernel),
-        (ahead, args, message): (&Ahead, &OpArgs, &OpArgs),
+        (ahead, args): (&Ahead, &OpArgs),
         groups: u32,
     ) -> Result<()> {
-        // SAFETY: as the caller says.
-        let enqueue =
-            |kernel, groups| unsafe { self.enqueue(heap, stream, (op, kernel), *message, groups) };
-        let by_engine = kernel != Kernel::Open && goes_by_engine(heap, ahead, args, message);
-        if kernel != Kernel::Copies {
-            if kernel == Kernel::Close && by_engine {
-                heap.gpu()?.join_copies(stream)?;
+        let [message, results] = ahead.messages(args);
+        let Some(message) = message else {
+            return Err(super::unsupported(format!("copies of {op}"), "it sends nothing"));
+        };
+        let call = Call { launcher: self, ahead, heap, stream, op, args, message, results };
+        let by_engine = kernel != Kernel::Open && call.goes_by_engine();
+        match kernel {
+            Kernel::Open => call.enqueue(kernel, 1),
+            Kernel::Close => {
+                if by_engine {
+                    heap.gpu()?.join_copies(stream)?;
+                }
+                call.enqueue(kernel, 1)
             }
-            return enqueue(kernel, 1);
+            _ => {
+                let done = match ahead.role {
+                    Role::Gather => call.gather(kernel, groups, by_engine),
+                    Role::Scatter | Role::Sum => call.scatter(kernel, groups, by_engine),
+                    Role::Rows => call.rows(kernel, groups, by_engine),
+                    Role::None => Ok(()),
+                };
+                if done.is_err() && by_engine {
+                    // The call will never end; a graph that it is captured in still must.
+                    heap.gpu()?.join_copies(stream)?;
+                }
+                done
+            }
         }
-        let gate = |source, parts: Range<u32>| {
-            let (first, parts) = (parts.start, parts.end - parts.start);
-            enqueue(Kernel::Gate { source, first, parts }, 1)
-        };
-        // SAFETY: the caller vouches for the matrices and the workspace, where A has room.
-        let product = |a: Matrix, rows: Range<u32>| unsafe {
-            ahead.product(heap, stream, of_rows(args, a, rows)).map(drop)
-        };
-        let products = || ahead.products(args, message, gate, product);
-        if !by_engine {
-            return enqueue(kernel, groups).and_then(|()| products());
-        }
-        // SAFETY: the caller vouches for A, and for the workspace of all ranks.
-        let copied = unsafe { heap.gpu()?.copy_beside(stream, &copies(args, message)) };
-        let done = copied.and_then(|()| products());
-        if done.is_err() {
-            // The call will never end; a graph that it is captured in still must.
-            heap.gpu()?.join_copies(stream)?;
-        }
-        done
     }
 }
 
-impl Ahead {
-    /// Each product behind the gate of what it multiplies.
-    fn products(
-        &self,
-        args: &OpArgs,
-        message: &OpArgs,
-        gate: impl Fn(u32, Range<u32>) -> Result<()>,
-        product: impl Fn(Matrix, Range<u32>) -> Result<()>,
-    ) -> Result<()> {
-        let split_grid = split_grid(message);
-        let a = self.gathered(args);
-        let channel = &args.channel;
+/// All of it is as safe as [`Launcher::copied`] was called: the caller vouches for the matrices, and for the
+/// workspace of all ranks.
+impl Call<'_> {
+    /// Shards of A, then the products of what has come.
+    fn gather(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
+        let (args, message) = (self.args, &self.message);
+        if by_engine {
+            self.copy(message, message.sent(args.channel.rank))?;
+        } else {
+            self.enqueue(kernel, groups)?;
+        }
+        let a = self.ahead.gathered(args);
         if args.shard == 1 {
             // Each row needs all of them.
-            for source in channel.peers() {
-                gate(source, 0..split_grid.part(source).tiles())?;
-            }
-            return product(a, 0..args.m);
+            self.arrive(message, |source| message.all(source))?;
+            return self.product(a, 0..args.m, args);
         }
-        product(args.a, split(args.m, channel.size, channel.rank))?;
+        let own = message.own();
+        self.product(args.a, own.clone(), args)?;
+        if args.n >= COLUMNS * (args.channel.size - 1) {
+            // They come in the time of the product above; few products lose less than many.
+            self.arrive(message, |source| message.all(source))?;
+            for rows in [0..own.start, own.end..args.m].into_iter().filter(|rows| !rows.is_empty())
+            {
+                self.product(rows_of(a, &rows), rows, args)?;
+            }
+            return Ok(());
+        }
         // Of all peers in turns, as they come.
-        let most = channel.peers().map(|source| blocks(&split_grid, source).count()).max();
-        for at in 0..most.unwrap_or(0) {
-            for source in channel.peers() {
-                let Some((tiles, rows)) = blocks(&split_grid, source).nth(at) else { continue };
-                gate(source, tiles)?;
-                product(rows_of(a, &rows), rows)?;
+        for at in 0..message.most() {
+            for source in args.channel.peers() {
+                let Some(part) = message.comes(source).nth(at) else { continue };
+                self.gate(message, source, part.tiles)?;
+                let rows = message.placed(source, &part.rows);
+                self.product(rows_of(a, &rows), rows, args)?;
             }
         }
         Ok(())
     }
+
+    /// The products of what others own, which leaves for them; then of what this rank owns, to which theirs
+    /// is added. Where the sums go to all, that is part by part: a part that this rank owns comes behind
+    /// the next of the others, so that theirs has come by then, and the sums leave among what follows.
+    fn scatter(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
+        let (args, message) = (self.args, &self.message);
+        let partial = self.ahead.partial(args);
+        let own = message.own();
+        let product = |rows: Range<u32>| self.product(rows_of(args.a, &rows), rows, &partial);
+        if !by_engine {
+            product(0..args.m)?;
+            self.enqueue(kernel, groups)?;
+            self.arrive(message, |source| message.all(source))?;
+            self.sum(0..own.end - own.start)?;
+            let Some(results) = &self.results else { return Ok(()) };
+            self.enqueue(Kernel::Results, groups)?;
+            return self.take(results);
+        }
+        let own_part = |results: &Message, part: Part| {
+            product(message.taken(args.channel.rank, &part.rows))?;
+            self.arrive(message, |_| part.tiles.clone())?;
+            self.sum(part.rows.clone())?;
+            self.copy(results, std::iter::once(part))
+        };
+        let mut parts = message.sent(args.channel.rank);
+        for at in 0..message.most() {
+            for peer in args.channel.peers() {
+                if let Some(part) = message.sent(peer).nth(at) {
+                    product(message.taken(peer, &part.rows))?;
+                    self.copies(message.copies(peer, &part))?;
+                }
+            }
+            if let (1.., Some(results)) = (at, &self.results)
+                && let Some(part) = parts.next()
+            {
+                own_part(results, part)?;
+            }
+        }
+        let Some(results) = &self.results else {
+            product(own.clone())?;
+            self.arrive(message, |source| message.all(source))?;
+            return self.sum(0..own.end - own.start);
+        };
+        parts.try_for_each(|part| own_part(results, part))?;
+        self.take(results)
+    }
+
+    /// The products of this rank's rows of C, which leave for all.
+    fn rows(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
+        let (args, message) = (self.args, &self.message);
+        let own = message.own();
+        let product = |rows: Range<u32>| {
+            let within = rows.start - own.start..rows.end - own.start;
+            self.product(rows_of(args.a, &within), rows, args)
+        };
+        if !by_engine {
+            product(own.clone())?;
+            self.enqueue(kernel, groups)?;
+            return self.take(message);
+        }
+        for part in message.sent(args.channel.rank) {
+            product(message.placed(args.channel.rank, &part.rows))?;
+            self.copy(message, std::iter::once(part))?;
+        }
+        self.take(message)
+    }
+
+    /// Enqueue a kernel of the message.
+    fn enqueue(&self, kernel: Kernel, groups: u32) -> Result<()> {
+        let args = match (&self.results, kernel) {
+            (Some(results), Kernel::Results) => results.args,
+            _ => self.message.args,
+        };
+        self.launch(kernel, args, groups)
+    }
+
+    fn launch(&self, kernel: Kernel, args: OpArgs, groups: u32) -> Result<()> {
+        // SAFETY: as the caller of `copied` says.
+        unsafe { self.launcher.enqueue(self.heap, self.stream, (self.op, kernel), args, groups) }
+    }
+
+    /// The product of some rows: `a` are those of A, `rows` their place in C of `args`.
+    fn product(&self, a: Matrix, rows: Range<u32>, args: &OpArgs) -> Result<()> {
+        let c = rows_of(args.c, &rows);
+        let args = OpArgs { a, c, m: rows.end - rows.start, ..*args };
+        // SAFETY: as the caller of `copied` says.
+        unsafe { self.ahead.product(self.heap, self.stream, args) }.map(drop)
+    }
+
+    /// Let the engine copy these parts to all, from what is enqueued by now on.
+    fn copy(&self, message: &Message, parts: impl Iterator<Item = Part>) -> Result<()> {
+        let peers = || self.args.channel.peers();
+        self.copies(parts.flat_map(|part| peers().flat_map(move |to| message.copies(to, &part))))
+    }
+
+    fn copies(&self, copies: impl IntoIterator<Item = DeviceCopy>) -> Result<()> {
+        let copies: Vec<_> = copies.into_iter().collect();
+        // SAFETY: as the caller of `copied` says.
+        unsafe { self.heap.gpu()?.copy_beside(self.stream, &copies) }
+    }
+
+    /// Wait for these tiles of a source, on the device.
+    fn gate(&self, message: &Message, source: u32, tiles: Range<u32>) -> Result<()> {
+        let (first, parts) = (message.first + tiles.start, tiles.end - tiles.start);
+        self.enqueue(Kernel::Gate { source, first, parts }, 1)
+    }
+
+    /// The same of all peers.
+    fn arrive(&self, message: &Message, tiles: impl Fn(u32) -> Range<u32>) -> Result<()> {
+        self.args.channel.peers().try_for_each(|source| self.gate(message, source, tiles(source)))
+    }
+
+    /// Add up these rows of what this rank owns.
+    fn sum(&self, rows: Range<u32>) -> Result<()> {
+        let Message { args: message, .. } = &self.message;
+        let own = self.message.own();
+        let apart = u64::from(own.end - own.start) * message.c.ld * message.c.element_bytes();
+        let c = if self.results.is_some() { rows_of(self.args.c, &own) } else { self.args.c };
+        let args = OpArgs {
+            a: rows_of(rows_of(message.a, &own), &rows),
+            b: rows_of(message.c, &rows),
+            c: rows_of(c, &rows),
+            bias: self.args.bias,
+            epilogue: self.args.epilogue,
+            slot: apart,
+            sources: self.args.channel.size,
+            ..*message
+        };
+        self.spread(args)
+    }
+
+    /// What has come from all, to its place in C.
+    fn take(&self, message: &Message) -> Result<()> {
+        for at in 0..message.most() {
+            for source in self.args.channel.peers() {
+                let Some(part) = message.comes(source).nth(at) else { continue };
+                self.gate(message, source, part.tiles)?;
+                let rows = message.placed(source, &part.rows);
+                let (a, c) = (rows_of(message.args.c, &rows), rows_of(self.args.c, &rows));
+                self.spread(OpArgs { a, c, sources: 1, ..message.args })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A sum of rows that are there, by all workgroups.
+    fn spread(&self, args: OpArgs) -> Result<()> {
+        /// Elements of a tile, at least: several vectors for each thread.
+        const ENOUGH: u32 = 16 << 10;
+        let (rows, tile_n) = (args.a.rows, args.n.clamp(1, ENOUGH));
+        let tile_m = (ENOUGH / tile_n).clamp(1, rows.max(1));
+        let tiles = rows.div_ceil(tile_m).saturating_mul(args.n.div_ceil(tile_n));
+        let groups = tiles.clamp(1, self.launcher.resident());
+        self.launch(Kernel::Sums, OpArgs { m: rows, tile_m, tile_n, ..args }, groups)
+    }
+
+    /// Whether a copy engine moves the rows, and not workgroups: these must where ranks share a device,
+    /// whose engines could stand behind each other; for rows with gaps; for columns, which are no rows in
+    /// memory; and where what is moved is counted or held up.
+    fn goes_by_engine(&self) -> bool {
+        let kept = self.heap.device().kind.traits().host_threads || self.heap.sharing() > 1;
+        let messages = std::iter::once(&self.message).chain(&self.results);
+        let gaps = messages.into_iter().any(Message::has_gaps);
+        !(kept || gaps || self.args.shard == 1 || self.ahead.observed)
+    }
 }
 
-/// Whether a copy engine moves the rows, and not workgroups: these must where ranks share a device, whose
-/// engines could stand behind each other; for rows with gaps; for columns, which are no rows in memory;
-/// and where what is moved is counted or held up.
-fn goes_by_engine(heap: &SymmetricHeap, ahead: &Ahead, args: &OpArgs, message: &OpArgs) -> bool {
-    let line = u64::from(args.k);
-    let gaps = args.a.transposed == 1 || args.a.ld != line || message.c.ld != line;
-    let kept = heap.device().kind.traits().host_threads || heap.sharing() > 1;
-    !(kept || gaps || args.shard == 1 || ahead.observed)
-}
-
-/// What it moves: each part of this rank's rows to all peers, each with the word behind it that says so.
-fn copies(args: &OpArgs, message: &OpArgs) -> Vec<DeviceCopy> {
-    let (heap, channel, c) = (&args.heap, &args.channel, message.c);
-    let own = heap.data[heap.rank as usize];
-    let allowed = heap.device_words + 4 * u64::from(channel.flag(0).index);
-    let line = u64::from(args.k) * element_bytes(args.a.dtype) as u64;
-    let first = split(args.m, channel.size, channel.rank).start;
-    let mut copies = Vec::new();
-    for (tiles, rows) in blocks(&split_grid(message), channel.rank) {
-        for peer in channel.peers() {
-            copies.push(DeviceCopy {
-                to: c.address - own + heap.data[peer as usize] + u64::from(rows.start) * line,
-                from: args.a.address + u64::from(rows.start - first) * line,
-                bytes: u64::from(rows.end - rows.start) * line,
-            });
-            copies.extend(tiles.clone().map(|tile| {
-                let signal = channel.signal(peer, channel.rank, tile);
-                let to = heap.signal[peer as usize] + 4 * u64::from(signal.index);
-                DeviceCopy { to, from: allowed, bytes: 4 }
-            }));
+impl Ahead {
+    /// What travels in a call: first, and then.
+    fn messages(&self, args: &OpArgs) -> [Option<Message>; 2] {
+        let OpArgs { n, .. } = *args;
+        let size = args.channel.size;
+        let own = split(args.m, size, args.channel.rank);
+        let message = |a: Matrix, c: Matrix| OpArgs {
+            a,
+            c,
+            b: Matrix::default(),
+            bias: Matrix::default(),
+            k: 0,
+            epilogue: 0,
+            producer: producer::LOAD,
+            ..*args
+        };
+        match self.role {
+            Role::None => [None, None],
+            Role::Gather => [Some(Message::gather(self.gather(args))), None],
+            Role::Rows => {
+                let rows =
+                    message(rows_of(args.c, &own), self.kept(args, (args.m, n), args.c.dtype));
+                [Some(Message::gather(rows)), None]
+            }
+            Role::Scatter | Role::Sum => {
+                let partial = self.partial(args).c;
+                // Of every rank as many rows as the largest part, so that what follows lies at the same
+                // place on all ranks.
+                let rows = split(args.m, size, 0).end;
+                let inbox = Matrix {
+                    address: partial.end(),
+                    rows: size * (own.end - own.start),
+                    ..partial
+                };
+                let blocks = Message::scatter(message(partial, inbox));
+                let end = Matrix { rows: size * rows, ..inbox }.end();
+                let sums = Matrix { address: end, ..self.kept(args, (args.m, n), args.c.dtype) };
+                let results = Message::gather(message(rows_of(args.c, &own), sums));
+                let results = results.behind(&blocks);
+                [Some(blocks), (self.role == Role::Sum).then_some(results)]
+            }
         }
     }
-    copies
-}
 
-/// The parts of a gather.
-fn split_grid(message: &OpArgs) -> SplitGrid {
-    let OpArgs { m, n, tile_m, tile_n, .. } = *message;
-    SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: message.channel.size }
-}
-
-/// What `source` sends, a row of tiles at a time: their numbers, and the rows of the whole matrix.
-fn blocks(grid: &SplitGrid, source: u32) -> impl Iterator<Item = (Range<u32>, Range<u32>)> + use<> {
-    let (part, first) = (grid.part(source), split(grid.grid.rows, grid.size, source).start);
-    let across = part.across();
-    (0..part.rows.div_ceil(part.tile_m)).map(move |block| {
-        // Without columns there are rows still, and no tile.
-        let row = block * part.tile_m;
-        let rows = first + row..first + part.rows.min(row + part.tile_m);
-        (block * across..(block + 1) * across, rows)
-    })
-}
-
-/// The arguments of the product of these rows of A, which are `a`.
-fn of_rows(args: &OpArgs, a: Matrix, rows: Range<u32>) -> OpArgs {
-    OpArgs { a, c: rows_of(args.c, &rows), m: rows.end - rows.start, ..*args }
+    /// The arguments of the product of this rank's partial, which is kept. What is done to results is done
+    /// once they are added up.
+    fn partial(&self, args: &OpArgs) -> OpArgs {
+        let c = self.kept(args, (args.m, args.n), args.wire);
+        OpArgs { c, bias: Matrix::default(), epilogue: 0, ..*args }
+    }
 }

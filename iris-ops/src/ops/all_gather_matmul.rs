@@ -64,13 +64,13 @@ pub(crate) const ROW: Row = Row {
         },
         Form::push(kind::Variant::Unfused, &[Step::Tiles(Kernel::AllGather)], Memory::Signals)
             .whole(Whole::Gathered),
-        Form::push(kind::Variant::CopyEngine, COPIED, Memory::SignalsAndFlag)
-            .whole(Whole::Gathered),
+        Form::push(kind::Variant::CopyEngine, COPIED, Memory::Copied(1)).whole(Whole::Gathered),
     ],
     rule: Rule::Gather,
 };
 
-const COPIED: &[Step] =
+/// The launches of a call in which copy engines take a rank's rows to all.
+pub(super) const COPIED: &[Step] =
     &[Step::One(Kernel::Open), Step::Tiles(Kernel::Copies), Step::One(Kernel::Close)];
 const GATHER: &[Step] =
     &[Step::Tiles(Kernel::Gather), Step::Barrier(0), Step::Tiles(Kernel::Gathered)];

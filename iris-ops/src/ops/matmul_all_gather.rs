@@ -3,6 +3,7 @@
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
 
+use super::all_gather_matmul::COPIED;
 use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
@@ -30,6 +31,9 @@ variants! { ROW;
     Push,
     /// The product of whole matrices, by the library that the options say, then the message.
     Unfused,
+    /// The product of whole matrices in a few parts, each of which goes to all by a copy engine while the
+    /// next is multiplied. The rows of a tile are those of a part.
+    CopyEngine,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -39,7 +43,11 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Own,
     in_place: false,
-    forms: &[FORMS[0], FORMS[0].of(kind::Variant::Unfused).whole(Whole::Rows)],
+    forms: &[
+        FORMS[0],
+        FORMS[0].of(kind::Variant::Unfused).whole(Whole::Rows),
+        Form::push(kind::Variant::CopyEngine, COPIED, Memory::Copied(1)).whole(Whole::Rows),
+    ],
     rule: Rule::Only,
 };
 

@@ -4,6 +4,7 @@ use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
 use iris_kernels::schedule::Collective;
 
+use super::matmul_reduce_scatter::BLOCKS;
 use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
@@ -43,6 +44,10 @@ variants! { ROW;
     UnfusedOneShot,
     /// The same bits as `UnfusedOneShot`, in words that carry their data: for at most 1 MiB.
     UnfusedLl,
+    /// As that of [`MatmulReduceScatter`](crate::MatmulReduceScatter), and each part of the sums goes to all
+    /// by a copy engine while the next is multiplied. The rows of C are split over the ranks: a rank adds
+    /// its own partial first, and all have the same bits.
+    CopyEngine,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -60,6 +65,7 @@ pub(crate) const ROW: Row = Row {
         FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial),
         FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial),
         LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial),
+        Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2)).whole(Whole::Partial),
     ],
     rule: Rule::Sum,
 };

@@ -32,6 +32,10 @@ variants! { ROW;
     Push,
     /// The product of whole matrices, by the library that the options say, then the message.
     Unfused,
+    /// The rows that others own are multiplied first, in a few parts, and each part goes to its owner by a
+    /// copy engine while the next is multiplied; then this rank's own, to which theirs are added. The
+    /// products are those of `Unfused`; the rows of a tile are those of a part.
+    CopyEngine,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -41,9 +45,17 @@ pub(crate) const ROW: Row = Row {
     c: Part::Own,
     tiles: Tiles::Split,
     in_place: false,
-    forms: &[FORMS[0], FORMS[0].of(kind::Variant::Unfused).whole(Whole::Partial)],
+    forms: &[
+        FORMS[0],
+        FORMS[0].of(kind::Variant::Unfused).whole(Whole::Partial),
+        Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(1)).whole(Whole::Partial),
+    ],
     rule: Rule::Only,
 };
+
+/// The launches of a call in which copy engines take partials to those who add them up.
+pub(super) const BLOCKS: &[Step] =
+    &[Step::One(Kernel::Open), Step::Tiles(Kernel::Blocks), Step::One(Kernel::Close)];
 
 /// Of all sums of which a rank gets its rows.
 pub(super) const FORMS: [Form; 1] =

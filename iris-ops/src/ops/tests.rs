@@ -2,7 +2,7 @@
 
 use iris_heap::{BackendKind, DType};
 
-use super::{all_gather, all_gather_matmul, all_reduce, matmul_all_reduce};
+use super::{all_gather, all_gather_matmul, all_reduce, matmul_all_reduce, matmul_reduce_scatter};
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Shard, TileShape};
 use crate::tune::message_groups;
@@ -83,6 +83,20 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
     assert_eq!((sum(16, 4, Cuda), sum(17, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(65, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
+    // Parts of 4, 8 and 16 MiB.
+    assert_eq!(
+        (sum(2048, 2, Cuda), sum(2048, 4, Cuda)),
+        (Variant::CopyEngine, Variant::CopyEngine)
+    );
+    assert_eq!(
+        (sum(1024, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
+        (Variant::Unfused, Variant::Unfused)
+    );
+    let scattered = |m, size| {
+        let options = matmul_reduce_scatter::Options::new(m, 8192, 3584).dtype(DType::BF16);
+        options.plan(Ranks::new(0, size).on(Cuda)).unwrap().at(m).variant
+    };
+    assert_eq!((scattered(512, 2), scattered(512, 4)), (Variant::CopyEngine, Variant::Unfused));
     let gather = all_gather_matmul::Options::new(512, 7168, 8192).dtype(DType::BF16);
     let variant = |options: all_gather_matmul::Options| {
         options.plan(Ranks::new(0, 2).on(Cuda)).unwrap().variant()

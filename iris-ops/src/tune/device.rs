@@ -19,6 +19,8 @@ pub(super) struct Device {
     /// operator, in a world of two ranks and in one of four; in others nobody has measured them. Where they
     /// are the quickest, by `iris bench`, write the largest size here, with device, commit and date.
     pub words: &'static [(Op, [usize; 2])],
+    /// Products with messages of which one rank sends another so many bytes or more take copy engines.
+    pub copied: &'static [(Op, usize)],
 }
 
 /// Of an H200, which other GPUs of NVIDIA's are taken for.
@@ -48,6 +50,17 @@ const H200: Device = Device {
         (Op::AllToAll, [512 << 10, 256 << 10]),
         (Op::Broadcast, [1 << 20, 256 << 10]),
     ],
+    // On 2 and on 4 x H200 (2026-11-22), beside `unfused`: a reduce-scatter of 4 MiB to each peer took 67 us
+    // and 68 on two, 126 and 145 on four, of 2 MiB 100 and 81 on four; an all-reduce of 8 MiB 143 and 146,
+    // 310 and 316, of 4 MiB 93 and 78, 201 and 173; an all-gather in front of a product of 8 MiB 205 and
+    // 208 on two, of 4 MiB 221 and 217 on four; one behind a product of 16 MiB 132 and 140 on two, of 8 MiB
+    // 163 and 122 on four.
+    copied: &[
+        (Op::MatmulReduceScatter, 4 << 20),
+        (Op::MatmulAllReduce, 8 << 20),
+        (Op::AllGatherMatmul, 8 << 20),
+        (Op::MatmulAllGather, 16 << 20),
+    ],
 };
 
 /// Of an MI300X, which other GPUs of AMD's are taken for: reckoned, since nobody has measured on one. It has
@@ -65,6 +78,7 @@ const MI300X: Device = Device {
     enough_tiles: 152,
     // Not before they were measured: only by name.
     words: &[],
+    copied: &[],
 };
 
 /// Of GPUs of a backend; none of hosts.

@@ -1,13 +1,13 @@
 //! Shards that no workgroup moves, but a copy engine. It cannot wait, look at a word or stop: what it
 //! may do is said ahead of it, and what it has done is looked at behind it.
 
-use super::Launch;
+use super::{Delivery, Launch};
 use crate::barrier::Members;
 use crate::{End, Memory, Stop};
 
-/// The parts of this rank's shard.
+/// The parts of what this rank sends.
 pub trait CopiedTiles {
-    /// Write `part` to `peer`, where it is wanted.
+    /// Write `part` of what `peer` gets to it, where it is wanted.
     fn copy(&mut self, peer: u32, part: u32);
 }
 
@@ -25,18 +25,22 @@ pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     })
 }
 
-/// The copies, by workgroups where no engine makes them: each part to all peers, each followed by
-/// what [`open`] has left, as its signal. They go on if the rank has given up, as an engine does.
+/// The copies, by workgroups where no engine makes them: each part to its peers, each followed by
+/// what [`open`] has left, as its signal, of which the first has number `first`. They go on if the rank
+/// has given up, as an engine does.
 pub fn copies<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
-    parts: u32,
+    first: u32,
+    plan: &impl Delivery,
     body: &mut impl CopiedTiles,
 ) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
-        for part in wg.share(parts) {
+        for part in wg.share(plan.produced()) {
             for peer in wg.channel.peers_in_turn(part) {
-                body.copy(peer, part);
-                wg.push_copied(peer, part);
+                if part < plan.sent(wg.channel.rank, peer) {
+                    body.copy(peer, part);
+                    wg.push_copied(peer, first + part);
+                }
             }
         }
         Ok(())

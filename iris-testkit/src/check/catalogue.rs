@@ -85,7 +85,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 13] = [
+    let ops: [Op; 14] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
@@ -98,6 +98,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         ("staged", |ranks, calls| ops::staged(&vec![1; ranks as usize], 1, calls)),
         ("gather, barrier", |ranks, calls| ops::gather(ranks, 1, calls, true)),
         ("copied", |ranks, calls| ops::copied(ranks, 1, calls, true)),
+        ("copied on", |ranks, calls| ops::copied_on(ranks, 1, calls)),
         ("accumulate", |ranks, calls| {
             let how = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
             ops::accumulate(ranks, 1, calls, how)
@@ -110,7 +111,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         // Block barriers and single-thread signals; several workgroups; calls that follow each other.
         let wide = scenario(3, 3).threads(2).groups(&[2, 1, 2]);
         // Several launches a call take several times as long.
-        let runs = if matches!(name, "accumulate" | "gather, barrier" | "copied") {
+        let runs = if matches!(name, "accumulate" | "gather, barrier" | "copied" | "copied on") {
             runs / 4
         } else {
             runs
@@ -119,7 +120,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
         // That memory is written while a peer reads it would be a race, or a wrong value, to the models, also
         // where the peer finds out before its call ends.
-        if !matches!(name, "pull" | "staged" | "copied") {
+        if !matches!(name, "pull" | "staged" | "copied" | "copied on") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
         }
         if full {

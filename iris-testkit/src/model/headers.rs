@@ -252,7 +252,8 @@ pub mod programs {
         STAGED = iris_model_staged;
         /// [`gather`](crate::model::ops::gather); option 1 has no barrier.
         GATHER = iris_model_gather;
-        /// [`copied`](crate::model::ops::copied); option 1 does not wait for the peers.
+        /// [`copied`](crate::model::ops::copied); option 1 does not wait for the peers, option
+        /// 2 is [`copied_on`](crate::model::ops::copied_on).
         COPIED = iris_model_copied;
         /// [`accumulate`](crate::model::ops::accumulate); option bits: atomic, no first barrier, no
         /// second barrier.

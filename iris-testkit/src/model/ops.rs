@@ -614,10 +614,21 @@ impl flow::CopiedTiles for Tiles<'_, '_> {
 ///
 /// The engine copies between the launches that open and close the call, and looks at nothing.
 pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
-    Scenario::new(format!("copied, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+    copied_in(1, ranks, tiles, calls_, waits)
+}
+
+/// The same, and what came is added up, and sent on by the engine in the same call, with signals behind
+/// those of before: the copies of an all-reduce.
+pub fn copied_on(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    copied_in(2, ranks, tiles, calls_, true)
+}
+
+fn copied_in(rounds: u32, ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
+    let name = if rounds == 1 { "copied" } else { "copied on" };
+    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
-        .tiles(tiles, 1)
-        .headers(Headers::new(programs::COPIED, tiles).option((!waits).into()))
+        .tiles(rounds * tiles, 1)
+        .headers(Headers::new(programs::COPIED, tiles).option(u32::from(!waits) + 2 * (rounds - 1)))
         .program(move |thread| {
             let (group, groups) = (thread.id().group, thread.groups());
             let (is_stream, is_engine) = (group == 0, group + 1 == groups);
@@ -636,19 +647,42 @@ pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
                 }
                 thread.boundary();
                 if is_engine {
-                    let _ = flow::copies(&alone, tiles, &mut body);
+                    let plan = Delivery { tiles, me: thread.id().rank, broadcast: false };
+                    let _ = flow::copies(&alone, 0, &plan, &mut body);
                 }
                 if is_stream {
                     body.take_copied(&alone);
                 }
                 thread.boundary();
+                if rounds == 2 {
+                    if is_engine {
+                        let plan = Delivery { tiles, me: thread.id().rank, broadcast: false };
+                        let _ = flow::copies(&alone, tiles, &plan, &mut Sums(body));
+                    }
+                    if is_stream {
+                        body.take_sums(&alone);
+                    }
+                    thread.boundary();
+                }
                 if is_stream { flow::close(&alone) } else { Ok(()) }
             });
         })
 }
 
+/// The sums of what came, which the engine sends on.
+struct Sums<'a, 'b>(Tiles<'a, 'b>);
+
+impl flow::CopiedTiles for Sums<'_, '_> {
+    fn copy(&mut self, peer: u32, part: u32) {
+        let Sums(tiles) = self;
+        let sum = value(tiles.me(), tiles.call, part, tiles.mine());
+        tiles.thread.expect(tiles.at(tiles.me(), WORK, 0, part, tiles.mine()), sum);
+        tiles.thread.write(tiles.at(peer, RESULT, tiles.me(), part, tiles.mine()), sum);
+    }
+}
+
 impl<'b> Tiles<'_, 'b> {
-    /// What is multiplied, part by part as it comes.
+    /// What is multiplied, or added up, part by part as it comes.
     fn take_copied(self, launch: &Launch<'_, Thread<'b>>) {
         for source in launch.channel.peers() {
             for tile in 0..self.tiles {
@@ -657,6 +691,24 @@ impl<'b> Tiles<'_, 'b> {
                 }
                 let element = self.crossed();
                 let place = self.at(self.me(), OUT, source, tile, element);
+                self.thread.expect(place, value(source, self.call, tile, element));
+            }
+        }
+        for tile in 0..self.tiles {
+            let sum = value(self.me(), self.call, tile, self.mine());
+            self.thread.write(self.at(self.me(), WORK, 0, tile, self.mine()), sum);
+        }
+    }
+
+    /// What the others have added up.
+    fn take_sums(self, launch: &Launch<'_, Thread<'b>>) {
+        for source in launch.channel.peers() {
+            for tile in 0..self.tiles {
+                if flow::gate(launch, source, (self.tiles + tile, 1)).is_err() {
+                    return;
+                }
+                let element = self.crossed();
+                let place = self.at(self.me(), RESULT, source, tile, element);
                 self.thread.expect(place, value(source, self.call, tile, element));
             }
         }

@@ -67,6 +67,17 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         (Op::MatmulAllReduce | Op::AllReduce, Variant::OneShot | Variant::UnfusedOneShot) => {
             traffic(m * n * wire * peers, 0, tiles((m, n), tile) * peers)
         }
+        (op @ (Op::MatmulAllReduce | Op::MatmulReduceScatter), Variant::CopyEngine) => {
+            // Parts of rows to their owners, and those of the sums from there; and a flag of its own.
+            let others = (0..size).filter(|&other| other != rank);
+            let flags: usize = others.map(|other| tiles((part(other), n), tile)).sum();
+            let (to_all, own) = if op == Op::MatmulAllReduce {
+                (part(rank) * n * output * peers, tiles((part(rank), n), tile) * peers)
+            } else {
+                (0, 0)
+            };
+            traffic((m - part(rank)) * n * wire + to_all, 0, flags + own + 1)
+        }
         (Op::MatmulAllReduce | Op::AllReduce, variant) => {
             // Tiles take turns: those of this rank, and their elements.
             let (mut own, mut elements) = (0, 0);
@@ -90,8 +101,9 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             let flags = others.map(|other| tiles((part(other), n), tile)).sum();
             traffic((m - part(rank)) * n * wire, 0, flags)
         }
-        (Op::MatmulAllGather | Op::AllGather, _) => {
-            let flags = tiles((part(rank), n), tile) * peers;
+        (Op::MatmulAllGather | Op::AllGather, variant) => {
+            let own = usize::from(variant == Variant::CopyEngine);
+            let flags = tiles((part(rank), n), tile) * peers + own;
             traffic(part(rank) * n * output * peers, 0, flags)
         }
         (Op::AllToAll, _) => {

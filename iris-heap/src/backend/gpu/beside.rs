@@ -1,5 +1,6 @@
 //! Copies beside what a stream does: on a stream of the heap's own, from a point of the other on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::event::GpuEvent;
@@ -26,6 +27,8 @@ pub(super) struct Side {
     queue: Arc<Queue>,
     /// Whether it is for captures.
     captured: bool,
+    /// Whether there are copies since the last join.
+    forked: AtomicBool,
     begin: GpuEvent,
     end: GpuEvent,
 }
@@ -51,7 +54,8 @@ impl Sides {
         keep(queue.clone())?;
         let event = || GpuEvent::new(&shared.device);
         let (begin, end) = (event()?, event()?);
-        let side = Arc::new(Side { queue, captured: capture.is_some(), begin, end });
+        let forked = AtomicBool::new(false);
+        let side = Arc::new(Side { queue, captured: capture.is_some(), forked, begin, end });
         all.push(side.clone());
         Ok(side)
     }
@@ -66,6 +70,7 @@ impl Side {
         let device = &stream.shared().device;
         self.begin.record(stream.raw())?;
         self.begin.before(&**device, self.queue.raw())?;
+        self.forked.store(true, Ordering::Relaxed);
         let enqueued = copies.iter().try_for_each(|&DeviceCopy { to, from, bytes }| {
             // SAFETY: as the caller says.
             unsafe { device.copy(to, from, bytes, self.queue.raw()) }
@@ -74,8 +79,12 @@ impl Side {
         self.end.record(self.queue.raw()).and(enqueued)
     }
 
-    /// Lets what is enqueued on `stream` next begin when the copies are over.
+    /// Lets what is enqueued on `stream` next begin when the copies are over, if there are any: an event
+    /// that no capture has recorded is nothing for it to wait for.
     pub(super) fn join(&self, stream: &Queue) -> Result<()> {
+        if !self.forked.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
         self.end.before(&*stream.shared().device, stream.raw())
     }
 }

@@ -101,7 +101,7 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
         count_bytes(args, Counter::Pushed, bytes_of(area, args.c.dtype));
     }
 
-    /// The part of this rank's rows straight into the peer's C.
+    /// The part of what the peer gets, straight into its C.
     IRIS_DEVICE void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
 
     IRIS_DEVICE void take(u32 source, u32 tile, u32 parity) {
@@ -131,17 +131,20 @@ IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shar
     flow::deliver(launch_of(args, Producer::DIES), body.plan, body);
 }
 
-/// This rank's rows to all: to itself where they are gathered with those of others by columns, since by
-/// rows they are read where they lie.
-IRIS_DEVICE void run_copies(const OpArgs& args, LoadProducer::Shared& none) {
-    DeliverBody<AllGatherPlan, LoadProducer, false> body(args, none);
+/// What copy engines move, by workgroups; `first` is the number of its first signal. This rank's own rows
+/// go to itself, too, where they are gathered with those of others by columns, since by rows they are read
+/// where they lie.
+template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first) {
+    LoadProducer::Shared none;
+    DeliverBody<Plan, LoadProducer, false> body(args, none);
     const Launch launch = launch_of(args);
-    const u32 parts = body.plan.produced();
-    for (u32 part = launch.index; args.shard == 1 && part < parts; part += launch.count) {
-        body.produce(part);
-    }
-    flow::copies(launch, parts, body);
+    const u32 parts = args.shard == 1 ? body.plan.produced() : 0;
+    for (u32 part = launch.index; part < parts; part += launch.count) body.produce(part);
+    flow::copies(launch, first, body.plan, body);
 }
+
+/// What copies of blocks have signals for: those of results are behind them.
+IRIS_DEVICE u32 signals_of_blocks(const OpArgs& args) { return split_of(args).part(0).tiles(); }
 
 } // namespace iris
 

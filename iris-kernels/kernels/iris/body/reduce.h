@@ -2,7 +2,7 @@
 #ifndef IRIS_BODY_REDUCE_H
 #define IRIS_BODY_REDUCE_H
 
-#include "iris/body/partial.h"
+#include "iris/body/sums.h"
 
 namespace iris {
 
@@ -98,11 +98,7 @@ template <class Plan, class Producer> class ReduceBody {
             const Tile from = plan.tile(tile);
             const View own = View::of(args.a).from(from.row, from.col);
             const Sources sources{own.address, own.ld, slots.address, slots.ld, apart, me(), first, size};
-            switch (wire) {
-            case F32: return add_whole<F32>(c.address, c.ld, sources, at.rows, at.cols);
-            case F16: return add_whole<F16>(c.address, c.ld, sources, at.rows, at.cols);
-            default: return add_whole<BF16>(c.address, c.ld, sources, at.rows, at.cols);
-            }
+            return add_whole(c, sources, at.rows, at.cols);
         }
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
             Values sum;
@@ -113,7 +109,7 @@ template <class Plan, class Producer> class ReduceBody {
                 IRIS_UNROLL
                 for (u32 i = 0; i < BATCH; ++i) {
                     if (begin + i >= size) break;
-                    place[i] = slots.at(row, col) + in_turn(begin + i, first) * apart;
+                    place[i] = slots.at(row, col) + source_in_turn(begin + i, first) * apart;
                     if (is_whole(place[i], count)) raw[i] = load_raw(place[i], wire);
                 }
                 IRIS_UNROLL
@@ -166,71 +162,6 @@ template <class Plan, class Producer> class ReduceBody {
     /// Write the partial at hand to this rank's place at `at`, rounded to the wire's type.
     IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
         producer.write_to(slot(at, me(), tile, parity));
-    }
-
-    /// Which source is added as number `turn`, where `first` is added first.
-    IRIS_DEVICE static u32 in_turn(u32 turn, u32 first) {
-        return turn == 0 ? first : turn <= first ? turn - 1 : turn;
-    }
-
-    IRIS_DEVICE static void add_to(Values& sum, const Values& part) {
-        IRIS_UNROLL
-        for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
-    }
-
-    /// Where the partials of a tile lie: that of `rank` at `own`, those of others in slots.
-    struct Sources {
-        u64 own, own_ld, slots, slots_ld, apart;
-        u32 rank, first, size;
-    };
-
-    /// Add up a tile that is whole vectors of one type everywhere. A thread has several vectors under way
-    /// at once, each from two sources: memory is far away, and few threads are at work on a message.
-    template <u32 DTYPE>
-    IRIS_DEVICE static void add_whole(u64 c, u64 c_ld, Sources from, u32 rows, u32 cols) {
-        constexpr u32 BYTES = DTYPE == F32 ? 4 : 2, DEEP = DTYPE == F32 ? 2 : 4;
-        const u32 across = cols / WIDTH, vectors = rows * across, step = port::threads();
-        for (u32 begin = port::thread(); begin < vectors; begin += DEEP * step) {
-            u64 own[DEEP], slots[DEEP];
-            Values sum[DEEP];
-            IRIS_UNROLL
-            for (u32 d = 0; d < DEEP; ++d) {
-                // Behind the end a thread reads its first again, and writes nothing.
-                const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
-                const u32 row = vector / across, col = vector % across * WIDTH;
-                own[d] = from.own + (row * from.own_ld + col) * BYTES;
-                slots[d] = from.slots + (row * from.slots_ld + col) * BYTES;
-            }
-            const auto load = [&](u32 turn, Raw(&raw)[DEEP]) {
-                const u32 source = in_turn(turn, from.first);
-                const bool mine = source == from.rank;
-                IRIS_UNROLL
-                for (u32 d = 0; d < DEEP; ++d) {
-                    raw[d] = load_raw(mine ? own[d] : slots[d] + source * from.apart, DTYPE);
-                }
-            };
-            Raw one[DEEP], two[DEEP];
-            load(0, one);
-            load(1, two);
-            IRIS_UNROLL
-            for (u32 d = 0; d < DEEP; ++d) {
-                sum[d] = values_of(one[d], DTYPE);
-                add_to(sum[d], values_of(two[d], DTYPE));
-            }
-            for (u32 turn = 2; turn < from.size; ++turn) {
-                load(turn, one);
-                IRIS_UNROLL
-                for (u32 d = 0; d < DEEP; ++d) add_to(sum[d], values_of(one[d], DTYPE));
-            }
-            IRIS_UNROLL
-            for (u32 d = 0; d < DEEP; ++d) {
-                const u32 vector = begin + d * step;
-                if (vector < vectors) {
-                    const u32 row = vector / across, col = vector % across * WIDTH;
-                    store_whole(c + (row * c_ld + col) * BYTES, DTYPE, sum[d]);
-                }
-            }
-        }
     }
 
     /// Partials that a thread reads at once.

@@ -7,7 +7,9 @@
 
 namespace iris::flow {
 
-// Body: copy(peer, part)                write `part` of this rank's shard to the peer
+// Body: copy(peer, part)                write `part` of what the peer gets to it
+
+// Plan: produced(), sent(from, to)      as of deliver
 
 /// The first launch, of one workgroup: when all peers are in the call, so that what they read in the one
 /// before may be overwritten, it leaves the number of the call in flag 0 for the copies behind it.
@@ -22,15 +24,18 @@ IRIS_DEVICE bool open(const Launch& launch) {
     });
 }
 
-/// The copies, by workgroups where no engine makes them: each part to all peers, each followed by what
-/// open has left, as its signal. They go on if the rank has given up, as an engine does.
-template <class Body> IRIS_DEVICE bool copies(const Launch& launch, u32 parts, Body& body) {
+/// The copies, by workgroups where no engine makes them: each part to its peers, each followed by what
+/// open has left, as its signal, of which the first has number `first`. They go on if the rank has given
+/// up, as an engine does.
+template <class Plan, class Body>
+IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
-        for (u32 part = wg.index; part < parts; part += wg.count) {
+        for (u32 part = wg.index; part < plan.produced(); part += wg.count) {
             for (u32 step = 1; step < wg.size(); ++step) {
                 const u32 peer = wg.peer_in_turn(step, part);
+                if (part >= plan.sent(wg.rank(), peer)) continue;
                 body.copy(peer, part);
-                wg.push_copied(peer, part);
+                wg.push_copied(peer, first + part);
             }
         }
         return true;

@@ -129,16 +129,20 @@ impl Deliver<'_> {
 }
 
 impl Deliver<'_> {
-    /// This rank's rows to all: to itself where they are gathered with those of others by columns, since
-    /// by rows they are read where they lie.
-    pub(crate) fn copies(&mut self, launch: &Launch<'_, Words<'_>>) -> Result<(), Stop> {
-        let parts = Sent(self.plan, launch.channel.rank).produced();
-        if self.partial.args.shard == 1 {
-            for part in (launch.index..parts).step_by(launch.count as usize) {
-                self.produce(part);
-            }
+    /// What copy engines move, by workgroups; `first` is the number of its first signal. This rank's own
+    /// rows go to itself, too, where they are gathered with those of others by columns, since by rows
+    /// they are read where they lie.
+    pub(crate) fn copies(
+        &mut self,
+        launch: &Launch<'_, Words<'_>>,
+        first: u32,
+    ) -> Result<(), Stop> {
+        let sent = Sent(self.plan, launch.channel.rank);
+        let parts = if self.partial.args.shard == 1 { sent.produced() } else { 0 };
+        for part in (launch.index..parts).step_by(launch.count as usize) {
+            self.produce(part);
         }
-        flow::copies(launch, parts, self)
+        flow::copies(launch, first, &sent, self)
     }
 }
 

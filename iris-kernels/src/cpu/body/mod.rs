@@ -7,3 +7,4 @@ pub(crate) mod gather;
 pub(crate) mod ll;
 pub(crate) mod partial;
 pub(crate) mod reduce;
+pub(crate) mod sums;

@@ -1,0 +1,123 @@
+// Sums of partials that are there: those of a tile of a reduction, and of blocks that copy engines moved.
+#ifndef IRIS_BODY_SUMS_H
+#define IRIS_BODY_SUMS_H
+
+#include "iris/body/partial.h"
+
+namespace iris {
+
+/// Which source is added as number `turn`, where `first` is added first.
+IRIS_DEVICE u32 source_in_turn(u32 turn, u32 first) {
+    return turn == 0 ? first : turn <= first ? turn - 1 : turn;
+}
+
+IRIS_DEVICE void add_to(Values& sum, const Values& part) {
+    IRIS_UNROLL
+    for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
+}
+
+/// Where partials lie: that of `rank` at `own`, those of others at `slots`, `apart` bytes from the one of
+/// a source to that of the next.
+struct Sources {
+    u64 own, own_ld, slots, slots_ld, apart;
+    u32 rank, first, size;
+};
+
+/// Add up a tile that is whole vectors of one type everywhere. A thread has several vectors under way
+/// at once, each from two sources: memory is far away, and few threads are at work on a message.
+template <u32 DTYPE>
+IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
+    constexpr u32 BYTES = DTYPE == F32 ? 4 : 2, DEEP = DTYPE == F32 ? 2 : 4;
+    const u32 across = cols / WIDTH, vectors = rows * across, step = port::threads();
+    for (u32 begin = port::thread(); begin < vectors; begin += DEEP * step) {
+        u64 own[DEEP], slots[DEEP];
+        Values sum[DEEP];
+        IRIS_UNROLL
+        for (u32 d = 0; d < DEEP; ++d) {
+            // Behind the end a thread reads its first again, and writes nothing.
+            const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
+            const u32 row = vector / across, col = vector % across * WIDTH;
+            own[d] = from.own + (row * from.own_ld + col) * BYTES;
+            slots[d] = from.slots + (row * from.slots_ld + col) * BYTES;
+        }
+        const auto load = [&](u32 turn, Raw(&raw)[DEEP]) {
+            const u32 source = source_in_turn(turn, from.first);
+            const bool mine = source == from.rank;
+            IRIS_UNROLL
+            for (u32 d = 0; d < DEEP; ++d) {
+                raw[d] = load_raw(mine ? own[d] : slots[d] + source * from.apart, DTYPE);
+            }
+        };
+        Raw one[DEEP], two[DEEP];
+        load(0, one);
+        load(1, two);
+        IRIS_UNROLL
+        for (u32 d = 0; d < DEEP; ++d) {
+            sum[d] = values_of(one[d], DTYPE);
+            add_to(sum[d], values_of(two[d], DTYPE));
+        }
+        for (u32 turn = 2; turn < from.size; ++turn) {
+            load(turn, one);
+            IRIS_UNROLL
+            for (u32 d = 0; d < DEEP; ++d) add_to(sum[d], values_of(one[d], DTYPE));
+        }
+        IRIS_UNROLL
+        for (u32 d = 0; d < DEEP; ++d) {
+            const u32 vector = begin + d * step;
+            if (vector < vectors) {
+                const u32 row = vector / across, col = vector % across * WIDTH;
+                store_whole(c + (row * c_ld + col) * BYTES, DTYPE, sum[d]);
+            }
+        }
+    }
+}
+
+/// The same of a type that is known when it runs.
+IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 cols) {
+    switch (c.dtype) {
+    case F32: return add_vectors<F32>(c.address, c.ld, from, rows, cols);
+    case F16: return add_vectors<F16>(c.address, c.ld, from, rows, cols);
+    default: return add_vectors<BF16>(c.address, c.ld, from, rows, cols);
+    }
+}
+
+/// C = A, this rank's own, and what has come from the others, added in ascending order. B is that of rank 0,
+/// and `slot` bytes further on lies that of the next; of one source there is nothing to add.
+IRIS_DEVICE void run_sums(const OpArgs& args) {
+    const Matrix &a = args.a, &b = args.b, &c = args.c;
+    const u32 me = args.channel.rank, sources = args.sources;
+    const u64 starts = a.address | b.address | c.address | args.slot;
+    const u64 widths = a.ld | b.ld | c.ld | args.n | args.tile_n;
+    const bool whole = a.dtype == c.dtype && b.dtype == c.dtype && c.transposed == 0 &&
+                       args.bias.address == 0 && args.epilogue == 0 && (starts & 15) == 0 &&
+                       widths % WIDTH == 0;
+    Trace trace(args.trace, args.trace_spans, args.counters, port::workgroup());
+    const Grid grid = grid_of(args);
+    for (u32 tile = port::workgroup(); tile < grid.tiles(); tile += port::workgroups()) {
+        trace.begin(Span::Reduce, tile);
+        const Tile at = grid.tile(tile);
+        const View to = View::of(c).from(at.row, at.col), own = View::of(a).from(at.row, at.col);
+        if (sources == 1) {
+            copy_view(to, own, at.rows, at.cols);
+        } else if (const View slots = View::of(b).from(at.row, at.col); whole) {
+            const Sources from{own.address, own.ld, slots.address, slots.ld, args.slot, me, me, sources};
+            add_whole(to, from, at.rows, at.cols);
+        } else {
+            for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
+                Values sum = own.load(row, col, count);
+                for (u32 turn = 1; turn < sources; ++turn) {
+                    View part = slots;
+                    part.address += source_in_turn(turn, me) * args.slot;
+                    add_to(sum, part.load(row, col, count));
+                }
+                finish_values(args, at.col + col, count, sum);
+                to.store(row, col, count, sum);
+            });
+        }
+        trace.end(Span::Reduce);
+    }
+}
+
+} // namespace iris
+
+#endif

@@ -1,0 +1,31 @@
+use iris_sync::flow::Launch;
+use iris_sync::{Memory, Span, Stop};
+
+use crate::args::{Matrix, OpArgs};
+use crate::cpu::body::partial::Partial;
+use crate::cpu::view;
+use crate::cpu::words::Words;
+use crate::schedule::Grid;
+
+/// C = A, this rank's own, and what has come from the others, added in ascending order. B is that of
+/// rank 0, and `slot` bytes further on lies that of the next; of one source there is nothing to add.
+pub(crate) fn run(
+    launch: &Launch<'_, Words<'_>>,
+    grid: Grid,
+    mut partial: Partial<'_>,
+) -> Result<(), Stop> {
+    let OpArgs { a, b, slot, sources, channel, .. } = *partial.args;
+    let others = (0..sources).filter(|&source| sources > 1 && source != channel.rank);
+    for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {
+        launch.m.begin(Span::Reduce, tile);
+        let (area, ld) = (grid.tile(tile), partial.ld());
+        view::load(&a, area, &mut partial.sum, ld, false);
+        for source in others.clone() {
+            let from = Matrix { address: b.address + u64::from(source) * slot, ..b };
+            view::load(&from, area, &mut partial.sum, ld, true);
+        }
+        partial.finish(area);
+        launch.m.end(Span::Reduce);
+    }
+    Ok(())
+}

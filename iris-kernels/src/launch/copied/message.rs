@@ -1,0 +1,152 @@
+//! Who sends which rows to whom, in parts, and by which copies.
+
+use std::ops::Range;
+
+use iris_heap::DeviceCopy;
+
+use crate::args::OpArgs;
+use crate::schedule::{Grid, SplitGrid, split};
+
+/// Rows of A of each rank, in parts, to places in C of others.
+pub(super) struct Message {
+    /// Of the kernels that would move them.
+    pub(super) args: OpArgs,
+    /// The number of the first signal.
+    pub(super) first: u32,
+    way: Way,
+}
+
+/// Which rows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// A has a rank's own rows, which all get; C has those of all.
+    Gather,
+    /// A has all rows, of which each rank gets those that it owns; C has such a block from each source.
+    Scatter,
+}
+
+/// A row of tiles of what one rank sends another, counted from the first of it.
+#[derive(Clone)]
+pub(super) struct Part {
+    pub(super) tiles: Range<u32>,
+    pub(super) rows: Range<u32>,
+}
+
+impl Message {
+    pub(super) fn gather(args: OpArgs) -> Self {
+        Self { args, first: 0, way: Way::Gather }
+    }
+
+    pub(super) fn scatter(args: OpArgs) -> Self {
+        Self { args, first: 0, way: Way::Scatter }
+    }
+
+    /// The same, with its signals behind those of another.
+    pub(super) fn behind(self, other: &Self) -> Self {
+        Self { first: other.signals(), ..self }
+    }
+
+    fn grid(&self) -> SplitGrid {
+        let OpArgs { m, n, tile_m, tile_n, .. } = self.args;
+        SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: self.args.channel.size }
+    }
+
+    /// Whose part of the rows travels from one rank to another.
+    fn whose(&self, from: u32, to: u32) -> u32 {
+        match self.way {
+            Way::Gather => from,
+            Way::Scatter => to,
+        }
+    }
+
+    /// The rows of the whole that this rank owns.
+    pub(super) fn own(&self) -> Range<u32> {
+        split(self.args.m, self.args.channel.size, self.args.channel.rank)
+    }
+
+    /// How many signals a source has: the first parts are the largest.
+    fn signals(&self) -> u32 {
+        self.grid().part(0).tiles()
+    }
+
+    /// How many parts one rank sends another at most.
+    pub(super) fn most(&self) -> usize {
+        parts(&self.grid(), 0).count()
+    }
+
+    /// What this rank sends to `to`.
+    pub(super) fn sent(&self, to: u32) -> impl Iterator<Item = Part> + use<> {
+        parts(&self.grid(), self.whose(self.args.channel.rank, to))
+    }
+
+    /// What comes from `source`.
+    pub(super) fn comes(&self, source: u32) -> impl Iterator<Item = Part> + use<> {
+        parts(&self.grid(), self.whose(source, self.args.channel.rank))
+    }
+
+    /// All tiles that come from `source`.
+    pub(super) fn all(&self, source: u32) -> Range<u32> {
+        0..self.grid().part(self.whose(source, self.args.channel.rank)).tiles()
+    }
+
+    /// Where these rows of what `to` gets lie in this rank's A.
+    pub(super) fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
+        let first = match self.way {
+            Way::Gather => 0,
+            Way::Scatter => split(self.args.m, self.args.channel.size, to).start,
+        };
+        first + rows.start..first + rows.end
+    }
+
+    /// Where these rows of what `from` sends lie in the C of all, of a gather.
+    pub(super) fn placed(&self, from: u32, rows: &Range<u32>) -> Range<u32> {
+        let first = split(self.args.m, self.args.channel.size, from).start;
+        first + rows.start..first + rows.end
+    }
+
+    /// Whether its rows do not lie one behind the other, on both sides, as elements of one type.
+    pub(super) fn has_gaps(&self) -> bool {
+        let OpArgs { a, c, n, .. } = self.args;
+        let line = u64::from(n);
+        a.transposed == 1 || c.transposed == 1 || a.ld != line || c.ld != line || a.dtype != c.dtype
+    }
+
+    /// What an engine does for a part: the rows, and behind them the words that say so.
+    pub(super) fn copies(&self, peer: u32, part: &Part) -> Vec<DeviceCopy> {
+        let OpArgs { ref heap, ref channel, a, c, m, .. } = self.args;
+        let (own, rank) = (heap.data[heap.rank as usize], channel.rank);
+        let allowed = heap.device_words + 4 * u64::from(channel.flag(0).index);
+        let line = c.ld * c.element_bytes();
+        let from = self.taken(peer, &part.rows);
+        let to = match self.way {
+            Way::Gather => self.placed(rank, &part.rows).start,
+            Way::Scatter => {
+                let block = split(m, channel.size, peer);
+                rank * (block.end - block.start) + part.rows.start
+            }
+        };
+        let rows = DeviceCopy {
+            to: c.address - own + heap.data[peer as usize] + u64::from(to) * line,
+            from: a.address + u64::from(from.start) * line,
+            bytes: u64::from(from.end - from.start) * line,
+        };
+        let words = part.tiles.clone().map(|tile| {
+            let signal = channel.signal(peer, rank, self.first + tile);
+            let to = heap.signal[peer as usize] + 4 * u64::from(signal.index);
+            DeviceCopy { to, from: allowed, bytes: 4 }
+        });
+        std::iter::once(rows).chain(words).collect()
+    }
+}
+
+/// The part of the rows that falls to `rank`, a row of tiles at a time.
+fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
+    let part = grid.part(rank);
+    let across = part.across();
+    (0..part.rows.div_ceil(part.tile_m)).map(move |at| {
+        // Without columns there are rows still, and no tile.
+        let row = at * part.tile_m;
+        let rows = row..part.rows.min(row + part.tile_m);
+        Part { tiles: at * across..(at + 1) * across, rows }
+    })
+}
