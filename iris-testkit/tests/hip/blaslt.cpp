@@ -354,7 +354,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
         }
     };
     std::ostringstream line;
-    line << "hipblasLtMatmul " << rows << " x " << cols << " x " << depth << " on " << device << " = 0";
+    line << "hipblasLtMatmul " << rows << " x " << cols << " x " << depth << (before != 0 ? " and C" : "") << " on " << device << " = 0";
     note(line.str());
     const auto enqueue = runtime<int (*)(void*, void (*)(void*), void*)>("hipLaunchHostFunc");
     if (enqueue == nullptr) {
