@@ -200,7 +200,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         c: lay(&d),
         bias: false,
         rounds_once: false,
-        accumulates: false,
+        addend: None,
         alignment: 256,
         workspace: 2 * Prepared::WORKSPACE,
     };
@@ -214,6 +214,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         b: b.matrix.address,
         c: d.matrix.address,
         bias: 0,
+        addend: 0,
         workspace: heap.view().data[0] + workspace.offset(),
     };
     // The vendor's best, by a few samples of each.

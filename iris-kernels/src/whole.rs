@@ -3,7 +3,7 @@
 
 use iris_heap::{BackendKind, DType, Error, Gpu, Result, Stream, SymmetricHeap};
 
-use crate::args::OpArgs;
+use crate::args::{Matrix, OpArgs};
 use crate::gemm::{Config, Gemm};
 use crate::rtc;
 use crate::target::{Target, library_workspace};
@@ -181,8 +181,15 @@ impl WholeProduct {
 
     /// Whether it does this call. The others are for the kernels of operators.
     pub fn fits(&self, args: &OpArgs) -> bool {
-        self.vendor.as_ref().is_some_and(|it| it.fits(args))
+        self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
+    }
+
+    /// Whether it does this call with an addend, by [`WholeProduct::enqueue_adding`]: only the vendor's
+    /// library does, and only of a matrix that is like C (of its shape and type, by rows), if all matrices
+    /// are aligned to 16 bytes and, unless C is of f32, columns and depth are multiples of 8.
+    pub fn fits_adding(&self, args: &OpArgs, addend: &Matrix) -> bool {
+        self.vendor.as_ref().is_some_and(|it| it.fits(args, Some(addend)))
     }
 
     /// Enqueues the product of a call in the order of the heap's ops, if it does this call; whether it
@@ -211,13 +218,51 @@ impl WholeProduct {
         {
             return Ok(true);
         }
-        let Some(prepared) = self.vendor.as_ref().filter(|it| it.fits(args)) else {
+        // SAFETY: as the caller says.
+        unsafe { self.enqueue_vendors(gpu, stream, (args, None), workspace) }
+    }
+
+    /// As [`WholeProduct::enqueue`], of C = A B + the addend, the call's bias added as well: by the vendor's
+    /// library, or not at all. Whoever is told that it is not adds by a kernel of its own.
+    ///
+    /// # Errors
+    /// As [`WholeProduct::enqueue`].
+    ///
+    /// # Safety
+    /// As for [`WholeProduct::enqueue`], of the addend, too, which nowhere overlaps C.
+    #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
+    pub unsafe fn enqueue_adding(
+        &self,
+        heap: &SymmetricHeap,
+        stream: &Stream,
+        args: &OpArgs,
+        addend: &Matrix,
+        workspace: u64,
+    ) -> Result<bool> {
+        // SAFETY: as the caller says.
+        unsafe { self.enqueue_vendors(heap.gpu()?, stream, (args, Some(addend)), workspace) }
+    }
+
+    /// By the vendor's library, if it does this call.
+    ///
+    /// # Safety
+    /// As for [`WholeProduct::enqueue_adding`].
+    #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
+    unsafe fn enqueue_vendors(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        (args, addend): (&OpArgs, Option<&Matrix>),
+        workspace: u64,
+    ) -> Result<bool> {
+        let Some(prepared) = self.vendor.as_ref().filter(|it| it.fits(args, addend)) else {
             return Ok(false);
         };
         let mut done = false;
         gpu.enqueue(stream, |raw| {
             // SAFETY: as the caller says; the device is current, and the stream of it.
-            done = unsafe { prepared.enqueue(args, workspace, raw) }.map_err(Error::other)?;
+            let outcome = unsafe { prepared.enqueue(args, addend, workspace, raw) };
+            done = outcome.map_err(Error::other)?;
             Ok(())
         })?;
         Ok(done)

@@ -160,8 +160,8 @@ impl std::fmt::Debug for Multiplier {
 struct Described<'a> {
     blas: &'a Blas,
     desc: Handle,
-    /// Left, right, result.
-    layouts: [Handle; 3],
+    /// Left, right, result, and what is added to it.
+    layouts: [Handle; 4],
     seen: ByColumns,
 }
 
@@ -225,7 +225,8 @@ impl Multiplier {
         let answer = blas.dialect.algorithm_words + Algorithm::BEHIND;
         let mut found = vec![0; most * answer];
         let mut count = 0;
-        let [left, right, result] = described.layouts;
+        let [left, right, result, _] = described.layouts;
+        // By what an addend is scaled is no part of the question, but how it lies is.
         // SAFETY: all handles are alive; there is room for as many answers as are asked for.
         let code = unsafe {
             (blas.table.MatmulAlgoGetHeuristic)(
@@ -233,7 +234,7 @@ impl Multiplier {
                 described.desc,
                 left,
                 right,
-                result,
+                described.addend(),
                 result,
                 preference.handle,
                 most as c_int,
@@ -262,7 +263,7 @@ impl Multiplier {
     /// The device is current and `stream` is one of it, as its driver has it. The addresses are
     /// those of matrices of the problem, and of its workspace, on the device; they are multiples of
     /// its alignment, and live until the stream has finished the product, and every replay of a graph
-    /// that it is captured in.
+    /// that it is captured in. An addend is C itself, with C's leading dimension, or nowhere overlaps it.
     pub unsafe fn enqueue(
         &self,
         problem: &Problem,
@@ -271,8 +272,9 @@ impl Multiplier {
         stream: u64,
     ) -> Result<()> {
         let described = Described::new(&self.blas, problem, at.bias)?;
-        let (one, beta) = (1.0_f32, if problem.accumulates { 1.0_f32 } else { 0.0 });
-        let [left, right, result] = described.layouts;
+        let one = 1.0_f32;
+        let (beta, addend) = problem.addend.map_or((0.0_f32, at.c), |_| (one, at.addend));
+        let [left, right, result, _] = described.layouts;
         let (a, b) = if described.seen.swapped { (at.b, at.a) } else { (at.a, at.b) };
         // SAFETY: the caller vouches for the addresses and the stream; the scales are f32, as the
         // description says, and are read before the call returns; all handles are alive.
@@ -286,8 +288,8 @@ impl Multiplier {
                 b,
                 right,
                 (&raw const beta).cast(),
-                at.c,
-                result,
+                addend,
+                described.addend(),
                 at.c,
                 result,
                 algorithm.words.as_ptr(),
@@ -311,7 +313,7 @@ impl<'a> Described<'a> {
     fn new(blas: &'a Blas, problem: &Problem, bias: u64) -> Result<Described<'a>> {
         let (table, dialect) = (&blas.table, &blas.dialect);
         let seen = problem.by_columns();
-        let mut new = Described { blas, desc: null_mut(), layouts: [null_mut(); 3], seen };
+        let mut new = Described { blas, desc: null_mut(), layouts: [null_mut(); 4], seen };
         let sums = (dialect.compute_f32, dialect.f32);
         // SAFETY: the first argument is where the answer goes.
         let code = unsafe { (table.MatmulDescCreate)(&mut new.desc, sums.0, sums.1) };
@@ -334,7 +336,8 @@ impl<'a> Described<'a> {
                 new.set(attribute, &kind(problem.c.dtype)?)?;
             }
         }
-        for (to, of) in new.layouts.iter_mut().zip([seen.left, seen.right, seen.result]) {
+        let stored = [seen.left, seen.right, seen.result].into_iter().chain(seen.addend);
+        for (to, of) in new.layouts.iter_mut().zip(stored) {
             let Stored { dtype, rows, cols, ld, .. } = of;
             let kind = kind(dtype)?;
             // SAFETY: the first argument is where the answer goes.
@@ -342,6 +345,12 @@ impl<'a> Described<'a> {
             blas.check("MatrixLayoutCreate", code)?;
         }
         Ok(new)
+    }
+
+    /// The layout of what is added to the result: where nothing is, the result's own.
+    fn addend(&self) -> Handle {
+        let [_, _, result, addend] = self.layouts;
+        if addend.is_null() { result } else { addend }
     }
 
     fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {

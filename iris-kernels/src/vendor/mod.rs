@@ -9,7 +9,8 @@
 //! captured in a graph.
 //!
 //! **Running.** A [`Product`] is of one [`Problem`]. [`Prepared`] has the algorithms of an operator
-//! whose rows, layouts and alignment change from call to call.
+//! whose rows, layouts and alignment change from call to call. To a product may be added a bias, which is
+//! a row, and an addend, which is a matrix like the result.
 //!
 //! cuBLASLt and hipBLASLt have the same functions, each under its own names and with its own numbers:
 //! one code calls both, and a [`Dialect`] has the names and numbers.

@@ -1,4 +1,4 @@
-//! The algorithms of an operator whose calls differ: in rows, layouts, alignment, a bias.
+//! The algorithms of an operator whose calls differ: in rows, layouts, alignment, what is added.
 
 #![allow(unsafe_code, reason = "a product is enqueued on addresses that the caller vouches for")]
 
@@ -15,11 +15,11 @@ use crate::args::{Matrix, OpArgs, dtype_code};
 /// The library's products for all calls of an operator of up to so many rows.
 ///
 /// The heuristic is asked once, when this is made: for each power of two of rows, for A and B by rows
-/// and by columns, aligned to 16 bytes or to an element only, with a bias where they are aligned, and
-/// without. Of a library that refuses an algorithm which does not fit, a call takes that of the next such number
-/// of rows, so the bits of a call depend on the plan, too. Of another (hipBLASLt) it is only asked for the most rows
-/// then, to know whether it multiplies such matrices; the first call of a problem asks for this problem, and those
-/// after it take the same.
+/// and by columns, aligned to 16 bytes or to an element only, and where they are aligned with and without
+/// a bias and an addend. Of a library that refuses an algorithm which does not fit, a call takes that of the next
+/// such number of rows, so the bits of a call depend on the plan, too. Of another (hipBLASLt) it is only asked for
+/// the most rows then, to know whether it multiplies such matrices; the first call of a problem asks for this problem,
+/// and those after it take the same.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,
@@ -42,19 +42,20 @@ struct Way {
     a: bool,
     b: bool,
     bias: bool,
+    addend: bool,
     aligned: bool,
 }
 
 impl Way {
-    const COUNT: usize = 16;
+    const COUNT: usize = 32;
 
     fn of(index: usize) -> Way {
         let bit = |bit: usize| index >> bit & 1 == 1;
-        Way { a: bit(0), b: bit(1), bias: bit(2), aligned: bit(3) }
+        Way { a: bit(0), b: bit(1), bias: bit(2), addend: bit(3), aligned: bit(4) }
     }
 
     fn index(self) -> usize {
-        let bits = [self.a, self.b, self.bias, self.aligned];
+        let bits = [self.a, self.b, self.bias, self.addend, self.aligned];
         bits.into_iter().rev().fold(0, |all, bit| all << 1 | usize::from(bit))
     }
 }
@@ -91,9 +92,9 @@ impl Prepared {
         for bucket in first..=last {
             for way in (0..Way::COUNT).map(Way::of) {
                 // Those round the product before they add the bias: seen where lines are not aligned,
-                // and with 45 columns of bf16.
+                // and with 45 columns of bf16. For an addend the same is assumed.
                 let whole = [n, k].iter().all(|it| it.is_multiple_of(8));
-                if way.bias && !(way.aligned && (whole || output == DType::F32)) {
+                if (way.bias || way.addend) && !(way.aligned && (whole || output == DType::F32)) {
                     new.algorithms.push(None);
                     continue;
                 }
@@ -133,22 +134,23 @@ impl Prepared {
             transposed: columns,
             ld: ld(if columns { rows } else { cols }, size) as u64,
         };
+        let c = Layout::rows(self.output, ld(n, self.output.size()));
         Problem {
             shape: [m, n, k],
             a: factor(way.a, m, k),
             b: factor(way.b, k, n),
-            c: Layout::rows(self.output, ld(n, self.output.size())),
+            c,
             bias: way.bias,
             rounds_once: true,
-            accumulates: false,
+            addend: way.addend.then_some(c.ld),
             alignment: if way.aligned { 16 } else { size.min(self.output.size()) as u32 },
             workspace: self.workspace,
         }
     }
 
     /// The problem of a call and its algorithm, if the library does it: none for a call that has
-    /// nothing to multiply, an epilogue, or a C by columns.
-    fn fitting(&self, args: &OpArgs) -> Option<(Problem, &Algorithm)> {
+    /// nothing to multiply, an epilogue, a C by columns, or an addend that is not a matrix like C.
+    fn fitting(&self, args: &OpArgs, addend: Option<&Matrix>) -> Option<(Problem, &Algorithm)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let (rows, [of_n, of_k]) = (m as usize, self.shape);
         let code = |dtype| dtype_code(dtype).unwrap_or(u32::MAX);
@@ -163,7 +165,12 @@ impl Prepared {
             && c.transposed == 0;
         let has_bias = bias.address != 0;
         let plain_bias = bias.dtype == result && (bias.transposed == 0 || bias.ld == 1);
-        if !fits || has_bias && !plain_bias {
+        let like_c = |it: &Matrix| {
+            it.address != 0
+                && [it.rows, it.cols, it.dtype, it.transposed] == [m, n, result, 0]
+                && (rows == 1 || it.ld >= u64::from(n))
+        };
+        if !fits || has_bias && !plain_bias || !addend.is_none_or(like_c) {
             return None;
         }
         // How far lines are apart is nothing to a single one.
@@ -179,10 +186,12 @@ impl Prepared {
             a: a.transposed != 0,
             b: b.transposed != 0,
             bias: has_bias,
+            addend: addend.is_some(),
             aligned: aligned(&a, self.dtype)
                 && aligned(&b, self.dtype)
                 && aligned(&c, self.output)
-                && (!has_bias || bias.address.is_multiple_of(16)),
+                && (!has_bias || bias.address.is_multiple_of(16))
+                && addend.is_none_or(|it| aligned(it, self.output)),
         };
         let bucket = if self.of.dialect().refuses { bucket_of(rows, self.most) } else { 0 };
         let at = bucket * Way::COUNT + way.index();
@@ -191,29 +200,38 @@ impl Prepared {
         for (layout, matrix) in [(&mut problem.a, &a), (&mut problem.b, &b), (&mut problem.c, &c)] {
             layout.ld = apart(matrix).unwrap_or(layout.ld);
         }
+        problem.addend = addend.and_then(apart).or(problem.addend);
         Some((problem, algorithm))
     }
 
-    /// Whether the library does this call, as far as it was asked.
-    pub fn fits(&self, args: &OpArgs) -> bool {
-        self.fitting(args).is_some()
+    /// Whether the library does this call, as far as it was asked; with an addend, a call that adds this matrix
+    /// to the product.
+    pub fn fits(&self, args: &OpArgs, addend: Option<&Matrix>) -> bool {
+        self.fitting(args, addend).is_some()
     }
 
-    /// Enqueues the product of a call, if the library does it; whether it does.
+    /// Enqueues the product of a call, or the sum of it and an addend, if the library does it; whether it does.
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Safety
-    /// As for [`Multiplier::enqueue`], of the matrices in `args`.
-    pub unsafe fn enqueue(&self, args: &OpArgs, workspace: u64, stream: u64) -> Result<bool> {
-        let Some((problem, named)) = self.fitting(args) else { return Ok(false) };
+    /// As for [`Multiplier::enqueue`], of the matrices in `args` and the addend.
+    pub unsafe fn enqueue(
+        &self,
+        args: &OpArgs,
+        addend: Option<&Matrix>,
+        workspace: u64,
+        stream: u64,
+    ) -> Result<bool> {
+        let Some((problem, named)) = self.fitting(args, addend) else { return Ok(false) };
         let refuses = self.of.dialect().refuses;
         let algorithm = if refuses { Some(*named) } else { self.own(&problem)? };
         let Some(algorithm) = algorithm else { return Ok(false) };
         let OpArgs { a, b, c, bias, .. } = args;
         let [a, b, c, bias] = [a, b, c, bias].map(|it| it.address);
-        let at = Addresses { a, b, c, bias, workspace };
+        let addend = addend.map_or(0, |it| it.address);
+        let at = Addresses { a, b, c, bias, addend, workspace };
         // SAFETY: the caller vouches for it.
         match unsafe { self.of.enqueue(&problem, &algorithm, at, stream) } {
             // It was chosen for more rows.

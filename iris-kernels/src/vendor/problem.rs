@@ -16,7 +16,7 @@ pub struct Layout {
     pub ld: u64,
 }
 
-/// C (m x n) = A (m x k) B (k x n), with sums in f32.
+/// C (m x n) = A (m x k) B (k x n), to which an addend (m x n) may be added, with sums in f32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
     /// m, n and k.
@@ -32,8 +32,9 @@ pub struct Problem {
     /// Whether sums are f32 until they are rounded to C, once. Else a library may split the depth and
     /// add partial results of C's type.
     pub rounds_once: bool,
-    /// Whether the product is added to what C holds.
-    pub accumulates: bool,
+    /// Leading dimension of the matrix that is added to the product, if there is one. It is of C's type, and
+    /// by rows or by columns as C is; it may be C.
+    pub addend: Option<u64>,
     /// What every address is a multiple of, in bytes.
     pub alignment: u32,
     /// Bytes of workspace that a call may use.
@@ -51,6 +52,8 @@ pub struct Addresses {
     pub c: u64,
     /// The row that is added, if the problem has one.
     pub bias: u64,
+    /// The matrix that is added, if the problem has one.
+    pub addend: u64,
     /// As many bytes as the problem says, at a multiple of 256.
     pub workspace: u64,
 }
@@ -72,6 +75,8 @@ pub(super) struct ByColumns {
     pub(super) left: Stored,
     pub(super) right: Stored,
     pub(super) result: Stored,
+    /// What is added to it.
+    pub(super) addend: Option<Stored>,
     /// Whether `left` is B: a result by rows is the transpose of one by columns, and
     /// (A B)' = B' A'.
     pub(super) swapped: bool,
@@ -110,7 +115,8 @@ impl Problem {
         let (a, b) = (self.a.stored(m, k, swapped), self.b.stored(k, n, swapped));
         let (left, right) = if swapped { (b, a) } else { (a, b) };
         let result = Stored { transpose: false, ..self.c.stored(m, n, swapped) };
-        ByColumns { left, right, result, swapped }
+        let addend = self.addend.map(|ld| Stored { ld: ld.max(result.rows), ..result });
+        ByColumns { left, right, result, addend, swapped }
     }
 }
 
@@ -122,9 +128,14 @@ impl fmt::Display for Problem {
             let lies = if layout.transposed { "columns" } else { "rows" };
             write!(f, ", {name} {} by {lies} of {}", layout.dtype, layout.ld)?;
         }
-        let bias = if self.bias { ", a bias" } else { "" };
+        if self.bias {
+            write!(f, ", a bias")?;
+        }
+        if let Some(ld) = self.addend {
+            write!(f, ", an addend of {ld}")?;
+        }
         let Problem { alignment, workspace, .. } = self;
-        write!(f, "{bias}, aligned to {alignment} bytes, in a workspace of {workspace} bytes")
+        write!(f, ", aligned to {alignment} bytes, in a workspace of {workspace} bytes")
     }
 }
 
@@ -133,7 +144,7 @@ mod tests {
     use super::*;
 
     /// What a library does that knows columns only.
-    fn multiply(seen: &ByColumns, left: &[i64], right: &[i64], result: &mut [i64]) {
+    fn multiply(seen: &ByColumns, [left, right, addend]: [&[i64]; 3], result: &mut [i64]) {
         let at = |s: &Stored, from: &[i64], row: u64, col: u64| {
             let (row, col) = if s.transpose { (col, row) } else { (row, col) };
             assert!(row < s.rows && col < s.cols && s.rows <= s.ld);
@@ -144,7 +155,8 @@ mod tests {
             for col in 0..seen.result.cols {
                 let terms = (0..depth)
                     .map(|d| at(&seen.left, left, row, d) * at(&seen.right, right, d, col));
-                result[(col * seen.result.ld + row) as usize] = terms.sum();
+                let more = seen.addend.map_or(0, |it| at(&it, addend, row, col));
+                result[(col * seen.result.ld + row) as usize] = terms.sum::<i64>() + more;
             }
         }
     }
@@ -152,7 +164,7 @@ mod tests {
     #[test]
     fn a_library_of_columns_finds_the_product_in_every_layout() {
         let [m, n, k] = [3, 4, 5];
-        for bits in 0..8 {
+        for bits in 0..16 {
             let layout = |bit: u32, rows: usize, cols: usize| match bits >> bit & 1 {
                 0 => Layout::rows(DType::F32, cols + 2),
                 _ => Layout::columns(DType::F32, rows + 3),
@@ -172,6 +184,9 @@ mod tests {
                 all
             };
             let (x, y, mut z) = (fill(&a, m, k, 7), fill(&b, k, n, 3), vec![i64::MAX; 64]);
+            let adds = bits >> 3 & 1 == 1;
+            let addend = Layout { ld: c.ld + 2, ..c };
+            let w = fill(&addend, m, n, 2);
             let problem = Problem {
                 shape: [m, n, k],
                 a,
@@ -179,17 +194,18 @@ mod tests {
                 c,
                 bias: false,
                 rounds_once: true,
-                accumulates: false,
+                addend: adds.then_some(addend.ld),
                 alignment: 16,
                 workspace: 0,
             };
             let seen = problem.by_columns();
             let (left, right) = if seen.swapped { (&y, &x) } else { (&x, &y) };
-            multiply(&seen, left, right, &mut z);
+            multiply(&seen, [left, right, &w], &mut z);
             for row in 0..m {
                 for col in 0..n {
                     let sum: i64 = (0..k).map(|d| x[at(&a, row, d)] * y[at(&b, d, col)]).sum();
-                    assert_eq!(z[at(&c, row, col)], sum, "({row}, {col}) of {problem}");
+                    let more = if adds { w[at(&addend, row, col)] } else { 0 };
+                    assert_eq!(z[at(&c, row, col)], sum + more, "({row}, {col}) of {problem}");
                 }
             }
             assert_eq!(z.iter().filter(|&&it| it != i64::MAX).count(), m * n, "{problem}");
@@ -205,12 +221,12 @@ mod tests {
             c: Layout::rows(DType::F32, 16),
             bias: true,
             rounds_once: true,
-            accumulates: false,
+            addend: Some(24),
             alignment: 16,
             workspace: 1024,
         };
         let expected = "8 x 16 x 24, A bf16 by rows of 32, B bf16 by columns of 24, C f32 by rows \
-                        of 16, a bias, aligned to 16 bytes, in a workspace of 1024 bytes";
+                        of 16, a bias, an addend of 24, aligned to 16 bytes, in a workspace of 1024 bytes";
         assert_eq!(problem.to_string(), expected);
     }
 }

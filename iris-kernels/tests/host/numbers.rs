@@ -109,21 +109,23 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
         let alone = Multiplier::new(of.blas()).map_err(told)?;
         let prepared =
             Prepared::new(alone, [most, n, k], (dtype, dtype), WORKSPACE).map_err(told)?;
-        for bits in 0..16 {
+        for bits in 0..24 {
             let bit = |at: usize| bits >> at & 1 == 1;
             let (a, b) = (Held::new(dtype, (m, k), bit(0)), Held::new(dtype, (k, n), bit(1)));
             let (a, b, c) = (a.fill(5), b.fill(3), Held::new(dtype, (m, n), false).fill(2));
             let bias = bit(2).then(|| Held::new(dtype, (1, n), false).fill(4));
+            let (apart, in_place) = (bit(3), bit(4));
+            let addend = apart.then(|| Held::new(dtype, (m, n), false).fill(6));
             let at = Addresses {
                 a: a.address(),
                 b: b.address(),
                 c: c.address(),
                 bias: bias.as_ref().map_or(0, Held::address),
+                addend: c.address(),
                 workspace: workspace.as_ptr() as u64,
             };
             let before: Vec<f32> = (0..m * n).map(|at| c.at(at / n, at % n)).collect();
-            let accumulates = bit(3);
-            let taken = if accumulates {
+            let taken = if in_place {
                 let problem = Problem {
                     shape: [m, n, k],
                     a: a.layout,
@@ -131,7 +133,7 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
                     c: c.layout,
                     bias: bias.is_some(),
                     rounds_once: true,
-                    accumulates,
+                    addend: Some(c.layout.ld),
                     alignment: 16,
                     workspace: WORKSPACE,
                 };
@@ -143,7 +145,10 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
                 (args.a, args.b, args.c) = (a.matrix(), b.matrix(), c.matrix());
                 args.bias = bias.as_ref().map_or(Matrix::default(), Held::matrix);
                 // SAFETY: as above.
-                unsafe { prepared.enqueue(&args, at.workspace, 0) }
+                unsafe {
+                    let addend = addend.as_ref().map(Held::matrix);
+                    prepared.enqueue(&args, addend.as_ref(), at.workspace, 0)
+                }
             };
             if !taken.map_err(told)? {
                 return Err(format!("{dtype} {bits:b} was not taken"));
@@ -151,7 +156,8 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
             for (index, before) in before.into_iter().enumerate() {
                 let (row, col) = (index / n, index % n);
                 let sum: f32 = (0..k).map(|at| a.at(row, at) * b.at(at, col)).sum();
-                let more = if accumulates { before } else { 0.0 };
+                let apart = addend.as_ref().map_or(0.0, |addend| addend.at(row, col));
+                let more = if in_place { before } else { apart };
                 let expected = sum + more + bias.as_ref().map_or(0.0, |bias| bias.at(0, col));
                 if c.at(row, col) != expected {
                     let value = c.at(row, col);
@@ -169,7 +175,7 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
         c: odd,
         bias: false,
         rounds_once: true,
-        accumulates: false,
+        addend: None,
         alignment: 16,
         workspace: WORKSPACE,
     };

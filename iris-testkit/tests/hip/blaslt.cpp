@@ -192,24 +192,27 @@ void write(int type, u64 base, u64 at, float value) {
     reinterpret_cast<std::uint16_t*>(base)[at] = static_cast<std::uint16_t>(half);
 }
 
-/// Sizes of the product, if those of the matrices fit each other: rows, columns, depth.
-bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, u64 (&to)[3]) {
+/// Sizes of the product, if those of the matrices fit each other: rows, columns, depth. What is added, C, is like
+/// the result, D, but for its leading dimension.
+bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d, u64 (&to)[3]) {
     const u64 depth = desc.left == OP_N ? a.cols : a.rows;
-    const bool fit = (desc.left == OP_N ? a.rows : a.cols) == c.rows && (desc.right == OP_N ? b.cols : b.rows) == c.cols &&
+    const bool fit = (desc.left == OP_N ? a.rows : a.cols) == d.rows && (desc.right == OP_N ? b.cols : b.rows) == d.cols &&
                      (desc.right == OP_N ? b.rows : b.cols) == depth;
-    to[0] = c.rows, to[1] = c.cols, to[2] = depth;
-    return fit && a.type == b.type && (c.type == a.type || c.type == F32);
+    to[0] = d.rows, to[1] = d.cols, to[2] = depth;
+    const bool alike = c.type == d.type && c.rows == d.rows && c.cols == d.cols;
+    return fit && alike && a.type == b.type && (d.type == a.type || d.type == F32);
 }
 
-/// What an algorithm is for, but for the columns of the result.
-u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b, const Layout& c,
-            const u64 (&size)[3]) {
+/// What an algorithm is for, but for the columns of the result. One that was asked for with a layout of C's own adds.
+u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b, [[maybe_unused]] const Layout& c,
+            [[maybe_unused]] const Layout& d, bool adds, const u64 (&size)[3]) {
     u64 hash = 1469598103934665603u;
-    for (u64 part : {size[0], size[2], u64(a.type), u64(c.type), u64(desc.left), u64(desc.right), u64(desc.epilogue)}) {
+    for (u64 part : {size[0], size[2], u64(a.type), u64(d.type), u64(desc.left), u64(desc.right), u64(desc.epilogue),
+                     u64(adds)}) {
         hash = (hash ^ part) * 1099511628211u;
     }
 #ifndef FAKE_CUBLASLT
-    for (u64 part : {size[1], u64(a.ld), u64(b.ld), u64(c.ld)}) hash = (hash ^ part) * 1099511628211u;
+    for (u64 part : {size[1], u64(a.ld), u64(b.ld), u64(c.ld), u64(d.ld)}) hash = (hash ^ part) * 1099511628211u;
 #endif
     return hash;
 }
@@ -287,15 +290,15 @@ int NAME(MatmulPreferenceSetAttribute)(Preference* preference, int wish, const v
 int NAME(MatmulAlgoGetHeuristic)(Handle* handle, Desc* desc, Layout* a, Layout* b, Layout* c, Layout* d,
                                  Preference* preference, int most, Answer* answers, int* count) {
     u64 size[3];
-    const bool good = known({handle, desc, a, b, c, d, preference}) && most > 0 && c == d && handle->device == current() &&
-                      sizes(*desc, *a, *b, *c, size) && preference->workspace >= USED;
+    const bool good = known({handle, desc, a, b, c, d, preference}) && most > 0 && handle->device == current() &&
+                      sizes(*desc, *a, *b, *c, *d, size) && preference->workspace >= USED;
     if (!good) return outcome(INVALID_VALUE, "MatmulAlgoGetHeuristic");
     *count = size[2] == 13 ? 0 : 1;
 #ifdef FAKE_CUBLASLT
     if (*count == 0) return NOT_SUPPORTED;
 #endif
     std::memset(answers, 0xff, sizeof(Answer) * most);
-    const u64 of[2] = {problem(*desc, *a, *b, *c, size), size[1]};
+    const u64 of[2] = {problem(*desc, *a, *b, *c, *d, c != d, size), size[1]};
     for (int at = 0; at < *count; ++at) {
         answers[at] = Answer{};
         std::memcpy(answers[at].algorithm.data, of, sizeof of);
@@ -312,23 +315,26 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
                  u64 c, Layout* lc, u64 d, Layout* ld, const Algorithm* algorithm, u64 workspace, std::size_t bytes,
                  void* stream) {
     u64 size[3], of[2];
-    if (!known({handle, desc, la, lb, lc, ld}) || !sizes(*desc, *la, *lb, *lc, size)) return outcome(INVALID_VALUE, "Matmul");
+    if (!known({handle, desc, la, lb, lc, ld}) || !sizes(*desc, *la, *lb, *lc, *ld, size)) return outcome(INVALID_VALUE, "Matmul");
     const int device = handle->device;
     const auto whole = [](const Layout& it) { return ((it.cols - 1) * it.ld + it.rows) * size_of(it.type); };
     const bool biased = desc->epilogue == BIAS;
-    const int bias_type = desc->bias_type < 0 ? lc->type : desc->bias_type;
+    const int bias_type = desc->bias_type < 0 ? ld->type : desc->bias_type;
+    // What is added is the result itself, or nowhere overlaps it.
+    const bool apart = c + whole(*lc) <= d || d + whole(*ld) <= c;
+    const bool same = c == d && lc->ld == ld->ld;
     const bool there = reaches(device, a, whole(*la)) && reaches(device, b, whole(*lb)) && reaches(device, c, whole(*lc)) &&
-                       reaches(device, workspace, bytes) && (!biased || reaches(device, desc->bias, size[0] * size_of(bias_type)));
-    if (!there || device != current() || c != d || lc != ld || bytes < USED || workspace % 16 != 0 || algorithm == nullptr) {
+                       reaches(device, d, whole(*ld)) && reaches(device, workspace, bytes) && (!biased || reaches(device, desc->bias, size[0] * size_of(bias_type)));
+    if (!there || device != current() || !(same || apart) || bytes < USED || workspace % 16 != 0 || algorithm == nullptr) {
         return outcome(INVALID_VALUE, "Matmul on", current());
     }
     std::memcpy(of, algorithm->data, sizeof of);
-    if (of[0] != problem(*desc, *la, *lb, *lc, size) || of[1] < size[1]) {
+    if (of[0] != problem(*desc, *la, *lb, *lc, *ld, *beta != 0, size) || of[1] < size[1]) {
         // AMD's would do something else by it.
         return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
     }
     const Desc to = *desc;
-    const Layout left = *la, right = *lb, result = *lc;
+    const Layout left = *la, right = *lb, added = *lc, result = *ld;
     const float by = *alpha, before = *beta;
     const u64 rows = size[0], cols = size[1], depth = size[2];
     std::function<void()> multiply = [=] {
@@ -340,16 +346,15 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
                     sum += read(left.type, a, to.left == OP_N ? at * left.ld + row : row * left.ld + at) *
                            read(right.type, b, to.right == OP_N ? col * right.ld + at : at * right.ld + col);
                 }
-                const u64 place = col * result.ld + row;
                 sum *= by;
-                if (before != 0) sum += before * read(result.type, c, place);
+                if (before != 0) sum += before * read(added.type, c, col * added.ld + row);
                 if (biased) sum += read(bias_type, to.bias, row);
-                write(result.type, c, place, sum);
+                write(result.type, d, col * result.ld + row, sum);
             }
         }
     };
     std::ostringstream line;
-    line << "hipblasLtMatmul " << rows << " x " << cols << " x " << depth << " on " << device << " = 0";
+    line << "hipblasLtMatmul " << rows << " x " << cols << " x " << depth << (before != 0 ? " and C" : "") << " on " << device << " = 0";
     note(line.str());
     const auto enqueue = runtime<int (*)(void*, void (*)(void*), void*)>("hipLaunchHostFunc");
     if (enqueue == nullptr) {

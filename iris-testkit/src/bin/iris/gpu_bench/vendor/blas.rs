@@ -35,7 +35,7 @@ impl Multiplier {
             c: Layout::rows(dtype, n),
             bias: false,
             rounds_once: false,
-            accumulates: adds,
+            addend: adds.then_some(n as u64),
             // Blocks of the heap begin at multiples of more, and parts of them at rows.
             alignment: 16,
             workspace: Self::WORKSPACE as u64,
@@ -48,11 +48,13 @@ impl Product {
     /// Enqueues it.
     pub(crate) fn run(&self, [a, b, c, workspace]: [&Buffer; 4], stream: u64) -> Result<()> {
         let Problem { shape: [m, n, k], a: Layout { dtype, .. }, .. } = *self.0.problem();
+        let c = c.address(m * n, dtype)?;
         let at = Addresses {
             a: a.address(m * k, dtype)?,
             b: b.address(k * n, dtype)?,
-            c: c.address(m * n, dtype)?,
+            c,
             bias: 0,
+            addend: c,
             workspace: workspace.address(Multiplier::WORKSPACE, DType::U8)?,
         };
         // SAFETY: the buffers hold the matrices of the problem and its workspace, of a device that
