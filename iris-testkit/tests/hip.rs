@@ -370,6 +370,10 @@ fn whole_products_are_the_librarys_where_it_is_there() {
             calls_of(&calls, PRODUCT).iter().filter(|call| call.ends_with(&on)).count()
         };
         assert_eq!([of(0), of(1)], [products; 2], "{line}: {calls}");
+        // To what a rank owns it adds what has come from the other.
+        let sums = line.contains("reduce") && line.contains("copy_engine");
+        let adding = calls_of(&calls, PRODUCT).iter().filter(|call| call.contains("and C")).count();
+        assert_eq!(adding, if sums { products } else { 0 }, "{line}: {calls}");
     }
     // As processes, too, and where nobody says whose.
     let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2";

@@ -567,7 +567,7 @@ int hiprtcCompileProgram(Program* program, int count, const char** options) {
     if (mkdtemp(folder) == nullptr) return 6;
     const std::string at = folder, hooks = setting("FAKE_HIP_HOOKS", ".");
     for (const auto& [name, text] : program->headers) {
-        std::system(("mkdir -p $(dirname '" + at + "/" + name + "')").c_str());
+        if (std::system(("mkdir -p $(dirname '" + at + "/" + name + "')").c_str()) != 0) std::abort();
         std::ofstream(at + "/" + name) << text;
     }
     std::ofstream(at + "/source.cpp") << program->text << "\n#include \"" << hooks << "/hooks.cpp\"\n"
@@ -585,7 +585,7 @@ int hiprtcCompileProgram(Program* program, int count, const char** options) {
         return text.str();
     };
     program->log = read("/log"), program->code = read("/code.so");
-    std::system(("rm -r " + at).c_str());
+    if (std::system(("rm -r " + at).c_str()) != 0) std::abort();
     return status == 0 ? 0 : 6;
 }
 int hiprtcGetProgramLogSize(Program* program, u64* bytes) {

@@ -227,11 +227,18 @@ const IN_KERNELS: &[Twins] = &[
             "place",
             "run_copies",
             "run_deliver",
+            "signals_of_blocks",
             "source_row",
             "target_row",
         ],
     ),
     sync("cpu/body/epilogue.rs", "body/epilogue.h", &[], &["erf", "gelu"]),
+    sync(
+        "cpu/body/sums.rs",
+        "body/sums.h",
+        &["run"],
+        &["BYTES", "Sources", "add_to", "add_vectors", "add_whole", "run_sums", "source_in_turn"],
+    ),
     sync(
         "cpu/body/gather.rs",
         "body/gather.h",

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::beside::{DeviceCopy, Side, Sides};
+use super::beside::{DeviceCopy, Sides};
 use super::copies::HostCopies;
 use super::driver::RawStream;
 use super::mapping::{GpuMapping, as_gpu};
@@ -108,8 +108,8 @@ impl Gpu {
     }
 
     /// Enqueues copies, one behind the other, in the order of the heap's ops, but not on `stream`: what is
-    /// enqueued there next does not wait for them before [`Gpu::join_copies`], which must follow. Where `stream` is
-    /// captured, so are they.
+    /// enqueued there next does not wait for them before [`Gpu::join_copies`], which must follow, nor do copies
+    /// of another `way`. Where `stream` is captured, so are they.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; [`Error::Device`].
@@ -118,8 +118,15 @@ impl Gpu {
     /// The device has the memory mapped, and it lives until the copies are over, and every replay of a
     /// graph that they are captured in.
     #[allow(unsafe_code, reason = "copies between addresses")]
-    pub unsafe fn copy_beside(&self, stream: &Stream, copies: &[DeviceCopy]) -> Result<()> {
-        let (queue, side) = self.side(stream)?;
+    pub unsafe fn copy_beside(
+        &self,
+        stream: &Stream,
+        way: u32,
+        copies: &[DeviceCopy],
+    ) -> Result<()> {
+        let queue = self.beside(stream)?;
+        let keep = |side| self.keep(side).map(drop);
+        let side = self.sides.of(&self.shared, (queue, way), keep)?;
         // SAFETY: as the caller says.
         queue.in_order(|| unsafe { side.fork(queue, copies) })
     }
@@ -129,16 +136,14 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::copy_beside`].
     pub fn join_copies(&self, stream: &Stream) -> Result<()> {
-        let (queue, side) = self.side(stream)?;
-        queue.in_order(|| side.join(queue))
+        let queue = self.beside(stream)?;
+        queue.in_order(|| self.sides.join(queue))
     }
 
-    /// What a stream is, and the one for copies beside it.
-    fn side<'a>(&self, stream: &'a Stream) -> Result<(&'a Arc<Queue>, Arc<Side>)> {
+    /// What a stream is that copies are beside.
+    fn beside<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Queue>> {
         stream.check_of(Arc::as_ptr(&self.shared.control), "copies beside a stream")?;
-        let queue = GpuStream::of(stream.backend())?;
-        let side = self.sides.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
-        Ok((queue, side))
+        GpuStream::of(stream.backend())
     }
 
     /// Calls `f` with the device current on this thread.

@@ -19,7 +19,8 @@ pub struct DeviceCopy {
     pub bytes: u64,
 }
 
-/// The streams that such copies have: one for calls that run, one for each capture that is under way.
+/// The streams that such copies have: one for each way of calls that run, and of each capture that is under
+/// way. Copies of different ways may overlap.
 #[derive(Default)]
 pub(super) struct Sides(Mutex<Vec<Arc<Side>>>);
 
@@ -27,6 +28,7 @@ pub(super) struct Side {
     queue: Arc<Queue>,
     /// Whether it is for captures.
     captured: bool,
+    way: u32,
     /// Whether there are copies since the last join.
     forked: AtomicBool,
     begin: GpuEvent,
@@ -34,16 +36,17 @@ pub(super) struct Side {
 }
 
 impl Sides {
-    /// The one for copies beside `stream`; a new one is given to `keep`.
+    /// The one for copies of a way beside `stream`; a new one is given to `keep`.
     pub(super) fn of(
         &self,
         shared: &Arc<Shared>,
-        stream: &Queue,
+        (stream, way): (&Queue, u32),
         keep: impl FnOnce(Arc<Queue>) -> Result<()>,
     ) -> Result<Arc<Side>> {
         let capture = stream.capture()?;
         let mut all = lock(&self.0);
-        for side in all.iter().filter(|side| side.captured == capture.is_some()) {
+        let alike = |side: &&Arc<Side>| side.captured == capture.is_some() && side.way == way;
+        for side in all.iter().filter(alike) {
             // One whose capture has ended is free again.
             let own = side.queue.capture()?;
             if own.is_none() || own == capture {
@@ -55,9 +58,23 @@ impl Sides {
         let event = || GpuEvent::new(&shared.device);
         let (begin, end) = (event()?, event()?);
         let forked = AtomicBool::new(false);
-        let side = Arc::new(Side { queue, captured: capture.is_some(), forked, begin, end });
+        let captured = capture.is_some();
+        let side = Arc::new(Side { queue, captured, way, forked, begin, end });
         all.push(side.clone());
         Ok(side)
+    }
+
+    /// Lets what is enqueued on `stream` next begin when all copies beside it are over.
+    pub(super) fn join(&self, stream: &Queue) -> Result<()> {
+        let capture = stream.capture()?;
+        let all = lock(&self.0);
+        for side in all.iter().filter(|side| side.captured == capture.is_some()) {
+            // Those of another capture are its own.
+            if capture.is_none() || side.queue.capture()? == capture {
+                side.join(stream)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -81,7 +98,7 @@ impl Side {
 
     /// Lets what is enqueued on `stream` next begin when the copies are over, if there are any: an event
     /// that no capture has recorded is nothing for it to wait for.
-    pub(super) fn join(&self, stream: &Queue) -> Result<()> {
+    fn join(&self, stream: &Queue) -> Result<()> {
         if !self.forked.swap(false, Ordering::Relaxed) {
             return Ok(());
         }

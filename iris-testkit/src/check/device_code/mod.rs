@@ -174,7 +174,7 @@ const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
 /// The entries that raise a flag for others of their device, and those that wait for one or read one: only
 /// there something is released, or acquired, at the scope of the device by other accesses than `FinishAdd`.
 const RAISE_FLAGS: [&str; 2] = ["iris_staged", "iris_open"];
-const READ_FLAGS: [&str; 2] = ["iris_staged", "iris_copies"];
+const READ_FLAGS: [&str; 4] = ["iris_staged", "iris_copies", "iris_blocks", "iris_results"];
 
 /// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all; and
 /// observed, since others have less of the same.
