@@ -133,8 +133,8 @@ const TWINS: &[Twins] = &[
     sync(
         "flow/deliver.rs",
         "flow/deliver.h",
-        &["DeliverTiles", "Delivery", "produce", "produced", "push", "sent", "take"],
-        &["peers_that"],
+        &["DeliverTiles", "Delivery", "produced", "push", "sent", "take"],
+        &["peers_that", "receive", "send"],
     ),
     sync(
         "flow/gather.rs",
