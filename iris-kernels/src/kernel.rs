@@ -36,6 +36,8 @@ pub enum Kernel {
     AllToAll,
     /// The root's message to all.
     Broadcast,
+    /// The same, each tile by one of those that get it.
+    Relay,
     /// All-gather in front of a product, by a copy engine: before it may copy.
     Open,
     /// The same: what it copies, where workgroups do.
@@ -82,6 +84,7 @@ impl Kernel {
                 | Gather
                 | AllToAll
                 | Broadcast
+                | Relay
                 | Open
                 | Copies
                 | Gate { .. }
@@ -113,6 +116,7 @@ impl Kernel {
             Kernel::AllGather => "all_gather",
             Kernel::AllToAll => "all_to_all",
             Kernel::Broadcast => "broadcast",
+            Kernel::Relay => "relay",
             Kernel::Open => "open",
             Kernel::Copies => "copies",
             Kernel::Gate { .. } => "gate",
