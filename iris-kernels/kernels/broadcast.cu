@@ -9,4 +9,9 @@ IRIS_KERNEL iris_broadcast(IRIS_ARGS OpArgs args) {
     run_deliver<BroadcastPlan, LoadProducer, false>(args, none);
 }
 
+IRIS_KERNEL iris_relay(IRIS_ARGS OpArgs args) {
+    LoadProducer::Shared none;
+    run_relay(args, none);
+}
+
 IRIS_KERNEL iris_broadcast_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::Broadcast>(args); }

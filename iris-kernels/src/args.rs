@@ -68,7 +68,7 @@ pub mod producer {
 /// The arguments of every op kernel.
 ///
 /// Offsets are bytes from the start of a rank's data segment, the same on all ranks. The inbox is
-/// `[parity][sources][max_tiles][slot]` (of a broadcast one source, the root), where a tile's place is its number among those that go to
+/// `[parity][sources][max_tiles][slot]` (of a broadcast one source, whoever sends a tile), where a tile's place is its number among those that go to
 /// the same rank: of two_shot and the accumulating variants `tile / size`, of a reduce-scatter its
 /// number in its owner's part. The result inbox is `[parity][tile][result_slot]`, the workspace
 /// `[parity][max_tiles][tile_m * tile_n]` of f32 with the same places; in a slot a tile lies row by row, `tile_n` elements
@@ -157,6 +157,8 @@ pub mod arrival {
     pub const PARTS: u32 = 1;
     /// All tiles come from the root.
     pub const ROOT: u32 = 2;
+    /// Tiles come from the root, or by one of the other ranks: `Relays` of iris-sync says whom.
+    pub const RELAYS: u32 = 3;
 }
 
 /// One call of an op as a user's kernel beside it is given it, to wait for tiles of C: `Tiles` of

@@ -314,7 +314,7 @@ mod tests {
             ("matmul_all_gather", &[AllGather, Local]),
             ("all_gather", &[AllGatherLl, AllGather, Open, Copies, GATE, Sums, Close, Local]),
             ("all_to_all", &[AllToAllLl, AllToAll, Local]),
-            ("broadcast", &[BroadcastLl, Broadcast, Local]),
+            ("broadcast", &[BroadcastLl, Broadcast, Relay, Local]),
             ("matmul", &[Local]),
         ];
         for (op, kernels) in table {

@@ -36,6 +36,8 @@ pub enum Kernel {
     AllToAll,
     /// The root's message to all.
     Broadcast,
+    /// The same, each tile by one of those that get it.
+    Relay,
     /// A message by a copy engine beside products: before it may copy.
     Open,
     /// The same: this rank's rows to all, where workgroups copy them.
@@ -88,6 +90,7 @@ impl Kernel {
                 | Gather
                 | AllToAll
                 | Broadcast
+                | Relay
                 | Open
                 | Copies
                 | Blocks
@@ -122,6 +125,7 @@ impl Kernel {
             Kernel::AllGather => "all_gather",
             Kernel::AllToAll => "all_to_all",
             Kernel::Broadcast => "broadcast",
+            Kernel::Relay => "relay",
             Kernel::Open => "open",
             Kernel::Copies => "copies",
             Kernel::Blocks => "blocks",

@@ -116,7 +116,7 @@ named! {
     Variant, "variant", 15 {
         /// Every rank pushes to all, and each adds up all of it.
         OneShot = "one_shot",
-        /// The owner of a tile adds it up and sends the result to all.
+        /// The owner of a tile adds it up, or gets it from the root, and sends it to all.
         TwoShot = "two_shot",
         /// Ranks add into the owner's tile under a lock.
         Spinlock = "spinlock",

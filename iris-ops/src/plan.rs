@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
-use crate::spec::{self, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{self, Form, Memory, Part, Row, Step, Tiles};
 use crate::tune;
 
 /// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
@@ -72,10 +72,7 @@ impl Plan {
         let largest = self.largest();
         let mut sizes = Vec::new();
         let row = self.request.row;
-        let ruled = row.rule != Rule::Only
-            || tune::most_in_words(self.ranks, row.op) > 0
-            || tune::takes_copies(self.ranks, row.op);
-        if self.request.variant.is_none() && row.forms.len() > 1 && ruled {
+        if self.request.variant.is_none() && row.forms.len() > 1 && tune::varies(self.ranks, row) {
             sizes = tune::sizes(self.ranks, &self.request);
             sizes.retain(|&size| size < largest);
             sizes.sort_unstable();

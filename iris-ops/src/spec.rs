@@ -37,6 +37,8 @@ pub(crate) enum Rule {
     Sum,
     /// Of a gather in front of a product.
     Gather,
+    /// Of what one rank has.
+    Broadcast,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

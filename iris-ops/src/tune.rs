@@ -9,7 +9,7 @@ use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Request, Shard, TileShape};
 use crate::plan::words;
-use crate::spec::{Form, Memory, Rule, Tiles, Whole};
+use crate::spec::{Form, Memory, Row, Rule, Tiles, Whole};
 
 /// Most items, of eight bytes, that one rank sends another in words that carry their data: 1 MiB. Of
 /// four ranks such a message takes 16 MiB of the signal segment.
@@ -55,6 +55,24 @@ fn one_shot_bytes(ranks: Ranks) -> usize {
     }
 }
 
+/// Messages of a root of so many bytes and more are passed on by those that get them.
+fn relayed_bytes(ranks: Ranks) -> usize {
+    match device::of(ranks.backend) {
+        Some(device) if ranks.size > 2 => device.relayed_bytes,
+        _ => usize::MAX,
+    }
+}
+
+/// Whether the rule may choose differently for calls of different sizes.
+pub(crate) fn varies(ranks: Ranks, row: &Row) -> bool {
+    let ruled = match row.rule {
+        Rule::Only => false,
+        Rule::Sum | Rule::Gather => true,
+        Rule::Broadcast => relayed_bytes(ranks) < usize::MAX,
+    };
+    ruled || most_in_words(ranks, row.op) > 0 || least_copied(ranks, row.op).is_some()
+}
+
 /// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
 pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     let powers = (3..usize::BITS - 1).map(|bits| 1 << bits);
@@ -91,6 +109,8 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     }
     match row.rule {
         Rule::Only => row.forms[0].variant,
+        Rule::Broadcast if bytes < relayed_bytes(ranks) => Variant::Push,
+        Rule::Broadcast => Variant::TwoShot,
         // On 4 x H200, 1 to 64 x 8192 x 3584 took 59 to 71 us by two_shot, 75 to 88 by one_shot,
         // which multiplies no less and pushes every tile to everybody (commit 4d18965, 2026-11-21).
         Rule::Sum if !cpu && ranks.size > 2 && row.op.multiplies() => Variant::TwoShot,
@@ -107,12 +127,7 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     }
 }
 
-/// Whether large calls of an op take copy engines.
-pub(crate) fn takes_copies(ranks: Ranks, op: Op) -> bool {
-    least_copied(ranks, op).is_some()
-}
-
-/// What one rank must send another for that, in bytes.
+/// What one rank must send another for a product with a message to take copy engines, in bytes.
 fn least_copied(ranks: Ranks, op: Op) -> Option<usize> {
     let sizes = device::of(ranks.backend)?.copied;
     sizes.iter().find(|(of, _)| *of == op).map(|&(_, least)| least)

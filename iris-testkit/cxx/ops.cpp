@@ -124,6 +124,24 @@ struct PullTiles : Tiles {
     }
 };
 
+/// C is that of the root, and a tile has one place in an inbox, whoever sends it.
+struct RelayTiles : Tiles {
+    u32 root() const { return ranks() - 1; }
+    i32 sent(u32 tile, u32 element) const { return value(root(), call, tile, element); }
+    void push(u32 peer, u32 tile, u32 parity, bool direct) {
+        // The thread that took an element also sends it.
+        const u32 element = crossed();
+        const i32 value =
+            me() == root() ? sent(tile, element) : get(at(me(), OUT, 0, tile, element));
+        put(direct ? at(peer, OUT, 0, tile, element) : inbox(peer, 0, tile, parity, element), value);
+    }
+    void take(u32, u32 tile, u32 parity) {
+        const u32 element = crossed();
+        expect(inbox(me(), 0, tile, parity, element), sent(tile, element));
+        put(at(me(), OUT, 0, tile, element), sent(tile, element));
+    }
+};
+
 /// Accumulators are words far behind all others, one a thread, accessed with relaxed additions.
 struct AtomicTiles : Tiles {
     u32 index(u32 tile, u32 parity) const {
@@ -277,6 +295,20 @@ int iris_model_deliver(const Input& in) {
                 return value(source, body.call, tile, element);
             });
         }
+        return true;
+    });
+}
+
+/// From the last rank, by the others.
+int iris_model_relay(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        RelayTiles body{{model}};
+        const flow::Relays relays{in.tiles, body.root(), body.ranks()};
+        const bool done = flow::relay(model.launch(), relays, body);
+        iris_model_boundary();
+        if (!done) return false;
+        if (body.me() == body.root()) return true;
+        body.consume(0, [&](u32 tile, u32 element) { return body.sent(tile, element); });
         return true;
     });
 }

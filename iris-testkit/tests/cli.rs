@@ -72,7 +72,7 @@ fn every_op_and_variant_runs_and_says_what_it_did() {
         ("all-gather", &["push"]),
         ("reduce-scatter", &["push"]),
         ("all-to-all", &["push"]),
-        ("broadcast", &["push"]),
+        ("broadcast", &["push", "two_shot"]),
         ("barrier", &["flat"]),
     ];
     for (op, variants) in ops {
@@ -133,7 +133,7 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
         (&["bench", "--json", "/proc/no/file"], &["/proc/no/file", "be written"]),
         (&["run", "all-reduce", "--shard", "columns"], &["--shard", "rows"]),
         (&["run", "matmul-all-reduce", "--variant", "ring"], &["ring", "two_shot"]),
-        (&["run", "broadcast", "--variant", "two_shot"], &["two_shot", "push"]),
+        (&["run", "broadcast", "--variant", "one_shot"], &["one_shot", "push"]),
         (&["run", "--m", "4"], &["<OP>"]),
         (&["run", "all-reduce", "--weights", "x"], &["--weights"]),
         (&["run", "--weights", "no/such/file"], &["no/such/file", "readable"]),

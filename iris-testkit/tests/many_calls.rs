@@ -91,6 +91,7 @@ fn ten_thousand_calls_two_shot() {
 /// The root receives nothing, so it is the rank that runs ahead.
 fn ten_thousand_calls_broadcast() {
     many_calls(Op::Broadcast, "push", calls());
+    many_calls(Op::Broadcast, "two_shot", calls());
 }
 
 fn a_thousand_calls_spinlock_and_atomic() {

@@ -233,7 +233,9 @@ fn choices_of_the_plan() {
     let mut cases = Vec::new();
     let options = Options::new(37, 26, 43).tile(TileShape { m: 6, n: 11 });
     for root in 0..3 {
-        cases.push(Case::new(Op::Broadcast, "push", options.clone().root(root)));
+        for variant in ["push", "two_shot"] {
+            cases.push(Case::new(Op::Broadcast, variant, options.clone().root(root)));
+        }
     }
     for shard in [Shard::Rows, Shard::Columns] {
         for staging in [StagingLayout::KContiguous, StagingLayout::MContiguous] {

@@ -35,6 +35,8 @@ fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
         ops::deliver(ranks, 1, calls, true, true),
         ops::deliver(ranks, 1, calls, false, false),
         ops::deliver(ranks, 1, calls, false, true),
+        ops::relay(ranks, 1, calls, false),
+        ops::relay(ranks, 2, calls, true),
         ops::pull(ranks, 1, calls),
         ops::staged(&vec![1; ranks as usize], 1, calls),
         ops::gather(ranks, 1, calls, true),

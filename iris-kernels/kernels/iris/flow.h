@@ -7,6 +7,7 @@
 // | two_shot | the same, each tile reduced by its owner |
 // | reduce_scatter | its first half |
 // | deliver | all-gather, all-to-all, broadcast, product then all-gather |
+// | relay | broadcast, each tile passed on by one of those that get it |
 // | pull, staged | all-gather then product |
 // | zero, add, convert with barrier between | all-reduce by lock or atomic |
 // | exchange | the collectives without a product, of small messages |

@@ -6,7 +6,7 @@
 #ifndef IRIS_TILES_H
 #define IRIS_TILES_H
 
-#include "iris/sync.h"
+#include "iris/flow/deliver.h"
 #include "iris/schedule.h"
 
 namespace iris {
@@ -19,6 +19,8 @@ enum class Arrival : u32 {
     Parts,
     /// All tiles come from the root.
     Root,
+    /// Tiles come from the root, or by one of the other ranks.
+    Relays,
 };
 
 /// One call of an op, as it is handed out: iris_kernels::args::TileView on the host. The two words
@@ -52,7 +54,11 @@ class Tiles {
     /// The rank that writes it.
     IRIS_DEVICE u32 source(u32 tile) const {
         if (split()) return parts.owner(tile);
-        return view.arrival == Arrival::Root ? view.root : owner_of(tile, view.channel.size);
+        const u32 me = view.channel.rank, size = view.channel.size;
+        if (view.arrival == Arrival::Results) return owner_of(tile, size);
+        if (view.arrival == Arrival::Root || me == view.root) return view.root;
+        const u32 relay = flow::Relays{grid.tiles(), view.root, size}.relay(tile);
+        return relay == me ? view.root : relay;
     }
     /// Whether this rank itself writes it: such a tile is not waited for.
     IRIS_DEVICE bool own(u32 tile) const { return source(tile) == view.channel.rank; }

@@ -101,6 +101,12 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::AllGather => deliver(partial, deliver::Plan::AllGather(split)),
         Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),
         Kernel::Broadcast => deliver(partial, deliver::Plan::Broadcast { grid, root: args.root }),
+        Kernel::Relay => {
+            let root = args.root;
+            let plan = deliver::Plan::Broadcast { grid, root };
+            let relays = flow::Relays { tiles: grid.tiles(), root, size };
+            flow::relay(&launch, &relays, &mut deliver::Deliver { partial, words: &words, plan })
+        }
         Kernel::Open => flow::open(&launch),
         Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),

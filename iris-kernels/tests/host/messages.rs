@@ -110,7 +110,7 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Every collective of small messages, and sums of tiles, bit for bit: kernels in Rust, and those of
+/// Every collective of small messages, sums of tiles, and tiles that are passed on, bit for bit: kernels in Rust, and those of
 /// devices with four threads; several calls, from one before words are refreshed on, sums with a bias and
 /// without.
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
@@ -129,6 +129,8 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),
+        // Tiles that come through inboxes, and are passed on.
+        (Kernel::Relay, Collective::Broadcast { root: 1 }),
     ];
     let messages = [
         Message { dtype: 2, wire: 2, gelu: false, rows: 6, cols: 8, gap: 0 },

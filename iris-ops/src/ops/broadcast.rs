@@ -11,8 +11,8 @@ use crate::options::options;
 use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
 
 operator! {
-    /// Output (on all ranks) = input of the root, which pushes it to all. The other ranks have no
-    /// input; on the root the output may be the input itself.
+    /// Output (on all ranks) = input of the root. The other ranks have no input; on the root the output
+    /// may be the input itself.
     Broadcast(CollectiveArgs)
 }
 beside_method!(Broadcast(CollectiveArgs));
@@ -27,9 +27,12 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes to whom it is for. What `Auto` takes.
+    /// The root pushes all of it to each of the others.
     Push,
-    /// The same in words that carry their data: for small messages, of at most 1 MiB from one rank to
+    /// The root pushes each tile to one of the others, which passes it on to the rest as soon as it has
+    /// come: a scatter and an all-gather in one launch, for large messages of more than two ranks.
+    TwoShot,
+    /// As `Push`, in words that carry their data: for small messages, of at most 1 MiB from one rank to
     /// another.
     Ll,
 }
@@ -45,6 +48,8 @@ pub(crate) const ROW: Row = Row {
         Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::Broadcast)], Memory::OneSource)
             .sends_all()
             .direct(Some(arrival::ROOT)),
+        Form::push(kind::Variant::TwoShot, &[Step::Tiles(Kernel::Relay)], Memory::OneSource)
+            .direct(Some(arrival::RELAYS)),
         Form::push(
             kind::Variant::Ll,
             &[Step::Tiles(Kernel::BroadcastLl)],
@@ -52,5 +57,5 @@ pub(crate) const ROW: Row = Row {
         )
         .sends_all(),
     ],
-    rule: Rule::Only,
+    rule: Rule::Broadcast,
 };

@@ -2,7 +2,9 @@
 
 use iris_heap::{BackendKind, DType};
 
-use super::{all_gather, all_gather_matmul, all_reduce, matmul_all_reduce, matmul_reduce_scatter};
+use super::{
+    all_gather, all_gather_matmul, all_reduce, broadcast, matmul_all_reduce, matmul_reduce_scatter,
+};
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Shard, TileShape};
 use crate::tune::message_groups;
@@ -66,6 +68,29 @@ fn figures_of_one_device_are_not_taken_for_another() {
     assert_eq!(choices(4 << 20), [TwoShot, TwoShot, TwoShot]);
     let groups = [Cuda, Hip].map(|backend| message_groups(Ranks::new(0, 4).on(backend)));
     assert!(groups[0] != groups[1], "{groups:?}");
+}
+
+/// Between more than two GPUs, from the size on that their figures say.
+#[test]
+fn large_messages_of_a_root_are_passed_on() {
+    use BackendKind::{Cpu, Cuda, Hip};
+    use Variant::{Ll, Push, TwoShot};
+    let plan = |backend, size, bytes: usize| {
+        let options = broadcast::Options::new(bytes / 2).dtype(DType::BF16);
+        options.plan(Ranks::new(0, size).on(backend)).unwrap()
+    };
+    let choices = |bytes| [2, 3, 4].map(|size| plan(Cuda, size, bytes).variant());
+    assert_eq!(choices(256 << 10), [Ll, Push, Ll]);
+    assert_eq!(choices(512 << 10), [Ll, Push, Push]);
+    assert_eq!(choices(1 << 20), [Ll, TwoShot, TwoShot]);
+    assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
+    let large = |backend, size| plan(backend, size, 128 << 20).variant();
+    assert_eq!([large(Hip, 2), large(Hip, 8), large(Cpu, 4)], [Push, TwoShot, Push]);
+    // Smaller calls of one plan are done as they would be alone.
+    let one = plan(Cuda, 4, 128 << 20);
+    let at = [64 << 10, 256 << 10, 512 << 10].map(|elements: usize| one.at(elements).variant);
+    assert_eq!(at, [Ll, Push, TwoShot]);
+    assert_eq!(plan(Cpu, 4, 128 << 20).choices().len(), 1);
 }
 
 /// What nobody asks anything else of takes products of whole matrices on GPUs.

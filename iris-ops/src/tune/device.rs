@@ -13,6 +13,9 @@ pub(super) struct Device {
     pub one_shot_bytes: usize,
     /// The same of two ranks, of which each has one peer: `one_shot` sends no byte twice.
     pub one_shot_bytes_of_two: usize,
+    /// Messages of a root of so many bytes and more, of more than two ranks, go to each of the others in
+    /// part, and these pass them on.
+    pub relayed_bytes: usize,
     /// Tiles of a product below which smaller ones are taken, so that most of its processors have one.
     pub enough_tiles: usize,
     /// Messages of up to so many bytes from one rank to another go in words that carry their data, by
@@ -35,6 +38,9 @@ const H200: Device = Device {
     // On 2 x H200 it took 21.9 us for 4 MiB, two_shot 25.4; 66.5 and 65.1 for 16 MiB, 430 and 397 for 128
     // MiB; behind a product, 76.2 and 79.4 for 8 MiB, 287 and 274 for 32 MiB (commit 780ce29, 2026-11-22).
     one_shot_bytes_of_two: 8 << 20,
+    // Reckoned, since nobody has measured it: of four ranks the root sends a third of what it would push,
+    // which of 1 MiB saves some 5 us at 400 GB/s; the second hop takes about as long.
+    relayed_bytes: 1 << 20,
     // Half of its 132 multiprocessors.
     enough_tiles: 64,
     // On 2 x H200 (commit 780ce29, 2026-11-22) they were the quickest of ours at all sizes from 8 KiB to 1
@@ -75,6 +81,9 @@ const MI300X: Device = Device {
     one_shot_bytes: 256 << 10,
     // It sends a peer no more bytes than two_shot; its sums are done twice, and read no link.
     one_shot_bytes_of_two: 8 << 20,
+    // Of four ranks a link carries a third of a message at most twice, of eight a seventh, and not all of it:
+    // against a second hop of some 5 us at 48 GB/s that is 720 KB, and 340 KB.
+    relayed_bytes: 1 << 20,
     enough_tiles: 152,
     // Not before they were measured: only by name.
     words: &[],

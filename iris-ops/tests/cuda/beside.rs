@@ -44,10 +44,11 @@ IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32
 const GROUPS: u32 = 4;
 
 /// The ops whose peers write C directly, all tiles of which arrive.
-const OPS: [(Op, &str); 5] = [
+const OPS: [(Op, &str); 6] = [
     (Op::AllGather, "push"),
     (Op::MatmulAllGather, "push"),
     (Op::Broadcast, "push"),
+    (Op::Broadcast, "two_shot"),
     (Op::AllReduce, "two_shot"),
     (Op::MatmulAllReduce, "two_shot"),
 ];

@@ -8,6 +8,7 @@
 //! | [`two_shot`] | the same, each tile reduced by its owner |
 //! | [`reduce_scatter`] | its first half |
 //! | [`deliver`] | all-gather, all-to-all, broadcast, product then all-gather |
+//! | [`relay`] | broadcast, each tile passed on by one of those that get it |
 //! | [`pull`], [`staged`] | all-gather then product |
 //! | [`zero`], [`add`], [`convert`] with [`barrier()`] between | all-reduce by lock or atomic |
 //! | [`exchange`] | the collectives without a product, of small messages: words that carry their data |
@@ -23,7 +24,7 @@ mod reduce;
 
 pub use accumulate::{AccumulateTiles, add, convert, zero};
 pub use copied::{CopiedTiles, close, copies, gate, open};
-pub use deliver::{DeliverTiles, Delivery, deliver};
+pub use deliver::{DeliverTiles, Delivery, Relays, deliver, relay};
 pub use gather::{GatherTiles, StagedTiles, Staging, gather, local, pull, staged};
 pub use ll::{Exchange, LlTiles, exchange};
 pub use reduce::{Owners, ReduceTiles, Turns, one_shot, reduce_scatter, two_shot};

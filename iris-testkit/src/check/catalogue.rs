@@ -85,7 +85,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 14] = [
+    let ops: [Op; 16] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
@@ -94,6 +94,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         ("deliver, broadcast", |ranks, calls| ops::deliver(ranks, 1, calls, true, false)),
         ("deliver, all_gather", |ranks, calls| ops::deliver(ranks, 1, calls, false, false)),
         ("deliver, direct", |ranks, calls| ops::deliver(ranks, 1, calls, false, true)),
+        ("relay", |ranks, calls| ops::relay(ranks, 1, calls, false)),
+        ("relay, direct", |ranks, calls| ops::relay(ranks, 2, calls, true)),
         ("pull", |ranks, calls| ops::pull(ranks, 1, calls)),
         ("staged", |ranks, calls| ops::staged(&vec![1; ranks as usize], 1, calls)),
         ("gather, barrier", |ranks, calls| ops::gather(ranks, 1, calls, true)),

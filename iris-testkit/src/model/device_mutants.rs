@@ -58,6 +58,7 @@ fn buffers() -> Vec<Mutant> {
         single("one-buffer-one-shot", ops::one_shot(2, 1, 3), Check::Race),
         single("one-buffer-reduce-scatter", ops::reduce_scatter(2, 1, 3), Check::Race),
         single("one-buffer-broadcast", ops::deliver(2, 1, 3, true, false), Check::Race),
+        single("one-buffer-relay", ops::relay(3, 1, 3, false), Check::Race),
         single("one-buffer-all-gather", ops::deliver(2, 1, 3, false, false), Check::Race),
         single("one-buffer-gather", ops::gather(2, 1, 3, true), Check::Race),
         single("one-buffer-spinlock", ops::accumulate(2, 1, 3, plain), Check::Race),

@@ -246,6 +246,8 @@ pub mod programs {
         REDUCE_SCATTER = iris_model_reduce_scatter;
         /// [`deliver`](crate::model::ops::deliver); option 1 is a broadcast.
         DELIVER = iris_model_deliver;
+        /// [`relay`](crate::model::ops::relay).
+        RELAY = iris_model_relay;
         /// [`pull`](crate::model::ops::pull).
         PULL = iris_model_pull;
         /// [`staged`](crate::model::ops::staged).

@@ -354,6 +354,10 @@ fn slot_rule() -> Vec<Mutant> {
     let mut different =
         mutant("different-m", ops::different_m(), [], Check::Fault(FaultKind::Mismatch));
     different.in_scenario = true;
+    let takes_first = ops::relay_takes_first();
+    let mut takes_first =
+        mutant("relay-takes-first", takes_first, [], Check::Lost).by(Engine::Search);
+    takes_first.in_scenario = true;
     let mut blind = mutant("no-record-comparison", ops::different_m(), BlindRecords, Check::Wrong);
     blind.in_scenario = true;
     vec![
@@ -377,6 +381,15 @@ fn slot_rule() -> Vec<Mutant> {
             Check::Wrong,
         ),
         mutant("no-done-before-end", ops::pull(2, 1, 2), Skip(DoneLoad), Check::Race),
+        // Rank 0 passes on what has not come; the others wait.
+        mutant(
+            "no-wait-before-relay",
+            ops::relay(3, 1, 1, true),
+            Change::SkipAt(SignalLoad, 0),
+            Check::Wrong,
+        )
+        .by(Engine::Search),
+        takes_first,
         different,
         blind,
     ]

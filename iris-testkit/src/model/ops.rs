@@ -8,7 +8,7 @@
 //! Long because every op is a few lines of the same kind, which are read side by side.
 
 use iris_sync::barrier::Members;
-use iris_sync::flow::{self, Launch, Turns};
+use iris_sync::flow::{self, Launch, Relays, Turns};
 use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Workgroup};
 
 use super::headers::programs;
@@ -405,6 +405,88 @@ pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: boo
                 });
             });
     directly(scenario, direct)
+}
+
+/// The tiles of a [`relay`]: C is that of the root, and a tile has one place in an inbox, whoever sends it.
+struct Relayed<'a, 'b> {
+    tiles: Tiles<'a, 'b>,
+    root: u32,
+}
+
+impl flow::DeliverTiles for Relayed<'_, '_> {
+    fn produce(&mut self, _tile: u32) {}
+
+    fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
+        let Self { tiles, root } = *self;
+        // The thread that took an element also sends it.
+        let element = tiles.crossed();
+        let sent = if tiles.me() == root {
+            value(root, tiles.call, tile, element)
+        } else {
+            tiles.thread.read(tiles.at(tiles.me(), OUT, 0, tile, element))
+        };
+        let place = if direct {
+            tiles.at(peer, OUT, 0, tile, element)
+        } else {
+            tiles.inbox(peer, 0, tile, parity, element)
+        };
+        tiles.thread.write(place, sent);
+    }
+
+    fn take(&mut self, _source: u32, tile: u32, parity: u32) {
+        let Self { tiles, root } = *self;
+        let element = tiles.crossed();
+        let wanted = value(root, tiles.call, tile, element);
+        tiles.thread.expect(tiles.inbox(tiles.me(), 0, tile, parity, element), wanted);
+        tiles.thread.write(tiles.at(tiles.me(), OUT, 0, tile, element), wanted);
+    }
+}
+
+/// A broadcast from the last rank, whose tiles the others pass on; into C if `direct`.
+pub fn relay(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
+    let how = if direct { ", direct" } else { "" };
+    let scenario =
+        Scenario::new(format!("relay{how}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+            .calls(calls_, 7)
+            .tiles(tiles, 0)
+            .headers(Headers::new(programs::RELAY, tiles))
+            .program(move |thread| {
+                let root = ranks - 1;
+                let relays = Relays { tiles, root, size: ranks };
+                calls(thread, tiles, |launch, body| {
+                    let done = flow::relay(launch, &relays, &mut Relayed { tiles: body, root });
+                    thread.boundary();
+                    done?;
+                    body.consume((0..1).filter(|_| body.me() != root), |_, tile, element| {
+                        value(root, body.call, tile, element)
+                    });
+                    Ok(())
+                });
+            });
+    directly(scenario, direct)
+}
+
+/// The mutant of [`relay`] in which a rank waits for the tile of another before it passes on its own.
+pub fn relay_takes_first() -> Scenario {
+    const ROOT: u32 = 2;
+    Scenario::new("relay, takes first, 3 ranks, 2 tiles, 1 calls", 3).tiles(2, 0).program(
+        |thread| {
+            let others = Members::from_bits(0b011);
+            let _ = thread.launch().run(End::Advance, |wg| {
+                wg.enter()?;
+                wg.meet(others)?;
+                match thread.rank() {
+                    ROOT => (0..2).for_each(|tile| wg.push_signal(tile, tile)),
+                    me => {
+                        wg.wait_tile(1 - me, 1 - me)?;
+                        wg.wait_tile(ROOT, me)?;
+                        wg.push_signal(1 - me, me);
+                    }
+                }
+                Ok(())
+            });
+        },
+    )
 }
 
 /// How a kernel beside a call is launched.

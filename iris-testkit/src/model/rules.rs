@@ -30,6 +30,8 @@ pub enum Change {
     Value(Access, i32),
     /// Stores of this access are left out; waits on it pass at once.
     Skip(Access),
+    /// Waits of this rank on this access pass at once.
+    SkipAt(Access, u32),
     /// The threads of a workgroup leave out one of their barriers.
     DropVote {
         /// The rank.

@@ -303,6 +303,7 @@ impl Thread<'_> {
             _ => None,
         });
         self.rules.has(Change::Skip(access))
+            || self.rules.has(Change::SkipAt(access, self.id.rank))
             || match compare.unwrap_or(usual) {
                 Compare::Wrapping => want.reached_by(seen),
                 Compare::Less => seen >= want.number(),

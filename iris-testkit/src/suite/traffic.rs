@@ -47,6 +47,18 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         pulled: pulled as u64,
         flags: flags as u64,
     };
+    // Tiles whose owners take turns, one of `owners`: how many are this one's, and their elements.
+    let in_turn = |first: usize, owners: usize| {
+        let (mut own, mut elements) = (0, 0);
+        let across = n.div_ceil(tile.n).max(1);
+        for number in (first..tiles((m, n), tile)).step_by(owners) {
+            let rows = (m - number / across * tile.m).min(tile.m);
+            let cols = (n - number % across * tile.n).min(tile.n);
+            own += 1;
+            elements += rows * cols;
+        }
+        (own, elements)
+    };
     match (case.op, variant) {
         // Two words of eight bytes for each eight bytes, with no flag besides.
         (op, Variant::Ll | Variant::UnfusedLl) => {
@@ -79,15 +91,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             traffic((m - part(rank)) * n * wire + to_all, 0, flags + own + 1)
         }
         (Op::MatmulAllReduce | Op::AllReduce, variant) => {
-            // Tiles take turns: those of this rank, and their elements.
-            let (mut own, mut elements) = (0, 0);
-            let across = n.div_ceil(tile.n).max(1);
-            for number in (rank..tiles((m, n), tile)).step_by(size) {
-                let rows = (m - number / across * tile.m).min(tile.m);
-                let cols = (n - number % across * tile.n).min(tile.n);
-                own += 1;
-                elements += rows * cols;
-            }
+            let (own, elements) = in_turn(rank, size);
             let others = m * n - elements;
             if matches!(variant, Variant::TwoShot | Variant::Unfused) {
                 let flags = tiles((m, n), tile) - own + own * peers;
@@ -110,6 +114,15 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             let others = (0..size).filter(|&other| other != rank);
             let flags = others.map(|other| tiles((part(other), n), tile)).sum();
             traffic((m - part(rank)) * n * output, 0, flags)
+        }
+        (Op::Broadcast, Variant::TwoShot) if rank == options.root => {
+            traffic(m * n * output, 0, tiles((m, n), tile))
+        }
+        (Op::Broadcast, Variant::TwoShot) => {
+            // The others take turns, the rank behind the root first.
+            let first = (rank + peers - options.root) % size;
+            let (own, elements) = in_turn(first, peers);
+            traffic(elements * output * (peers - 1), 0, own * (peers - 1))
         }
         (Op::Broadcast, _) if rank == options.root => {
             traffic(m * n * output * peers, 0, tiles((m, n), tile) * peers)

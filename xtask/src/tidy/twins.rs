@@ -133,8 +133,8 @@ const TWINS: &[Twins] = &[
     sync(
         "flow/deliver.rs",
         "flow/deliver.h",
-        &["DeliverTiles", "Delivery", "produce", "produced", "push", "sent", "take"],
-        &["peers_that"],
+        &["DeliverTiles", "Delivery", "produced", "push", "sent", "take"],
+        &["peers_that", "receive", "send"],
     ),
     sync(
         "flow/gather.rs",
@@ -225,8 +225,10 @@ const IN_KERNELS: &[Twins] = &[
             "area",
             "own",
             "place",
+            "relays",
             "run_copies",
             "run_deliver",
+            "run_relay",
             "signals_of_blocks",
             "source_row",
             "target_row",

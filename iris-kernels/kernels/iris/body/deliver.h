@@ -27,6 +27,8 @@ struct AllGatherPlan {
     IRIS_DEVICE bool own(u32) const { return true; }
     /// The source's place in an inbox.
     IRIS_DEVICE u32 place(u32 source) const { return source; }
+    /// Whether what this rank sends is what it got, which lies in C.
+    IRIS_DEVICE bool relays() const { return false; }
 };
 
 /// Block `to` of every rank's rows to rank `to`: C has one such block a source.
@@ -45,6 +47,7 @@ struct AllToAllPlan {
     IRIS_DEVICE u32 target_row(u32 from, u32 to) const { return from * split_grid.part(to).rows; }
     IRIS_DEVICE bool own(u32 tile) const { return tile < split_grid.part(me).tiles(); }
     IRIS_DEVICE u32 place(u32 source) const { return source; }
+    IRIS_DEVICE bool relays() const { return false; }
 };
 
 /// The root's matrix to all.
@@ -59,8 +62,9 @@ struct BroadcastPlan {
     IRIS_DEVICE u32 source_row(u32) const { return 0; }
     IRIS_DEVICE u32 target_row(u32, u32) const { return 0; }
     IRIS_DEVICE bool own(u32) const { return true; }
-    /// There is one source.
+    /// A tile comes from one rank.
     IRIS_DEVICE u32 place(u32) const { return 0; }
+    IRIS_DEVICE bool relays() const { return root != me; }
 };
 
 /// PRODUCT: what is sent is this rank's product, which goes through its own C.
@@ -96,7 +100,10 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
             port::barrier(Site::Body);
             copy_view(to, own_c(tile, area), area.rows, area.cols);
         } else {
-            copy_view(to, own_a(peer, area), area.rows, area.cols);
+            // What this rank got, other threads may have copied to C.
+            if (plan.relays()) port::barrier(Site::Body);
+            const View from = plan.relays() ? own_c(tile, area) : own_a(peer, area);
+            copy_view(to, from, area.rows, area.cols);
         }
         count_bytes(args, Counter::Pushed, bytes_of(area, args.c.dtype));
     }
@@ -129,6 +136,13 @@ template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
     flow::deliver(launch_of(args, Producer::DIES), body.plan, body);
+}
+
+/// A broadcast by one of those that get a tile.
+IRIS_DEVICE void run_relay(const OpArgs& args, LoadProducer::Shared& none) {
+    DeliverBody<BroadcastPlan, LoadProducer, false> body(args, none);
+    const flow::Relays relays{body.plan.grid.tiles(), args.root, args.channel.size};
+    flow::relay(launch_of(args), relays, body);
 }
 
 /// What copy engines move, by workgroups; `first` is the number of its first signal. This rank's own rows

@@ -1,4 +1,4 @@
-// The skeleton that only moves: iris_sync::flow::deliver.
+// The skeletons that only move: iris_sync::flow::deliver.
 #ifndef IRIS_FLOW_DELIVER_H
 #define IRIS_FLOW_DELIVER_H
 
@@ -9,7 +9,7 @@ namespace iris::flow {
 // Delivery: produced()                  tiles that this rank produces
 //           sent(from, to)              tiles that `from` sends to `to`: the first so many
 // Body: produce(tile)                   compute or load, and put it where this rank wants it
-//       push(peer, tile, parity, direct)   write it to the peer: into its C or its inbox
+//       push(peer, tile, parity, direct)   write it to the peer, or pass it on from C: into its C or its inbox
 //       take(source, tile, parity)      copy it from the inbox to C
 
 /// The peers that `which` says.
@@ -22,30 +22,56 @@ template <class Which> IRIS_DEVICE Members peers_that(const Workgroup& wg, Which
     return peers;
 }
 
+template <class Body> IRIS_DEVICE void produce(Workgroup& wg, Body& body, u32 tile) {
+    wg.trace.begin(Span::Gemm, tile);
+    body.produce(tile);
+    wg.trace.end(Span::Gemm);
+}
+
+/// Write `tile` at these peers, and say so.
+template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members to, u32 tile) {
+    if (!wg.meet(to)) return false;
+    wg.trace.begin(Span::Signal, tile);
+    for (u32 step = 1; step < wg.size(); ++step) {
+        const u32 peer = wg.peer_in_turn(step, tile);
+        if (!to.contains(peer)) continue;
+        bool direct;
+        if (!wg.direct(peer, direct)) return false;
+        body.push(peer, tile, wg.parity(), direct);
+    }
+    wg.push_signals(to, tile);
+    wg.trace.end(Span::Signal);
+    return true;
+}
+
+/// Wait for `tile` of each of these peers, and copy it to C where they have not written it there.
+template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Members from, u32 tile) {
+    if (!wg.wait_tiles(from, tile)) return false;
+    for (u32 step = 1; step < wg.size(); ++step) {
+        const u32 source = wg.peer(step);
+        if (!from.contains(source)) continue;
+        bool direct;
+        if (!wg.direct(source, direct)) return false;
+        if (direct) continue;
+        wg.trace.begin(Span::Reduce, tile);
+        body.take(source, tile, wg.parity());
+        wg.trace.end(Span::Reduce);
+    }
+    return true;
+}
+
 /// Each rank pushes its tiles to whom they are for, then takes what others pushed.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
-        const u32 parity = wg.parity(), me = wg.rank();
+        const u32 me = wg.rank();
         const u32 produced = delivery.produced();
         for (u32 tile = wg.index; tile < produced; tile += wg.count) {
-            wg.trace.begin(Span::Gemm, tile);
-            body.produce(tile);
-            wg.trace.end(Span::Gemm);
             const Members to =
                 peers_that(wg, [&](u32 peer) { return tile < delivery.sent(me, peer); });
-            if (!wg.meet(to)) return false;
-            wg.trace.begin(Span::Signal, tile);
-            for (u32 step = 1; step < wg.size(); ++step) {
-                const u32 peer = wg.peer_in_turn(step, tile);
-                if (!to.contains(peer)) continue;
-                bool direct;
-                if (!wg.direct(peer, direct)) return false;
-                body.push(peer, tile, parity, direct);
-            }
-            wg.push_signals(to, tile);
-            wg.trace.end(Span::Signal);
+            produce(wg, body, tile);
+            if (!send(wg, body, to, tile)) return false;
         }
         u32 most = 0;
         for (u32 step = 1; step < wg.size(); ++step) {
@@ -55,17 +81,48 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& b
         for (u32 tile = wg.index; tile < most; tile += wg.count) {
             const Members from =
                 peers_that(wg, [&](u32 source) { return tile < delivery.sent(source, me); });
-            if (!wg.wait_tiles(from, tile)) return false;
-            for (u32 step = 1; step < wg.size(); ++step) {
-                const u32 source = wg.peer(step);
-                if (!from.contains(source)) continue;
-                bool direct;
-                if (!wg.direct(source, direct)) return false;
-                if (direct) continue;
-                wg.trace.begin(Span::Reduce, tile);
-                body.take(source, tile, parity);
-                wg.trace.end(Span::Reduce);
+            if (!receive(wg, body, from, tile)) return false;
+        }
+        return true;
+    });
+}
+
+/// Who passes on which tiles of a root: the other ranks take turns.
+struct Relays {
+    u32 tiles, root, size;
+    /// The rank that gets `tile` from the root and passes it on.
+    IRIS_DEVICE u32 relay(u32 tile) const { return (root + 1 + tile % (size - 1)) % size; }
+    /// Which tile is number `place` of those that `rank`, which is not the root, passes on; if it has
+    /// not so many, a number behind the last.
+    IRIS_DEVICE u32 relayed(u32 rank, u32 place) const {
+        return place * (size - 1) + (rank + size - 1 - root) % size;
+    }
+};
+
+/// The root sends each tile to one rank alone, which passes it on to the others when it has come.
+template <class Body>
+IRIS_DEVICE bool relay(const Launch& launch, const Relays& relays, Body& body) {
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
+        if (!wg.enter()) return false;
+        const u32 tiles = relays.tiles, root = relays.root, me = wg.rank();
+        const auto one = [](u32 rank) { return Members{1ull << rank}; };
+        if (me == root) {
+            for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+                produce(wg, body, tile);
+                if (!send(wg, body, one(relays.relay(tile)), tile)) return false;
             }
+            return true;
+        }
+        const Members others = peers_that(wg, [&](u32 peer) { return peer != root; });
+        // What others wait for comes first: for these tiles we wait for the root alone.
+        for (u32 place = wg.index; relays.relayed(me, place) < tiles; place += wg.count) {
+            const u32 tile = relays.relayed(me, place);
+            if (!receive(wg, body, one(root), tile)) return false;
+            if (!send(wg, body, others, tile)) return false;
+        }
+        for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
+            const u32 from = relays.relay(tile);
+            if (from != me && !receive(wg, body, one(from), tile)) return false;
         }
         return true;
     });

@@ -40,7 +40,7 @@ impl Plan {
         }
     }
 
-    /// The source's place in an inbox: a broadcast has one source.
+    /// The source's place in an inbox: a tile of a broadcast comes from one rank.
     fn place(&self, source: u32) -> u32 {
         if matches!(self, Plan::Broadcast { .. }) { 0 } else { source }
     }
@@ -82,7 +82,7 @@ impl Delivery for Sent {
             Plan::AllGather(grid) => grid.part(me).tiles(),
             // The first parts are the largest.
             Plan::AllToAll(grid) => grid.part(0).tiles(),
-            Plan::Broadcast { grid, root, .. } => {
+            Plan::Broadcast { grid, root } => {
                 if root == me {
                     grid.tiles()
                 } else {
@@ -96,7 +96,7 @@ impl Delivery for Sent {
         match self.0 {
             Plan::AllGather(grid) => grid.part(from).tiles(),
             Plan::AllToAll(grid) => grid.part(to).tiles(),
-            Plan::Broadcast { grid, root, .. } => {
+            Plan::Broadcast { grid, root } => {
                 if root == from {
                     grid.tiles()
                 } else {
@@ -117,13 +117,18 @@ impl Deliver<'_> {
         if self.product() {
             view::store(target, place, &self.partial.sum, self.partial.ld());
         } else {
-            let me = self.partial.args.channel.rank;
+            let args = self.partial.args;
+            let me = args.channel.rank;
             let from = match self.plan {
                 Plan::AllToAll(_) => self.plan.source(to, tile),
                 _ => self.plan.area(me, to, tile),
             };
-            let a = self.partial.args.a;
-            view::copy(&a, from, target, place, &mut self.partial.scratch);
+            let matrix = match self.plan {
+                // What this rank got, and passes on.
+                Plan::Broadcast { root, .. } if root != me => &args.c,
+                _ => &args.a,
+            };
+            view::copy(matrix, from, target, place, &mut self.partial.scratch);
         }
     }
 }

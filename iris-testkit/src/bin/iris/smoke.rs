@@ -9,8 +9,8 @@ use iris_testkit::suite::{Case, Input, Op, Options};
 const WORKGROUPS: usize = 8;
 
 /// Ranks, threads of each on the CPU, and whether ranks are threads: two have all cases, three those
-/// that wait for each other between launches and those in words that carry their data, four are
-/// processes that use each other's memory.
+/// that wait for each other between launches, those in words that carry their data and what is passed
+/// on, four are processes that use each other's memory.
 pub(super) const WORLDS: [(usize, usize, bool); 3] =
     [(2, WORKGROUPS, true), (3, WORKGROUPS, true), (4, WORKGROUPS, false)];
 
@@ -36,7 +36,9 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
         2 => ragged(backend).into_iter().chain(even(backend)).collect(),
         3 => {
             let mut cases = ragged(backend);
-            cases.retain(|case| WITH_BARRIERS.contains(&case.variant.as_str()));
+            cases.retain(|case| {
+                WITH_BARRIERS.contains(&case.variant.as_str()) || is_passed_on(case)
+            });
             let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
             cases.push(Case::new(Op::Barrier, "flat", some));
             // Words that carry their data are taken from several peers by code that two ranks do not
@@ -52,6 +54,11 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             cases
         }
     }
+}
+
+/// Whether ranks pass on what they get: between two there is nobody to pass it on to.
+fn is_passed_on(case: &Case) -> bool {
+    (case.op, case.variant.as_str()) == (Op::Broadcast, "two_shot")
 }
 
 /// Whether what travels are words that carry their data.
@@ -120,6 +127,7 @@ mod tests {
         }
         assert!(three.iter().any(|case| case.options.members.is_some()));
         assert_eq!(three.iter().filter(|case| in_words(case)).count(), 6);
+        assert_eq!(three.iter().filter(|case| is_passed_on(case)).count(), 1);
         let four = cases(BackendKind::Cpu, 4);
         for (op, variant) in AS_PROCESSES {
             assert!(
