@@ -130,7 +130,8 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
 /// What one rank must send another for a product with a message to take copy engines, in bytes.
 fn least_copied(ranks: Ranks, op: Op) -> Option<usize> {
     let sizes = device::of(ranks.backend)?.copied;
-    sizes.iter().find(|(of, _)| *of == op).map(|&(_, least)| least)
+    let (_, by_world) = sizes.iter().find(|(of, _)| *of == op)?;
+    Some(by_world[usize::from(ranks.size > 2)])
 }
 
 /// Whether what one rank sends another is large enough for copy engines beside the products.
@@ -170,7 +171,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if matches!(form.memory, Memory::Copied(_)) && request.shard == Shard::Rows && !product {
         let most =
             if matches!(request.op(), Op::MatmulAllReduce | Op::MatmulAllGather) { 4 } else { 2 };
-        return copied_tile(Message::of(ranks, request, form), request.dtype.size(), most);
+        return copied_tile(Message::of(ranks, request, form), request.dtype.size(), (most, ranks));
     }
     if let Some(device) = device::of(ranks.backend) {
         return match product {
@@ -217,12 +218,19 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
 /// A part of the rows that a copy engine moves: few, since each costs two copies a peer and a launch, and
 /// an engine takes megabytes to reach its rate; but some, `most` at most, so that what stands behind one
 /// begins while the others are on their way.
-fn copied_tile(Message { m, n, .. }: Message, bytes: usize, most: usize) -> TileShape {
-    /// Bytes of a part. On 2 x H200 (2026-11-22) parts of 8 MiB or more were within 2 % of the best: an
-    /// all-reduce of 2048 rows took 244 us in two of 8 MiB, 264 in one and 278 in four, of 8192 rows 806 in
-    /// four of 16 MiB, 917 in one; a reduce-scatter of 8192 rows 729 in two and 744 in four.
+fn copied_tile(
+    Message { m, n, .. }: Message,
+    bytes: usize,
+    (most, ranks): (usize, Ranks),
+) -> TileShape {
+    /// Bytes of a part. On 2 x H200 (2026-11-22) an all-reduce of 2048 rows took 244 us in two parts of 8
+    /// MiB, 264 in one and 278 in four; of 8192 rows 806 in four of 16 MiB, 917 in one; a reduce-scatter of
+    /// 8192 rows 729 in two and 744 in four.
     const ENOUGH: usize = 8 << 20;
-    let parts = (m.saturating_mul(n).saturating_mul(bytes) / ENOUGH).clamp(1, most);
+    // On four, of which each copies to three, an all-reduce of 8192 rows took 1021 us in two of 16 MiB, 1069
+    // in four of 8; of 4096 rows 569 in one of 16 MiB, 589 in two.
+    let enough = if ranks.size > 2 { 2 * ENOUGH } else { ENOUGH };
+    let parts = (m.saturating_mul(n).saturating_mul(bytes) / enough).clamp(1, most);
     TileShape { m: m.div_ceil(parts).clamp(1, WIDEST), n: n.clamp(1, WIDEST) }
 }
 

@@ -8,7 +8,7 @@ mod message;
 use std::ops::Range;
 use std::sync::Arc;
 
-use iris_heap::{Result, Stream, SymmetricHeap};
+use iris_heap::{DeviceCopy, Result, Stream, SymmetricHeap};
 
 use super::{Ahead, Launcher, Role, rows_of};
 use crate::args::{Matrix, OpArgs, producer};
@@ -151,7 +151,7 @@ impl Call<'_> {
             for peer in args.channel.peers() {
                 if let Some(part) = message.sent(peer).nth(at) {
                     product(message.taken(peer, &part.rows))?;
-                    self.send(message, peer, std::iter::once(part))?;
+                    self.send(message.copies(peer, &part))?;
                 }
             }
             if let (1.., Some(results)) = (at, &self.results)
@@ -221,18 +221,16 @@ impl Call<'_> {
         unsafe { self.ahead.product(self.heap, self.stream, args) }.map(drop)
     }
 
-    /// Let engines copy these parts to all, from what is enqueued by now on.
-    fn copy(&self, message: &Message, parts: impl Iterator<Item = Part> + Clone) -> Result<()> {
-        self.args.channel.peers().try_for_each(|peer| self.send(message, peer, parts.clone()))
+    /// Let the engine copy these parts to all, from what is enqueued by now on.
+    fn copy(&self, message: &Message, parts: impl Iterator<Item = Part>) -> Result<()> {
+        let peers = || self.args.channel.peers();
+        let copies = parts.flat_map(|part| peers().flat_map(move |to| message.copies(to, &part)));
+        self.send(copies.collect())
     }
 
-    /// The same to one peer, on a way of its own: what the words behind its rows take is hidden among the
-    /// rows for others.
-    fn send(&self, message: &Message, peer: u32, parts: impl Iterator<Item = Part>) -> Result<()> {
-        let copies: Vec<_> = parts.flat_map(|part| message.copies(peer, &part)).collect();
-        let gpu = self.heap.gpu()?;
+    fn send(&self, copies: Vec<DeviceCopy>) -> Result<()> {
         // SAFETY: as the caller of `copied` says.
-        unsafe { gpu.copy_beside(self.stream, peer, &copies) }
+        unsafe { self.heap.gpu()?.copy_beside(self.stream, &copies) }
     }
 
     /// Wait for these tiles of a source, on the device.

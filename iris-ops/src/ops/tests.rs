@@ -82,13 +82,14 @@ fn large_messages_of_a_root_are_passed_on() {
     let choices = |bytes| [2, 3, 4].map(|size| plan(Cuda, size, bytes).variant());
     assert_eq!(choices(256 << 10), [Ll, Push, Ll]);
     assert_eq!(choices(512 << 10), [Ll, Push, Push]);
-    assert_eq!(choices(1 << 20), [Ll, TwoShot, TwoShot]);
+    assert_eq!(choices(1 << 20), [Ll, Push, Push]);
+    assert_eq!(choices(4 << 20), [Push, TwoShot, TwoShot]);
     assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
     let large = |backend, size| plan(backend, size, 128 << 20).variant();
     assert_eq!([large(Hip, 2), large(Hip, 8), large(Cpu, 4)], [Push, TwoShot, Push]);
     // Smaller calls of one plan are done as they would be alone.
     let one = plan(Cuda, 4, 128 << 20);
-    let at = [64 << 10, 256 << 10, 512 << 10].map(|elements: usize| one.at(elements).variant);
+    let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
     assert_eq!(at, [Ll, Push, TwoShot]);
     assert_eq!(plan(Cpu, 4, 128 << 20).choices().len(), 1);
 }
@@ -108,13 +109,13 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
     assert_eq!((sum(16, 4, Cuda), sum(17, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(65, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
-    // Parts of 4, 8 and 16 MiB.
+    // To each peer 8 MiB of two ranks, 16 of four.
     assert_eq!(
-        (sum(2048, 2, Cuda), sum(2048, 4, Cuda)),
+        (sum(1024, 2, Cuda), sum(4096, 4, Cuda)),
         (Variant::CopyEngine, Variant::CopyEngine)
     );
     assert_eq!(
-        (sum(1024, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
+        (sum(2048, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
         (Variant::Unfused, Variant::Unfused)
     );
     let scattered = |m, size| {

@@ -22,8 +22,9 @@ pub(super) struct Device {
     /// operator, in a world of two ranks and in one of four; in others nobody has measured them. Where they
     /// are the quickest, by `iris bench`, write the largest size here, with device, commit and date.
     pub words: &'static [(Op, [usize; 2])],
-    /// Products with messages of which one rank sends another so many bytes or more take copy engines.
-    pub copied: &'static [(Op, usize)],
+    /// Products with messages of which one rank sends another so many bytes or more take copy engines: of two
+    /// ranks, and of more.
+    pub copied: &'static [(Op, [usize; 2])],
 }
 
 /// Of an H200, which other GPUs of NVIDIA's are taken for.
@@ -38,9 +39,9 @@ const H200: Device = Device {
     // On 2 x H200 it took 21.9 us for 4 MiB, two_shot 25.4; 66.5 and 65.1 for 16 MiB, 430 and 397 for 128
     // MiB; behind a product, 76.2 and 79.4 for 8 MiB, 287 and 274 for 32 MiB (commit 780ce29, 2026-11-22).
     one_shot_bytes_of_two: 8 << 20,
-    // Reckoned, since nobody has measured it: of four ranks the root sends a third of what it would push,
-    // which of 1 MiB saves some 5 us at 400 GB/s; the second hop takes about as long.
-    relayed_bytes: 1 << 20,
+    // On 4 x H200 (2026-11-22) a broadcast of 1 MiB took 19.7 us so and 17.3 by `push`, of 4 MiB 35.5 and
+    // 42.9, of 128 MiB 440 and 1101. Sizes up to a power of two are done alike.
+    relayed_bytes: 2 << 20,
     // Half of its 132 multiprocessors.
     enough_tiles: 64,
     // On 2 x H200 (commit 780ce29, 2026-11-22) they were the quickest of ours at all sizes from 8 KiB to 1
@@ -57,15 +58,15 @@ const H200: Device = Device {
         (Op::Broadcast, [1 << 20, 256 << 10]),
     ],
     // On 2 and on 4 x H200 (2026-11-22), beside `unfused`: a reduce-scatter of 4 MiB to each peer took 67 us
-    // and 68 on two, 126 and 145 on four, of 2 MiB 100 and 81 on four; an all-reduce of 8 MiB 143 and 146,
-    // 310 and 316, of 4 MiB 93 and 78, 201 and 173; an all-gather in front of a product of 8 MiB 205 and
-    // 208 on two, of 4 MiB 221 and 217 on four; one behind a product of 16 MiB 132 and 140 on two, of 8 MiB
-    // 163 and 122 on four.
+    // and 68 on two, 126 and 145 on four, of 2 MiB 100 and 81 on four; an all-reduce of 8 MiB 143 and 146 on
+    // two, 310 and 316 on four, of 4 MiB 93 and 78, 201 and 173; an all-gather in front of a product of 8 MiB
+    // 205 and 208 on two, of 16 MiB 780 and 808 on four, of 4 MiB 221 and 217; one behind a product of 16 MiB
+    // 134 and 144 on two, of 8 MiB 89 and 72, of 32 MiB 428 and 459 on four, of 16 MiB more than 240.
     copied: &[
-        (Op::MatmulReduceScatter, 4 << 20),
-        (Op::MatmulAllReduce, 8 << 20),
-        (Op::AllGatherMatmul, 8 << 20),
-        (Op::MatmulAllGather, 16 << 20),
+        (Op::MatmulReduceScatter, [4 << 20, 4 << 20]),
+        (Op::MatmulAllReduce, [8 << 20, 16 << 20]),
+        (Op::AllGatherMatmul, [8 << 20, 8 << 20]),
+        (Op::MatmulAllGather, [16 << 20, 32 << 20]),
     ],
 };
 

@@ -108,8 +108,8 @@ impl Gpu {
     }
 
     /// Enqueues copies, one behind the other, in the order of the heap's ops, but not on `stream`: what is
-    /// enqueued there next does not wait for them before [`Gpu::join_copies`], which must follow, nor do copies
-    /// of another `way`. Where `stream` is captured, so are they.
+    /// enqueued there next does not wait for them before [`Gpu::join_copies`], which must follow. Where `stream` is
+    /// captured, so are they.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; [`Error::Device`].
@@ -118,15 +118,9 @@ impl Gpu {
     /// The device has the memory mapped, and it lives until the copies are over, and every replay of a
     /// graph that they are captured in.
     #[allow(unsafe_code, reason = "copies between addresses")]
-    pub unsafe fn copy_beside(
-        &self,
-        stream: &Stream,
-        way: u32,
-        copies: &[DeviceCopy],
-    ) -> Result<()> {
+    pub unsafe fn copy_beside(&self, stream: &Stream, copies: &[DeviceCopy]) -> Result<()> {
         let queue = self.beside(stream)?;
-        let keep = |side| self.keep(side).map(drop);
-        let side = self.sides.of(&self.shared, (queue, way), keep)?;
+        let side = self.sides.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
         // SAFETY: as the caller says.
         queue.in_order(|| unsafe { side.fork(queue, copies) })
     }

@@ -75,12 +75,12 @@ impl Message {
     }
 
     /// What this rank sends to `to`.
-    pub(super) fn sent(&self, to: u32) -> impl Iterator<Item = Part> + Clone + use<> {
+    pub(super) fn sent(&self, to: u32) -> impl Iterator<Item = Part> + use<> {
         parts(&self.grid(), self.whose(self.args.channel.rank, to))
     }
 
     /// What comes from `source`.
-    pub(super) fn comes(&self, source: u32) -> impl Iterator<Item = Part> + Clone + use<> {
+    pub(super) fn comes(&self, source: u32) -> impl Iterator<Item = Part> + use<> {
         parts(&self.grid(), self.whose(source, self.args.channel.rank))
     }
 
@@ -140,7 +140,7 @@ impl Message {
 }
 
 /// The part of the rows that falls to `rank`, a row of tiles at a time.
-fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + Clone + use<> {
+fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
     let part = grid.part(rank);
     let across = part.across();
     (0..part.rows.div_ceil(part.tile_m)).map(move |at| {
