@@ -227,3 +227,45 @@ fn operators_go_to_other_threads() {
     shared::<crate::AnyOp>();
     shared::<crate::Workspace>();
 }
+
+/// What an operator does not read is refused where it can be asked: in a request of any operator.
+#[test]
+fn a_request_of_any_operator_takes_what_the_operator_reads() {
+    use crate::{Epilogue, Request};
+    type Ask = (&'static str, fn(&mut Request));
+    let asks: [Ask; 9] = [
+        ("dtype", |it| it.dtype = DType::F16),
+        ("output", |it| it.output = Some(DType::BF16)),
+        ("wire", |it| it.wire = Some(DType::BF16)),
+        ("tile", |it| it.tile = Some(TileShape { m: 4, n: 4 })),
+        ("epilogue", |it| it.epilogue = Epilogue::Gelu),
+        ("shard", |it| it.shard = Shard::Columns),
+        ("root", |it| it.root = 1),
+        ("members", |it| it.members = Some(vec![0])),
+        ("workgroups", |it| it.workgroups = Some(1)),
+    ];
+    for op in Op::ALL {
+        for (name, ask) in asks {
+            let mut request = op.request(8, 6, 4);
+            ask(&mut request);
+            let plan = request.plan(Ranks::new(0, 2)).map_err(|error| error.to_string());
+            if op.options().contains(&name) {
+                assert!(plan.is_ok(), "{op} {name}: {plan:?}");
+            } else {
+                let said = plan.expect_err("refused");
+                assert!(said.starts_with(&format!("{op}: {name} is ")), "{said}");
+            }
+        }
+        // Elements are those of messages, and a layout that of one variant.
+        let mut request = op.request(8, 6, 4);
+        request.elements = true;
+        let message = !op.multiplies() && op != Op::Barrier;
+        assert_eq!(request.plan(Ranks::new(0, 2)).is_ok(), message, "{op}");
+        let mut request = op.request(8, 6, 4);
+        request.staged.fetchers = Some(1);
+        assert!(request.plan(Ranks::new(0, 2)).is_err(), "{op}");
+    }
+    let mut request = Op::AllGatherMatmul.request(8, 6, 4);
+    (request.variant, request.staged.fetchers) = (Some(Variant::Staged), Some(1));
+    assert_eq!(request.plan(Ranks::new(0, 2)).unwrap().variant(), Variant::Staged);
+}
