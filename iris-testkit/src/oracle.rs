@@ -1,7 +1,8 @@
 //! What every op should give: one naive reference in f64, and how far from it rounding may lead.
 //!
-//! It shares nothing with the ops but the names: splits, products and sums are written down anew,
-//! as simply as possible.
+//! It shares nothing with the ops but the names: what an op means ([`Meaning`]), splits, products and
+//! sums are written down anew, as simply as possible. All else that tests and programs know of an op by
+//! its name follows from its meaning.
 
 use std::ops::Range;
 
@@ -85,6 +86,121 @@ pub struct Part {
     pub magnitude: Dense,
 }
 
+/// Which rows of a matrix a rank has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rows {
+    /// All.
+    All,
+    /// Its part of them.
+    Own,
+    /// As many from each rank as fall to this one.
+    Blocks,
+    /// All on the root, elsewhere none.
+    Root,
+    /// Its part of them, or all with its part of the columns, as the options say.
+    Shard,
+    /// No matrix.
+    None,
+}
+
+/// Where an op has its product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Product {
+    /// Nowhere.
+    None,
+    /// Ahead of the message.
+    First,
+    /// Behind it.
+    Last,
+}
+
+/// What an op means. A row of what a rank gets is the sum of all ranks' rows, or the row of one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Meaning {
+    /// Where its product is.
+    pub product: Product,
+    /// What a rank has of A, or of the message.
+    pub gives: Rows,
+    /// What it gets of C.
+    pub gets: Rows,
+    /// Whether that is a sum over ranks; in front of it K is split.
+    pub sums: bool,
+    /// The same in words, for a program's user: M, N and K are those of the whole.
+    pub about: &'static str,
+}
+
+impl Meaning {
+    /// That of `op`.
+    pub const fn of(op: Op) -> Self {
+        use Product::{First, Last};
+        use Rows::{All, Blocks, Own, Root, Shard};
+        const NO: Product = Product::None;
+        let (product, gives, gets, sums, about) = match op {
+            Op::MatmulAllReduce => {
+                (First, All, All, true, "K is split; every rank gets all of C (M x N)")
+            }
+            Op::MatmulReduceScatter => {
+                (First, All, Own, true, "K is split; a rank gets some rows of C")
+            }
+            Op::AllGatherMatmul => (
+                Last,
+                Shard,
+                All,
+                false,
+                "A (M x K) is split by --shard, and N is split; a rank gets its columns of C",
+            ),
+            Op::MatmulAllGather => (First, Own, All, false, "M is split; every rank gets all of C"),
+            Op::Matmul => (First, All, All, false, "nothing is split; every rank has its own C"),
+            Op::AllReduce => (NO, All, All, true, "every rank has M x N and gets the sum"),
+            Op::AllGather => (NO, Own, All, false, "M is split; every rank gets all rows"),
+            Op::ReduceScatter => {
+                (NO, All, Own, true, "every rank has M x N and gets some rows of the sum")
+            }
+            Op::AllToAll => {
+                (NO, All, Blocks, false, "every rank has M x N and sends some rows to each")
+            }
+            Op::Broadcast => (NO, Root, All, false, "rank 0 has M x N; every rank gets it"),
+            Op::Barrier => (NO, Rows::None, Rows::None, false, "no message"),
+        };
+        Self { product, gives, gets, sums, about }
+    }
+
+    /// Whether K is split over the ranks.
+    pub fn splits_k(&self) -> bool {
+        self.product == Product::First && self.sums
+    }
+
+    /// Whether N is split over the ranks.
+    pub fn splits_n(&self) -> bool {
+        self.product == Product::Last
+    }
+
+    /// The ways in which A can be split.
+    pub fn shards(&self) -> &'static [Shard] {
+        match self.gives {
+            Rows::Shard => &[Shard::Rows, Shard::Columns],
+            _ => &[Shard::Rows],
+        }
+    }
+
+    /// Whether matrices go from rank to rank.
+    pub fn exchanges(&self) -> bool {
+        self.sums || self.gives != self.gets
+    }
+
+    /// Whether every rank gets the same matrix: not where nothing is exchanged, nor where each multiplies
+    /// what it got by a B of its own.
+    pub fn replicates(&self) -> bool {
+        self.gets == Rows::All && self.exchanges() && self.product != Product::Last
+    }
+
+    /// Whether C may be A itself at this rank: where it has all of both, and does not multiply.
+    pub fn in_place(&self, is_root: bool) -> bool {
+        let whole = |rows| rows == Rows::All || rows == Rows::Root && is_root;
+        self.product == Product::None && whole(self.gives) && whole(self.gets)
+    }
+}
+
 /// One op, as far as its result depends on it.
 #[derive(Clone, Debug)]
 pub struct Task {
@@ -139,13 +255,71 @@ pub fn gelu(x: f64) -> f64 {
 }
 
 impl Task {
+    fn meaning(&self) -> Meaning {
+        Meaning::of(self.op)
+    }
+
+    /// How many rows `rank` has of a matrix of which it has these.
+    fn rows(&self, rows: Rows, rank: usize) -> usize {
+        let own = split(self.m, self.size, rank).len();
+        match rows {
+            Rows::All => self.m,
+            Rows::Own => own,
+            Rows::Blocks => self.size * own,
+            Rows::Root if rank == self.options.root => self.m,
+            Rows::Shard if self.options.shard == Shard::Columns => self.m,
+            Rows::Shard => own,
+            Rows::Root | Rows::None => 0,
+        }
+    }
+
+    /// The shapes of A (or the message), B and C at `rank`, whose options these are; 0 x 0 where there is
+    /// none.
+    pub fn shapes(&self, rank: usize) -> [(usize, usize); 3] {
+        let Meaning { product, gives, gets, .. } = self.meaning();
+        let Options { n, k, shard, .. } = self.options;
+        let shape = |rows, cols| match rows {
+            Rows::None => (0, 0),
+            Rows::Shard if shard == Shard::Columns => (self.m, split(k, self.size, rank).len()),
+            _ => (self.rows(rows, rank), cols),
+        };
+        match product {
+            Product::None => [shape(gives, n), (0, 0), shape(gets, n)],
+            _ => [shape(gives, k), (k, n), shape(gets, n)],
+        }
+    }
+
+    /// Whose row a row of C of `rank` is, if it is one rank's alone; and which of those that a rank
+    /// contributes.
+    pub fn source(&self, rank: usize, row: usize) -> (Option<usize>, usize) {
+        let Self { m, size, .. } = *self;
+        let own = split(m, size, rank);
+        match self.meaning() {
+            Meaning { sums: true, gets: Rows::Own, .. } => (None, own.start + row),
+            Meaning { sums: true, .. } => (None, row),
+            Meaning { gets: Rows::Blocks, .. } => {
+                (Some(row / own.len()), own.start + row % own.len())
+            }
+            Meaning { gives: Rows::Own | Rows::Shard, .. } => {
+                let owner = (0..size).find(|&source| split(m, size, source).contains(&row));
+                let owner = owner.unwrap_or(0);
+                (Some(owner), row - split(m, size, owner).start)
+            }
+            Meaning { gives: Rows::Root, .. } => (Some(self.options.root), row),
+            _ => (Some(rank), row),
+        }
+    }
+
+    /// How many rows of what `from` contributes `to` needs.
+    pub fn sent(&self, from: usize, to: usize) -> usize {
+        let needed = |row: &usize| self.source(to, *row).0.is_none_or(|source| source == from);
+        (0..self.rows(self.meaning().gets, to)).filter(needed).count()
+    }
+
     /// What a rank with these factors contributes. `b` is used where the product comes first.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
-        use Op::{MatmulAllGather, MatmulAllReduce, MatmulReduceScatter};
-        match (self.op, b) {
-            (MatmulAllReduce | MatmulReduceScatter | MatmulAllGather | Op::Matmul, Some(b)) => {
-                product(a, b)
-            }
+        match (self.meaning().product, b) {
+            (Product::First, Some(b)) => product(a, b),
             _ => Part { value: a.clone(), magnitude: a.map(f64::abs) },
         }
     }
@@ -159,59 +333,51 @@ impl Task {
         b: Option<&Dense>,
         bias: Option<&Dense>,
     ) -> Expected {
-        let Self { size, m, .. } = *self;
-        let all = 0..m;
-        let stacked = |f: fn(&Part) -> &Dense| Dense::stacked(parts.iter().map(f));
-        let moved = |value: Dense| Expected {
-            rows: value.rows,
-            cols: value.cols,
-            bound: vec![0.0; value.data.len()],
-            typical: vec![0.0; value.data.len()],
-            exact: Some(value.data.clone()),
-            value: value.data,
+        let meaning = self.meaning();
+        let sources: Vec<_> =
+            (0..self.rows(meaning.gets, rank)).map(|row| self.source(rank, row)).collect();
+        if meaning.sums {
+            let rows: Vec<_> = sources.into_iter().map(|(_, row)| row).collect();
+            return self.summed(parts, &rows, bias);
+        }
+        let part = match self.options.shard {
+            Shard::Columns if meaning.gives == Rows::Shard => {
+                let values: Vec<_> = parts.iter().map(|part| &part.value).collect();
+                Part { value: Dense::side_by_side(&values), magnitude: Dense::default() }
+            }
+            _ => {
+                let rows = |of: fn(&Part) -> &Dense| {
+                    let row = |&(source, row): &(Option<usize>, usize)| {
+                        of(&parts[source.unwrap_or(rank)]).some_rows(row..row + 1)
+                    };
+                    Dense::stacked(sources.iter().map(row).collect::<Vec<_>>().iter())
+                };
+                Part { value: rows(|part| &part.value), magnitude: rows(|part| &part.magnitude) }
+            }
         };
-        match self.op {
-            Op::MatmulAllReduce | Op::AllReduce => self.summed(parts, all, bias),
-            Op::MatmulReduceScatter | Op::ReduceScatter => {
-                self.summed(parts, split(m, size, rank), bias)
+        let all: Vec<_> = (0..part.value.rows).collect();
+        match meaning.product {
+            Product::None => {
+                let Dense { rows, cols, data } = part.value;
+                let none = vec![0.0; data.len()];
+                let (bound, typical) = (none.clone(), none);
+                Expected { rows, cols, bound, typical, exact: Some(data.clone()), value: data }
             }
-            Op::Matmul => self.summed(&parts[rank..=rank], all, bias),
-            Op::MatmulAllGather => {
-                let part = Part {
-                    value: stacked(|part| &part.value),
-                    magnitude: stacked(|part| &part.magnitude),
-                };
-                self.summed(&[part], all, bias)
-            }
-            Op::AllGatherMatmul => {
-                let a = match self.options.shard {
-                    Shard::Columns => Dense::side_by_side(
-                        &parts.iter().map(|part| &part.value).collect::<Vec<_>>(),
-                    ),
-                    _ => stacked(|part| &part.value),
-                };
+            Product::First => self.summed(&[part], &all, bias),
+            Product::Last => {
                 let none = Dense::default();
-                self.summed(&[product(&a, b.unwrap_or(&none))], all, bias)
+                self.summed(&[product(&part.value, b.unwrap_or(&none))], &all, bias)
             }
-            Op::AllGather => moved(stacked(|part| &part.value)),
-            Op::AllToAll => {
-                let blocks: Vec<_> =
-                    parts.iter().map(|part| part.value.some_rows(split(m, size, rank))).collect();
-                moved(Dense::stacked(blocks.iter()))
-            }
-            Op::Broadcast => moved(parts[self.options.root].value.clone()),
-            Op::Barrier => moved(Dense::default()),
         }
     }
 
     /// The sum of `rows` of all parts, plus bias, through the epilogue.
-    fn summed(&self, parts: &[Part], rows: Range<usize>, bias: Option<&Dense>) -> Expected {
+    fn summed(&self, parts: &[Part], rows: &[usize], bias: Option<&Dense>) -> Expected {
         let Options { epilogue, .. } = self.options;
         let (output, wire) = (self.options.output_dtype(), self.options.wire_dtype());
         let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
         let len = rows.len() * cols;
-        let depth =
-            if matches!(self.op, Op::AllReduce | Op::ReduceScatter) { 0 } else { self.options.k };
+        let depth = if self.meaning().product == Product::None { 0 } else { self.options.k };
         // Roundings of f32 on the way to an element: products and sums, the bias, the last one.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
@@ -224,7 +390,7 @@ impl Task {
             bound: Vec::with_capacity(len),
             typical: Vec::with_capacity(len),
         };
-        for (row, col) in rows.flat_map(|row| (0..cols).map(move |col| (row, col))) {
+        for (row, col) in rows.iter().flat_map(|&row| (0..cols).map(move |col| (row, col))) {
             let bias = bias.map_or(0.0, |bias| bias.at(0, col));
             let values = parts.iter().map(|part| part.value.at(row, col));
             let sum = values.clone().sum::<f64>() + bias;
