@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::ready::{Ready, all_cases, operands};
-use common::{base_cases, run_all, taken};
+use common::{run_all, taken};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
 use iris_ops::{Barrier, Error, MatRef, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
@@ -321,7 +321,7 @@ fn a_bias_is_added_once() {
         case
     };
     for size in [1, 4] {
-        let cases: Vec<_> = base_cases(&options).into_iter().map(with_bias).collect();
+        let cases: Vec<_> = Case::each(&options).into_iter().map(with_bias).collect();
         let multiply = cases.iter().filter(|case| case.op.multiplies()).count();
         assert_eq!(multiply, 7 + 2 + 10 + 2 + 1);
         assert!(cases.iter().all(|case| taken(case, size)));
