@@ -232,9 +232,10 @@ fn types_of_output_and_wire() {
 fn choices_of_the_plan() {
     let mut cases = Vec::new();
     let options = Options::new(37, 26, 43).tile(TileShape { m: 6, n: 11 });
-    for root in 0..3 {
-        for variant in ["push", "two_shot"] {
-            cases.push(Case::new(Op::Broadcast, variant, options.clone().root(root)));
+    for op in Op::ALL.into_iter().filter(|op| op.options().contains(&"root")) {
+        for variant in op.variants() {
+            let with = |root| Case::new(op, variant, options.clone().root(root));
+            cases.extend((0..3).map(with));
         }
     }
     for shard in [Shard::Rows, Shard::Columns] {
