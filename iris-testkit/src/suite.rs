@@ -117,8 +117,12 @@ impl Case {
 
     /// The shapes of A (or the message), B and C of a rank in a call of `m` rows.
     pub fn shapes(&self, ranks: Ranks, m: usize) -> [(usize, usize); 3] {
-        let options = self.options_of(ranks.rank);
-        Task { op: self.op, size: ranks.size, m, options }.shapes(ranks.rank)
+        self.task(ranks, m).shapes(ranks.rank)
+    }
+
+    /// A call of `m` rows, as the oracle has it, with the options of a rank.
+    pub fn task(&self, ranks: Ranks, m: usize) -> Task {
+        Task { op: self.op, size: ranks.size, m, options: self.options_of(ranks.rank) }
     }
 
     /// Whether all ranks get the same bits.

@@ -3,7 +3,7 @@
 use iris_ops::{Plan, Request, TileShape, Variant};
 
 use super::Case;
-use crate::oracle::{Meaning, Product, Rows, Task, split};
+use crate::oracle::{Meaning, Product, Rows, split};
 
 /// Bytes and flags of one rank in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,7 +46,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let wire = options.wire_dtype().size();
     let output = options.output_dtype().size();
     let meaning = Meaning::of(case.op);
-    let task = Task { op: case.op, size, m, options: case.options_of(rank) };
+    let task = case.task(plan.ranks(), m);
     // Rows of what this rank has to send, by peer, and the bytes of an element of them.
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
@@ -120,7 +120,7 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let Request { n, k, .. } = *options;
     let (tile, variant) = (plan.at(m).tile, plan.at(m).variant);
     let (peers, bytes) = (size - 1, options.dtype.size());
-    let task = Task { op: case.op, size, m, options: case.options_of(rank) };
+    let task = case.task(plan.ranks(), m);
     let shard = |rank: usize| task.shapes(rank)[0];
     let area = |(rows, cols): (usize, usize)| rows * cols;
     let remote = m * k - area(shard(rank));
