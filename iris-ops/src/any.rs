@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use iris_heap::{Stream, SymmetricHeap};
+use iris_heap::{DType, Stream, SymmetricHeap};
 use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
 
 use crate::args::Matrices;
 use crate::counters::Counters;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::matrix::MatRef;
 use crate::operator::Operator;
 use crate::ops;
+use crate::options::{Ranks, Request};
 use crate::plan::Plan;
+use crate::spec::Part;
 use crate::workspace::Workspace;
 
 /// An operator, whichever its plan is of.
@@ -120,5 +122,55 @@ impl Op {
     /// Its variants.
     pub fn variants(self) -> Vec<Variant> {
         ops::row(self).forms.iter().map(|form| form.variant).collect()
+    }
+
+    /// The options that it reads, by the names of their setters, beside those that every operator has.
+    pub fn options(self) -> &'static [&'static str] {
+        ops::options(self)
+    }
+
+    /// To plan it for at most `m` rows, `n` columns and depth `k`, of which it takes those that it has;
+    /// what else is asked of it is written into the fields.
+    pub fn request(self, m: usize, n: usize, k: usize) -> Request {
+        let row = ops::row(self);
+        let (m, n) = if row.c == Part::None { (0, 0) } else { (m, n) };
+        Request::new(row, (m, n, if self.multiplies() { k } else { 0 }))
+    }
+}
+
+impl Request {
+    /// Plan it, as `plan` of the operator's own options.
+    ///
+    /// # Errors
+    /// [`Invalid`](Error::Invalid) for what the operator does not take, and for what it does not read.
+    pub fn plan(&self, ranks: impl Into<Ranks>) -> Result<Plan> {
+        let op = self.op();
+        let unasked = op.request(0, 0, 0);
+        let asked = |is: bool, value: &dyn std::fmt::Debug| is.then(|| format!("{value:?}"));
+        let staged = self.variant == Some(Variant::Staged);
+        let message = !op.multiplies() && self.row.c != Part::None;
+        let name = |dtype: Option<DType>| dtype.map(|dtype| dtype.to_string());
+        for (what, value) in [
+            ("dtype", name(Some(self.dtype).filter(|&dtype| dtype != unasked.dtype))),
+            ("output", name(self.output)),
+            ("wire", name(self.wire)),
+            ("tile", self.tile.map(|tile| tile.to_string())),
+            ("epilogue", asked(self.epilogue != unasked.epilogue, &self.epilogue)),
+            ("shard", asked(self.shard != unasked.shard, &self.shard)),
+            ("root", asked(self.root != unasked.root, &self.root)),
+            ("members", self.members.as_ref().map(|members| format!("{members:?}"))),
+            ("workgroups", self.workgroups.map(|groups| groups.to_string())),
+            ("library", asked(self.library != unasked.library, &self.library)),
+            ("staged", asked(self.staged != unasked.staged && !staged, &self.staged)),
+            ("elements", asked(self.elements && !message, &self.elements)),
+        ] {
+            if let Some(value) = value
+                && !op.options().contains(&what)
+            {
+                let expected = "nothing, since this operator does not read it".into();
+                return Err(Error::Invalid { op, what: what.into(), value, expected });
+            }
+        }
+        Plan::new(ranks.into(), self)
     }
 }

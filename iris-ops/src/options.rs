@@ -142,7 +142,8 @@ impl Staged {
 }
 
 /// All that was asked of a plan, whatever its operator: what the operators' own options come to. It
-/// is made by them alone, and can be read in the [`Plan`](crate::Plan).
+/// can be read in the [`Plan`](crate::Plan); [`Op::request`] makes one for programs that know only at
+/// run time which operator it is for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
@@ -349,6 +350,9 @@ macro_rules! options {
             $crate::options::setter!(first_call);
             $crate::options::setter!(injected);
         }
+
+        /// What the operator reads, beside what every operator does.
+        pub(crate) const READS: &[&str] = &[$(stringify!($setter)),*];
 
         impl AsRef<$crate::options::Request> for Options {
             fn as_ref(&self) -> &$crate::options::Request {

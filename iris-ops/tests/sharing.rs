@@ -6,9 +6,10 @@ use std::sync::Arc;
 use iris_heap::{Segment, SymSlice, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, AnyOp, CollectiveArgs, Error, MatRef, MatmulAllReduce, MatmulArgs,
-    Op, Operands, Plan, Variant, Workspace, all_gather, all_gather_matmul, all_reduce, all_to_all,
-    barrier, broadcast, matmul_all_reduce, reduce_scatter,
+    Op, Operands, Plan, Variant, Workspace, all_gather_matmul, all_reduce, barrier,
+    matmul_all_reduce,
 };
+use iris_testkit::oracle::{Meaning, Rows, Task};
 use iris_testkit::suite::{Case, Options, heap_bytes, plan, run_case};
 
 type Result<T> = anyhow::Result<T>;
@@ -66,17 +67,23 @@ fn collectives_take_any_number_of_elements() {
     const MOST: usize = 20_011;
     let counts = [MOST, 17, 1, 0, 4096, MOST - 1, 5000];
     for size in [1, 2, 3] {
-        for op in [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll, Op::Broadcast] {
+        for op in Op::ALL.into_iter().filter(|&op| !op.multiplies() && op != Op::Barrier) {
             World::run_threads(size, |world| -> Result<()> {
-                let rank = world.rank();
-                let root = size - 1;
-                let plan = match op {
-                    Op::AllReduce => all_reduce::Options::new(MOST).plan(&world)?,
-                    Op::AllGather => all_gather::Options::new(MOST).plan(&world)?,
-                    Op::ReduceScatter => reduce_scatter::Options::new(MOST).plan(&world)?,
-                    Op::AllToAll => all_to_all::Options::new(MOST).plan(&world)?,
-                    _ => broadcast::Options::new(MOST).root(root).plan(&world)?,
-                };
+                let (rank, root) = (world.rank(), size - 1);
+                let mut request = op.request(0, MOST, 0);
+                request.elements = true;
+                if op.options().contains(&"root") {
+                    request.root = root;
+                }
+                let plan = request.plan(&world)?;
+                // A row is a part.
+                let meaning = Meaning::of(op);
+                let one = [meaning.gives, meaning.gets]
+                    .iter()
+                    .all(|it| matches!(it, Rows::All | Rows::Root));
+                let options = Options::new(MOST, 1, 0).root(root);
+                let task = Task { op, size, m: if one { 1 } else { size }, options };
+                let [(sent, _), _, (got, _)] = task.shapes(rank);
                 let (heap, input, output) = messages(&world, &plan, MOST)?;
                 let stream = heap.stream()?;
                 let made = AnyOp::new(&heap, &plan)?;
@@ -85,25 +92,17 @@ fn collectives_take_any_number_of_elements() {
                     Ok(stream.sync()?)
                 };
                 for (call, count) in counts.into_iter().enumerate() {
-                    let (sent, got) = match op {
-                        Op::AllGather => (count, size * count),
-                        Op::ReduceScatter => (size * count, count),
-                        Op::AllToAll => (size * count, size * count),
-                        _ => (count, count),
-                    };
+                    let (sent, got) = (sent * count, got * count);
                     let values: Vec<f32> = (0..sent).map(|at| value(rank, call, at)).collect();
                     heap.write(input.slice(..sent)?, &values)?;
                     heap.write(output, &vec![f32::NAN; size * MOST])?;
                     world.barrier()?;
                     let (from, to) = (input.slice(..sent)?, output.slice(..got)?);
                     run(MatRef::vector(from), MatRef::vector(to))?;
-                    let sum = |at| (0..size).map(|source| value(source, call, at)).sum();
-                    let wanted = |at: usize| match op {
-                        Op::AllReduce => sum(at),
-                        Op::ReduceScatter => sum(rank * count + at),
-                        Op::AllGather => value(at / count, call, at % count),
-                        Op::AllToAll => value(at / count, call, rank * count + at % count),
-                        _ => value(root, call, at),
+                    let wanted = |at: usize| {
+                        let (source, row) = task.source(rank, at / count);
+                        let of = |source| value(source, call, row * count + at % count);
+                        source.map_or_else(|| (0..size).map(of).sum(), of)
                     };
                     let seen = heap.read(output)?;
                     let wrong = (0..got).find(|&at| seen[at] != wanted(at));

@@ -1,7 +1,10 @@
 //! What every op should give: one naive reference in f64, and how far from it rounding may lead.
 //!
-//! It shares nothing with the ops but the names: splits, products and sums are written down anew,
-//! as simply as possible.
+//! It shares nothing with the ops but the names: what an op means ([`Meaning`]), splits, products and
+//! sums are written down anew, as simply as possible. All else that tests and programs know of an op by
+//! its name follows from its meaning.
+
+mod meaning;
 
 use std::ops::Range;
 
@@ -10,6 +13,8 @@ use iris_ops::{Epilogue, Shard};
 
 use crate::numeric::{Allowed, rounded, underflow, unit_roundoff};
 use crate::suite::{Op, Options};
+
+pub use meaning::{Meaning, Product, Rows};
 
 /// A matrix of doubles, row by row.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -139,13 +144,71 @@ pub fn gelu(x: f64) -> f64 {
 }
 
 impl Task {
+    fn meaning(&self) -> Meaning {
+        Meaning::of(self.op)
+    }
+
+    /// How many rows `rank` has of a matrix of which it has these.
+    fn rows(&self, rows: Rows, rank: usize) -> usize {
+        let own = split(self.m, self.size, rank).len();
+        match rows {
+            Rows::All => self.m,
+            Rows::Own => own,
+            Rows::Blocks => self.size * own,
+            Rows::Root if rank == self.options.root => self.m,
+            Rows::Shard if self.options.shard == Shard::Columns => self.m,
+            Rows::Shard => own,
+            Rows::Root | Rows::None => 0,
+        }
+    }
+
+    /// The shapes of A (or the message), B and C at `rank`, whose options these are; 0 x 0 where there is
+    /// none.
+    pub fn shapes(&self, rank: usize) -> [(usize, usize); 3] {
+        let Meaning { product, gives, gets, .. } = self.meaning();
+        let Options { n, k, shard, .. } = self.options;
+        let shape = |rows, cols| match rows {
+            Rows::None => (0, 0),
+            Rows::Shard if shard == Shard::Columns => (self.m, split(k, self.size, rank).len()),
+            _ => (self.rows(rows, rank), cols),
+        };
+        match product {
+            Product::None => [shape(gives, n), (0, 0), shape(gets, n)],
+            _ => [shape(gives, k), (k, n), shape(gets, n)],
+        }
+    }
+
+    /// Whose row a row of C of `rank` is, if it is one rank's alone; and which of those that a rank
+    /// contributes.
+    pub fn source(&self, rank: usize, row: usize) -> (Option<usize>, usize) {
+        let Self { m, size, .. } = *self;
+        let own = split(m, size, rank);
+        match self.meaning() {
+            Meaning { sums: true, gets: Rows::Own, .. } => (None, own.start + row),
+            Meaning { sums: true, .. } => (None, row),
+            Meaning { gets: Rows::Blocks, .. } => {
+                (Some(row / own.len()), own.start + row % own.len())
+            }
+            Meaning { gives: Rows::Own | Rows::Shard, .. } => {
+                let owner = (0..size).find(|&source| split(m, size, source).contains(&row));
+                let owner = owner.unwrap_or(0);
+                (Some(owner), row - split(m, size, owner).start)
+            }
+            Meaning { gives: Rows::Root, .. } => (Some(self.options.root), row),
+            _ => (Some(rank), row),
+        }
+    }
+
+    /// How many rows of what `from` contributes `to` needs.
+    pub fn sent(&self, from: usize, to: usize) -> usize {
+        let needed = |row: &usize| self.source(to, *row).0.is_none_or(|source| source == from);
+        (0..self.rows(self.meaning().gets, to)).filter(needed).count()
+    }
+
     /// What a rank with these factors contributes. `b` is used where the product comes first.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
-        use Op::{MatmulAllGather, MatmulAllReduce, MatmulReduceScatter};
-        match (self.op, b) {
-            (MatmulAllReduce | MatmulReduceScatter | MatmulAllGather | Op::Matmul, Some(b)) => {
-                product(a, b)
-            }
+        match (self.meaning().product, b) {
+            (Product::First, Some(b)) => product(a, b),
             _ => Part { value: a.clone(), magnitude: a.map(f64::abs) },
         }
     }
@@ -159,59 +222,51 @@ impl Task {
         b: Option<&Dense>,
         bias: Option<&Dense>,
     ) -> Expected {
-        let Self { size, m, .. } = *self;
-        let all = 0..m;
-        let stacked = |f: fn(&Part) -> &Dense| Dense::stacked(parts.iter().map(f));
-        let moved = |value: Dense| Expected {
-            rows: value.rows,
-            cols: value.cols,
-            bound: vec![0.0; value.data.len()],
-            typical: vec![0.0; value.data.len()],
-            exact: Some(value.data.clone()),
-            value: value.data,
+        let meaning = self.meaning();
+        let sources: Vec<_> =
+            (0..self.rows(meaning.gets, rank)).map(|row| self.source(rank, row)).collect();
+        if meaning.sums {
+            let rows: Vec<_> = sources.into_iter().map(|(_, row)| row).collect();
+            return self.summed(parts, &rows, bias);
+        }
+        let part = match self.options.shard {
+            Shard::Columns if meaning.gives == Rows::Shard => {
+                let values: Vec<_> = parts.iter().map(|part| &part.value).collect();
+                Part { value: Dense::side_by_side(&values), magnitude: Dense::default() }
+            }
+            _ => {
+                let rows = |of: fn(&Part) -> &Dense| {
+                    let row = |&(source, row): &(Option<usize>, usize)| {
+                        of(&parts[source.unwrap_or(rank)]).some_rows(row..row + 1)
+                    };
+                    Dense::stacked(sources.iter().map(row).collect::<Vec<_>>().iter())
+                };
+                Part { value: rows(|part| &part.value), magnitude: rows(|part| &part.magnitude) }
+            }
         };
-        match self.op {
-            Op::MatmulAllReduce | Op::AllReduce => self.summed(parts, all, bias),
-            Op::MatmulReduceScatter | Op::ReduceScatter => {
-                self.summed(parts, split(m, size, rank), bias)
+        let all: Vec<_> = (0..part.value.rows).collect();
+        match meaning.product {
+            Product::None => {
+                let Dense { rows, cols, data } = part.value;
+                let none = vec![0.0; data.len()];
+                let (bound, typical) = (none.clone(), none);
+                Expected { rows, cols, bound, typical, exact: Some(data.clone()), value: data }
             }
-            Op::Matmul => self.summed(&parts[rank..=rank], all, bias),
-            Op::MatmulAllGather => {
-                let part = Part {
-                    value: stacked(|part| &part.value),
-                    magnitude: stacked(|part| &part.magnitude),
-                };
-                self.summed(&[part], all, bias)
-            }
-            Op::AllGatherMatmul => {
-                let a = match self.options.shard {
-                    Shard::Columns => Dense::side_by_side(
-                        &parts.iter().map(|part| &part.value).collect::<Vec<_>>(),
-                    ),
-                    _ => stacked(|part| &part.value),
-                };
+            Product::First => self.summed(&[part], &all, bias),
+            Product::Last => {
                 let none = Dense::default();
-                self.summed(&[product(&a, b.unwrap_or(&none))], all, bias)
+                self.summed(&[product(&part.value, b.unwrap_or(&none))], &all, bias)
             }
-            Op::AllGather => moved(stacked(|part| &part.value)),
-            Op::AllToAll => {
-                let blocks: Vec<_> =
-                    parts.iter().map(|part| part.value.some_rows(split(m, size, rank))).collect();
-                moved(Dense::stacked(blocks.iter()))
-            }
-            Op::Broadcast => moved(parts[self.options.root].value.clone()),
-            Op::Barrier => moved(Dense::default()),
         }
     }
 
     /// The sum of `rows` of all parts, plus bias, through the epilogue.
-    fn summed(&self, parts: &[Part], rows: Range<usize>, bias: Option<&Dense>) -> Expected {
+    fn summed(&self, parts: &[Part], rows: &[usize], bias: Option<&Dense>) -> Expected {
         let Options { epilogue, .. } = self.options;
         let (output, wire) = (self.options.output_dtype(), self.options.wire_dtype());
         let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
         let len = rows.len() * cols;
-        let depth =
-            if matches!(self.op, Op::AllReduce | Op::ReduceScatter) { 0 } else { self.options.k };
+        let depth = if self.meaning().product == Product::None { 0 } else { self.options.k };
         // Roundings of f32 on the way to an element: products and sums, the bias, the last one.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
@@ -224,7 +279,7 @@ impl Task {
             bound: Vec::with_capacity(len),
             typical: Vec::with_capacity(len),
         };
-        for (row, col) in rows.flat_map(|row| (0..cols).map(move |col| (row, col))) {
+        for (row, col) in rows.iter().flat_map(|&row| (0..cols).map(move |col| (row, col))) {
             let bias = bias.map_or(0.0, |bias| bias.at(0, col));
             let values = parts.iter().map(|part| part.value.at(row, col));
             let sum = values.clone().sum::<f64>() + bias;

@@ -34,7 +34,7 @@ use iris_kernels::rtc::{self, KernelSource};
 use iris_ops::{Injected, MatRef, Ranks, TileShape};
 use iris_sync::LINE_WORDS;
 
-use crate::oracle::split;
+use crate::oracle::{Meaning, split};
 use crate::suite::{AnyOp, Case, Op, Operands};
 
 pub use subject::{Place, Subject, WAITS};
@@ -148,15 +148,17 @@ struct Given {
     words: [u64; 2],
     cargo: [u64; 2],
     call: u32,
-    op: u32,
     dtype: u32,
     root: u32,
+    product: u32,
+    gives: u32,
+    gets: u32,
+    sums: u32,
     a_shape: [u32; 2],
     b_shape: [u32; 2],
     rows: u32,
     room: u32,
     cols: u32,
-    reserved: u32,
     first_row: [u32; MAX_RANKS],
     first_col: [u32; MAX_RANKS],
 }
@@ -284,8 +286,13 @@ impl<T: Element> Bench<T> {
         let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
         let (mut c, mut own, mut op) = (places[0], false, None);
         if let Some((plan, case)) = subject.plan::<T>(ranks, setting)? {
-            given.op = Op::ALL.iter().position(|&op| op == case.op).unwrap_or(0) as u32;
+            let meaning = Meaning::of(case.op);
+            (given.gives, given.gets) = (meaning.gives as u32, meaning.gets as u32);
+            (given.product, given.sums) = (meaning.product as u32, meaning.sums.into());
             given.root = case.options.root as u32;
+            // Where a rank has fewer rows of C than others, or none, nobody may write more.
+            let rows = |rank| case.shapes(Ranks::new(rank, ranks.size), case.options.m)[2].0;
+            given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {
                 c = places[if place == Place::Apart { ranks.rank % 2 } else { 0 }];
                 own = place == Place::Own;
@@ -324,7 +331,6 @@ impl<T: Element> Bench<T> {
         given.call = index as u32;
         (given.a_shape, given.b_shape) = (a, b);
         (given.rows, given.cols) = (c[0], c[1]);
-        given.room = case.shapes(ranks, case.options.m)[2].0 as u32;
         for at in 0..ranks.size {
             let start = |total| split(total, ranks.size, at).start as u32;
             (given.first_row[at], given.first_col[at]) = (start(m), start(case.options.k));

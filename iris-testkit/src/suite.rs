@@ -11,7 +11,9 @@ mod options;
 mod run;
 mod traffic;
 
-use iris_ops::{Ranks, Shard, Variant};
+use iris_ops::{Ranks, Variant};
+
+use crate::oracle::{Meaning, Product, Rows, Task};
 
 pub use buffer::Layout;
 pub use iris_ops::{AnyOp, Op, Operands};
@@ -52,7 +54,7 @@ pub struct Case {
     /// Whether rank r has r more of K than rank 0, or of N where A is gathered. Only ops that allow
     /// it take notice.
     pub uneven: bool,
-    /// Whether the output is the input itself, of an all-reduce or at the root of a broadcast.
+    /// Whether the output is the input itself, at ranks that have all of both.
     pub in_place: bool,
     /// Whether all calls are enqueued before any is waited for, with buffers of their own.
     pub burst: bool,
@@ -92,11 +94,7 @@ impl Case {
             if !op.multiplies() {
                 options.k = 0;
             }
-            let shards: &[Shard] = match op {
-                Op::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
-                _ => &[Shard::Rows],
-            };
-            for &shard in shards {
+            for &shard in Meaning::of(op).shards() {
                 let one = |variant| Self::new(op, variant, options.clone().shard(shard));
                 cases.extend(op.variants().into_iter().map(one));
             }
@@ -108,11 +106,9 @@ impl Case {
     pub fn options_of(&self, rank: usize) -> Options {
         let mut options = self.options.clone();
         if self.uneven {
-            match self.op {
-                Op::MatmulAllReduce | Op::MatmulReduceScatter | Op::Matmul => {
-                    options.k += rank;
-                }
-                Op::AllGatherMatmul => options.n += rank,
+            match Meaning::of(self.op) {
+                Meaning { product: Product::First, gives: Rows::All, .. } => options.k += rank,
+                Meaning { product: Product::Last, .. } => options.n += rank,
                 _ => {}
             }
         }
@@ -121,34 +117,17 @@ impl Case {
 
     /// The shapes of A (or the message), B and C of a rank in a call of `m` rows.
     pub fn shapes(&self, ranks: Ranks, m: usize) -> [(usize, usize); 3] {
-        let options = self.options_of(ranks.rank);
-        let (n, k) = (options.n, options.k);
-        let part = |total| crate::oracle::split(total, ranks.size, ranks.rank).len();
-        match self.op {
-            Op::MatmulAllReduce | Op::Matmul => [(m, k), (k, n), (m, n)],
-            Op::MatmulReduceScatter => [(m, k), (k, n), (part(m), n)],
-            Op::MatmulAllGather => [(part(m), k), (k, n), (m, n)],
-            Op::AllGatherMatmul => match options.shard {
-                iris_ops::Shard::Columns => [(m, part(k)), (k, n), (m, n)],
-                _ => [(part(m), k), (k, n), (m, n)],
-            },
-            Op::AllReduce => [(m, n), (0, 0), (m, n)],
-            Op::AllGather => [(part(m), n), (0, 0), (m, n)],
-            Op::ReduceScatter => [(m, n), (0, 0), (part(m), n)],
-            Op::AllToAll => [(m, n), (0, 0), (ranks.size * part(m), n)],
-            Op::Broadcast if ranks.rank == options.root => [(m, n), (0, 0), (m, n)],
-            Op::Broadcast => [(0, n), (0, 0), (m, n)],
-            Op::Barrier => [(0, 0); 3],
-        }
+        self.task(ranks, m).shapes(ranks.rank)
+    }
+
+    /// A call of `m` rows, as the oracle has it, with the options of a rank.
+    pub fn task(&self, ranks: Ranks, m: usize) -> Task {
+        Task { op: self.op, size: ranks.size, m, options: self.options_of(ranks.rank) }
     }
 
     /// Whether all ranks get the same bits.
     pub fn same_on_all_ranks(&self, variant: Variant) -> bool {
-        match self.op {
-            Op::MatmulAllReduce | Op::AllReduce => !variant.order_varies(),
-            Op::MatmulAllGather | Op::AllGather | Op::Broadcast => true,
-            _ => false,
-        }
+        Meaning::of(self.op).replicates() && !variant.order_varies()
     }
 
     /// Whether the same input gives the same bits in every call.

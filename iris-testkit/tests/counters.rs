@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{base_cases, run_all};
+use common::run_all;
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, CollectiveArgs, MatRef, MatmulArgs, Shard, TileShape, TraceSpan,
@@ -24,7 +24,7 @@ fn counters_at_the_ends_of_their_range() {
             break;
         }
         let options = Options::new(30, 20, 12).tile(TileShape { m: 4, n: 8 }).columns_per_flag(12);
-        let cases = base_cases(&options.first_call(first_call));
+        let cases = Case::each(&options.first_call(first_call));
         let with = |rows: &[usize], burst| {
             let change = move |case: &Case| {
                 let mut case = case.clone();

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{base_cases, run_all};
+use common::run_all;
 use half::bf16;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
@@ -50,7 +50,7 @@ fn shapes_of(size: usize, threads: usize) {
                     if let Some((m, n)) = tile {
                         options = options.tile(TileShape { m, n });
                     }
-                    for mut case in base_cases(&options) {
+                    for mut case in Case::each(&options) {
                         case.input = input;
                         case.seed = 1 + at as u64;
                         cases.push(case);
@@ -182,7 +182,7 @@ fn features_of_matrices_and_options() {
         for (turn, dtype) in TYPES.into_iter().enumerate() {
             let options = Options::new(29, 21, 13).dtype(dtype).columns_per_flag(4);
             let options = options.tile(TileShape { m: 4 + turn, n: 8 });
-            for case in base_cases(&options) {
+            for case in Case::each(&options) {
                 cases.push(gaps(case.clone()));
                 cases.extend(changes.iter().map(|(_, change)| change(case.clone())));
                 // And everything with gaps.
@@ -209,7 +209,7 @@ fn types_of_output_and_wire() {
                 for input in [Input::Integers, Input::Reals] {
                     let options = Options::new(19, 23, 31).dtype(dtype).output(output).wire(wire);
                     let options = options.tile(TileShape { m: 7, n: 9 }).columns_per_flag(5);
-                    for mut case in base_cases(&options) {
+                    for mut case in Case::each(&options) {
                         if !case.op.multiplies() && dtype != output {
                             continue;
                         }
@@ -232,9 +232,10 @@ fn types_of_output_and_wire() {
 fn choices_of_the_plan() {
     let mut cases = Vec::new();
     let options = Options::new(37, 26, 43).tile(TileShape { m: 6, n: 11 });
-    for root in 0..3 {
-        for variant in ["push", "two_shot"] {
-            cases.push(Case::new(Op::Broadcast, variant, options.clone().root(root)));
+    for op in Op::ALL.into_iter().filter(|op| op.options().contains(&"root")) {
+        for variant in op.variants() {
+            let with = |root| Case::new(op, variant, options.clone().root(root));
+            cases.extend((0..3).map(with));
         }
     }
     for shard in [Shard::Rows, Shard::Columns] {
@@ -252,7 +253,7 @@ fn choices_of_the_plan() {
         }
     }
     for workgroups in [1, 2] {
-        for case in base_cases(&options.clone().workgroups(workgroups)) {
+        for case in Case::each(&options.clone().workgroups(workgroups)) {
             cases.push(case);
         }
     }

@@ -21,7 +21,7 @@ fn plans_that_make_no_sense_are_refused() {
             refused(op, tile(0, 4), "tile is 0 x 4");
             refused(op, tile(4, 65537), "tile is 4 x 65537");
             refused(op, base().dtype(DType::I32), "dtype is i32");
-            if partials_travel(op) {
+            if op.options().contains(&"wire") {
                 refused(op, base().wire(DType::U8), "wire is u8");
             }
             refused(op, Options::new(1 << 30, 4, 4), "m is 1073741824");
@@ -42,7 +42,8 @@ fn plans_that_make_no_sense_are_refused() {
     let staged = base().columns_per_flag(0);
     let error = plan(Op::AllGatherMatmul, "staged", ranks, &staged).unwrap_err().to_string();
     assert!(error.contains("columns_per_flag is 0"), "{error}");
-    for op in [Op::AllGather, Op::AllToAll, Op::Broadcast] {
+    let finishes = |op: &Op| op.options().contains(&"epilogue") || *op == Op::Barrier;
+    for op in Op::ALL.into_iter().filter(|op| !finishes(op)) {
         refused(op, base().epilogue(Epilogue::Gelu), "epilogue is Gelu");
     }
     for (ranks, message) in
@@ -53,12 +54,6 @@ fn plans_that_make_no_sense_are_refused() {
     }
     let error = plan(Op::AllReduce, "ring", ranks, &base()).unwrap_err().to_string();
     assert!(error.contains("ring") && error.contains("two_shot"), "{error}");
-}
-
-/// Whether partials of sums travel in the op, in a type of their own.
-fn partials_travel(op: Op) -> bool {
-    use Op::{AllReduce, MatmulAllReduce, MatmulReduceScatter, ReduceScatter};
-    matches!(op, AllReduce | MatmulAllReduce | MatmulReduceScatter | ReduceScatter)
 }
 
 /// Numbers are checked before anything is computed from them: whatever they are, there is a plan or
@@ -98,7 +93,8 @@ fn no_number_is_too_large_to_be_refused() {
                     let root = options().root(size);
                     let staged = refused(&staged) && refused(&fetchers);
                     assert_eq!(staged, variant == "staged", "{op}: {size} columns, fetchers");
-                    assert_eq!(refused(&root), op == Op::Broadcast, "{op}: root {size}");
+                    let read = op.options().contains(&"root");
+                    assert_eq!(refused(&root), read, "{op}: root {size}");
                     assert!(refused(&options().members(vec![0, size])), "{op}: member {size}");
                     refused(&options().workgroups(size));
                 }

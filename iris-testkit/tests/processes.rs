@@ -10,7 +10,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use common::ready::{Ready, all_cases};
-use common::{base_cases, taken};
+use common::taken;
 use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{Error, TileShape};
 use iris_testkit::Level;
@@ -51,7 +51,7 @@ fn cases(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(2))?;
     for (index, (m, n, k)) in [(33, 65, 17), (2, 5, 9), (107, 96, 48)].into_iter().enumerate() {
         let options = Options::new(m, n, k).tile(TileShape { m: 8, n: 32 }).columns_per_flag(16);
-        for mut case in base_cases(&options) {
+        for mut case in Case::each(&options) {
             case.input = [Input::Integers, Input::Reals][index % 2];
             (case.bias, case.burst) = (true, index == 2);
             if taken(&case, world.size()) {

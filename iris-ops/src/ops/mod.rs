@@ -17,7 +17,7 @@ mod tests;
 use crate::kind::Op;
 use crate::spec::Row;
 
-/// The types of the operators, and their rows.
+/// The types of the operators, their rows and what they read.
 macro_rules! rows {
     ($($module:ident: $op:ident,)*) => {
         $(pub use $module::$op;)*
@@ -25,6 +25,11 @@ macro_rules! rows {
         /// What an operator is.
         pub(crate) fn row(op: Op) -> &'static Row {
             match op { $(Op::$op => &$module::ROW,)* }
+        }
+
+        /// The options that an operator reads, by name.
+        pub(crate) fn options(op: Op) -> &'static [&'static str] {
+            match op { $(Op::$op => $module::READS,)* }
         }
     };
 }

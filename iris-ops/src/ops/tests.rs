@@ -1,6 +1,9 @@
 //! What plans of the operators come to.
 
 use iris_heap::{BackendKind, DType};
+use iris_kernels::Kernel;
+use iris_kernels::build::{self, OpBuild};
+use iris_sync::barrier::Members;
 
 use super::{
     all_gather, all_gather_matmul, all_reduce, broadcast, matmul_all_reduce, matmul_reduce_scatter,
@@ -227,4 +230,79 @@ fn operators_go_to_other_threads() {
     shared::<crate::Barrier>();
     shared::<crate::AnyOp>();
     shared::<crate::Workspace>();
+}
+
+/// What an operator does not read is refused where it can be asked: in a request of any operator.
+#[test]
+fn a_request_of_any_operator_takes_what_the_operator_reads() {
+    use crate::{Epilogue, Request};
+    type Ask = (&'static str, fn(&mut Request));
+    let asks: [Ask; 9] = [
+        ("dtype", |it| it.dtype = DType::F16),
+        ("output", |it| it.output = Some(DType::BF16)),
+        ("wire", |it| it.wire = Some(DType::BF16)),
+        ("tile", |it| it.tile = Some(TileShape { m: 4, n: 4 })),
+        ("epilogue", |it| it.epilogue = Epilogue::Gelu),
+        ("shard", |it| it.shard = Shard::Columns),
+        ("root", |it| it.root = 1),
+        ("members", |it| it.members = Some(vec![0])),
+        ("workgroups", |it| it.workgroups = Some(1)),
+    ];
+    for op in Op::ALL {
+        for (name, ask) in asks {
+            let mut request = op.request(8, 6, 4);
+            ask(&mut request);
+            let plan = request.plan(Ranks::new(0, 2)).map_err(|error| error.to_string());
+            if op.options().contains(&name) {
+                assert!(plan.is_ok(), "{op} {name}: {plan:?}");
+            } else {
+                let said = plan.expect_err("refused");
+                assert!(said.starts_with(&format!("{op}: {name} is ")), "{said}");
+            }
+        }
+        // Elements are those of messages, and a layout that of one variant.
+        let mut request = op.request(8, 6, 4);
+        request.elements = true;
+        let message = !op.multiplies() && op != Op::Barrier;
+        assert_eq!(request.plan(Ranks::new(0, 2)).is_ok(), message, "{op}");
+        let mut request = op.request(8, 6, 4);
+        request.staged.fetchers = Some(1);
+        assert!(request.plan(Ranks::new(0, 2)).is_err(), "{op}");
+    }
+    let mut request = Op::AllGatherMatmul.request(8, 6, 4);
+    (request.variant, request.staged.fetchers) = (Some(Variant::Staged), Some(1));
+    assert_eq!(request.plan(Ranks::new(0, 2)).unwrap().variant(), Variant::Staged);
+}
+
+/// Whatever a row launches is in the source that it is asked for from, which is built ahead.
+#[test]
+fn every_kernel_is_in_the_source_that_is_asked_for() {
+    const ARCH: &str = "sm_90a";
+    let (ahead, ranks) = (build::all(ARCH), Members::all(2));
+    for op in Op::ALL {
+        for form in super::row(op).forms {
+            // Of what is unfused these are the kernels of the message.
+            let (name, unfused) = (op.name(), form.is_unfused());
+            let message = name.trim_start_matches("matmul_").trim_end_matches("_matmul");
+            let op_build = OpBuild {
+                op: if unfused { message } else { name },
+                product: op.multiplies() && !unfused,
+                dtype: DType::BF16,
+                tile_m: 64,
+                tile_n: 96,
+                injected: crate::Injected::default(),
+                observed: false,
+            };
+            // Alone there is nothing but the product, or the copy.
+            let mut kernels = vec![Kernel::Local];
+            kernels.extend(form.launches.iter().map(|step| step.launch(ranks, ranks).0));
+            for kernel in kernels {
+                let build = op_build.of(kernel, ARCH).expect("a build");
+                let (entry, source) = (format!("iris_{}(", kernel.name()), build.source);
+                let entry = format!("IRIS_KERNEL {entry}");
+                assert!(source.text.contains(&entry), "{op}: {entry} in {}", source.name);
+                assert!(ahead.contains(&build), "{op}: {build:?}");
+            }
+        }
+    }
 }

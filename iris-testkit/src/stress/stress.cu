@@ -5,6 +5,10 @@
 
 using namespace iris;
 
+// As in oracle.rs, whose Meaning says the same of ops.
+enum class Rows : u32 { All, Own, Blocks, Root, Shard, None };
+enum class Product : u32 { None, First, Last };
+
 struct Stress {
     HeapView heap;
     // Addresses of A (or the message), B and C of this rank.
@@ -14,21 +18,18 @@ struct Stress {
     // Words in the data segment that other ranks write: one of each before a barrier; and the two of
     // the ring, with what it carries.
     Slice<i32> words, cargo;
-    u32 call, op, dtype, root;
+    u32 call, dtype, root;
+    // What the op means: where its product is, which rows a rank gives and gets, and whether these are sums.
+    Product product;
+    Rows gives, gets;
+    u32 sums;
     // Shapes of A and B, and of C: the call has `rows` of it, there is room for `room`.
-    u32 a_rows, a_cols, b_rows, b_cols, rows, room, cols, reserved;
+    u32 a_rows, a_cols, b_rows, b_cols, rows, room, cols;
     // Where the rows of each rank begin, and its columns of A.
     u32 first_row[MAX_RANKS], first_col[MAX_RANKS];
 };
 
-enum Op : u32 {
-    MatmulAllReduce, MatmulReduceScatter, AllGatherMatmul, MatmulAllGather, Matmul,
-    AllReduce, AllGather, ReduceScatter, AllToAll, Broadcast, Barrier
-};
-
 enum Which : u32 { A, B };
-
-IRIS_DEVICE bool multiplies(u32 op) { return op <= Matmul; }
 
 /// The element of a rank's input: -1, 0 or 1 of factors, -8 to 8 of messages.
 IRIS_DEVICE float input(const Stress& s, u32 rank, u32 which, u32 row, u32 col) {
@@ -37,7 +38,7 @@ IRIS_DEVICE float input(const Stress& s, u32 rank, u32 which, u32 row, u32 col) 
     x = (x ^ x >> 15) * 0x2c1b3c6du;
     x = (x ^ x >> 12) * 0x297a2d39u;
     x ^= x >> 15;
-    const i32 most = multiplies(s.op) ? 1 : 8;
+    const i32 most = s.product == Product::None ? 8 : 1;
     return static_cast<float>(static_cast<i32>(x % (2 * most + 1)) - most);
 }
 
@@ -68,23 +69,22 @@ IRIS_DEVICE u32 owner(const u32 (&first)[MAX_RANKS], u32 size, u32 at) {
 /// What must be in C of this rank.
 IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
     const u32 me = s.heap.rank, size = s.heap.size;
-    const u32 own = s.first_row[me] + row;
-    const u32 source = s.op == AllGather || s.op == MatmulAllGather || s.op == AllGatherMatmul
-                           ? owner(s.first_row, size, row) : 0;
-    const u32 there = row - s.first_row[source];
-    float sum = 0.0f;
-    switch (s.op) {
-    case MatmulAllReduce:
-    case MatmulReduceScatter: {
-        const u32 at = s.op == MatmulAllReduce ? row : own;
-        for (u32 rank = 0; rank < size; ++rank) {
-            for (u32 k = 0; k < s.a_cols; ++k) {
-                sum += input(s, rank, A, at, k) * input(s, rank, B, k, col);
-            }
-        }
-        return sum;
+    // Whose row it is, if it is one rank's alone, and which of those that a rank contributes.
+    u32 source = me, there = row;
+    if (s.sums != 0) {
+        if (s.gets == Rows::Own) there += s.first_row[me];
+    } else if (s.gets == Rows::Blocks) {
+        const u32 part = s.rows / size;
+        source = row / part;
+        there = s.first_row[me] + row % part;
+    } else if (s.gives == Rows::Own || s.gives == Rows::Shard) {
+        source = owner(s.first_row, size, row);
+        there = row - s.first_row[source];
+    } else if (s.gives == Rows::Root) {
+        source = s.root;
     }
-    case AllGatherMatmul:
+    float sum = 0.0f;
+    if (s.product == Product::Last) {
         for (u32 k = 0; k < s.b_rows; ++k) {
             // One of the two is split: the other begins with all of it.
             const u32 by_col = owner(s.first_col, size, k);
@@ -94,27 +94,15 @@ IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
             sum += a * input(s, me, B, k, col);
         }
         return sum;
-    case MatmulAllGather:
-    case Matmul: {
-        const u32 from = s.op == Matmul ? me : source;
-        for (u32 k = 0; k < s.a_cols; ++k) {
-            sum += input(s, from, A, s.op == Matmul ? row : there, k) * input(s, from, B, k, col);
+    }
+    for (u32 rank = 0; rank < size; ++rank) {
+        if (s.sums == 0 && rank != source) continue;
+        if (s.product == Product::None) sum += input(s, rank, A, there, col);
+        for (u32 k = 0; s.product == Product::First && k < s.a_cols; ++k) {
+            sum += input(s, rank, A, there, k) * input(s, rank, B, k, col);
         }
-        return sum;
     }
-    case AllReduce:
-    case ReduceScatter:
-        for (u32 rank = 0; rank < size; ++rank) {
-            sum += input(s, rank, A, s.op == AllReduce ? row : own, col);
-        }
-        return sum;
-    case AllGather: return input(s, source, A, there, col);
-    case AllToAll: {
-        const u32 part = s.rows / size;
-        return input(s, row / part, A, s.first_row[me] + row % part, col);
-    }
-    default: return input(s, s.root, A, row, col);
-    }
+    return sum;
 }
 
 /// Words 0: how much was wrong; 1: whether the first was kept; 2 to 6: its call, row, column, what
@@ -153,7 +141,7 @@ IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
     for_each(s.room, s.cols, [&](u32 row, u32 col) {
         store_element(s.c + (u64(row) * s.cols + col) * size, s.dtype, not_a_number());
     });
-    if (s.op != Barrier || port::workgroup() != 0) return;
+    if (s.gets != Rows::None || port::workgroup() != 0) return;
     // A barrier must carry this: plain stores to all ranks.
     for (u32 rank = port::thread(); rank < s.heap.size; rank += port::threads()) {
         s.heap.at(s.words, rank).put(s.heap.rank * LINE_WORDS, static_cast<i32>(s.call));
@@ -181,7 +169,7 @@ IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
         if (!right) report(s, row, col, seen, wanted);
         ++compared;
     });
-    if (s.op == Barrier && port::workgroup() == 0) {
+    if (s.gets == Rows::None && port::workgroup() == 0) {
         for (u32 rank = port::thread(); rank < s.heap.size; rank += port::threads()) {
             const i32 seen = s.heap.at(s.words, s.heap.rank).get(rank * LINE_WORDS);
             const i32 call = static_cast<i32>(s.call);

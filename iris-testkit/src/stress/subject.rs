@@ -6,6 +6,7 @@ use iris_ops::{Plan, Ranks, Shard, Variant};
 use iris_sync::Access;
 
 use super::Setting;
+use crate::oracle::Meaning;
 use crate::suite::{Case, Op, Options, plan};
 
 /// What is put under stress.
@@ -42,17 +43,13 @@ impl Subject {
     pub fn all() -> Vec<Subject> {
         let mut all = Vec::new();
         for op in Op::ALL {
-            let shards: &[Shard] = match op {
-                Op::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
-                _ => &[Shard::Rows],
-            };
             for variant in op.variants().into_iter().map(Variant::name) {
                 // Where peers may write results, every way is tried.
                 let places: &[Place] = match variant {
                     "two_shot" | "push" => &[Place::Same, Place::Apart, Place::Own],
                     _ => &[Place::Same],
                 };
-                for &shard in shards {
+                for &shard in Meaning::of(op).shards() {
                     all.extend(places.iter().map(|&place| Subject::Op {
                         op,
                         variant,
@@ -70,7 +67,7 @@ impl Subject {
     pub fn moves_matrices(self) -> bool {
         match self {
             Subject::Op { op, variant, place, .. } => {
-                !matches!(op, Op::Barrier | Op::Matmul)
+                Meaning::of(op).exchanges()
                     && !matches!(variant, "spinlock" | "atomic" | "one_shot" | "ll")
                     && place == Place::Same
             }
@@ -109,10 +106,7 @@ impl std::fmt::Display for Subject {
         match self {
             Subject::Ring => f.pad("ring of versioned locks"),
             Subject::Op { op, variant, shard, place } => {
-                let shard = match (op, shard) {
-                    (Op::AllGatherMatmul, Shard::Columns) => " columns",
-                    _ => "",
-                };
+                let shard = if *shard == Shard::Columns { " columns" } else { "" };
                 let place = match place {
                     Place::Same => "",
                     Place::Apart => " apart",

@@ -1,11 +1,9 @@
 //! What a case asks of any op, as one struct: what tests and programs vary, whichever op it is for.
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use iris_heap::{BackendKind, DType};
 use iris_ops::{
-    Epilogue, Injected, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape,
-    all_gather, all_gather_matmul, all_reduce, all_to_all, barrier, broadcast, matmul,
-    matmul_all_gather, matmul_all_reduce, matmul_reduce_scatter, reduce_scatter,
+    Epilogue, Injected, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape, Variant,
 };
 
 /// Shapes, types and choices. An op that has no use for one of the first group refuses it; those of the
@@ -139,29 +137,6 @@ impl Options {
     }
 }
 
-/// The same options for each op's own struct: first those that all have, then those that are named.
-macro_rules! ask {
-    ($from:ident, $options:expr $(, $setter:ident)*) => {{
-        let mut options = $options
-            .trace_spans($from.trace_spans)
-            .counted($from.counted)
-            .first_call($from.first_call)
-            .injected($from.injected);
-        $(ask!(@ $from, options, $setter);)*
-        options
-    }};
-    (@ $from:ident, $to:ident, dtype) => { $to = $to.dtype($from.dtype); };
-    (@ $from:ident, $to:ident, shard) => { $to = $to.shard($from.shard); };
-    (@ $from:ident, $to:ident, epilogue) => { $to = $to.epilogue($from.epilogue); };
-    (@ $from:ident, $to:ident, library) => { $to = $to.library($from.library); };
-    (@ $from:ident, $to:ident, root) => { $to = $to.root($from.root); };
-    (@ $from:ident, $to:ident, $setter:ident) => {
-        if let Some(value) = $from.$setter.clone() {
-            $to = $to.$setter(value);
-        }
-    };
-}
-
 /// Plan an op by name; `auto` leaves the variant to the plan.
 ///
 /// # Errors
@@ -172,77 +147,41 @@ pub fn plan(
     ranks: impl Into<Ranks>,
     options: &Options,
 ) -> anyhow::Result<Plan> {
-    let variant = variant.as_ref();
-    let Options { m, n, k, output, epilogue, members, .. } = options;
-    let (m, n, k, ranks) = (*m, *n, *k, ranks.into().on(options.backend));
-    if !op.multiplies() {
-        let output = output.filter(|&output| output != options.dtype && op != Op::Barrier);
-        ensure!(output.is_none(), "{op}: output is {}", options.output_dtype());
-        let moves = matches!(op, Op::AllGather | Op::AllToAll | Op::Broadcast);
-        ensure!(!moves || *epilogue == Epilogue::None, "{op}: epilogue is {epilogue:?}");
-    }
-    ensure!(
-        members.is_none() || op == Op::Barrier,
-        "{op}: members are {members:?}, of which only a barrier has some"
-    );
-    // Its file in iris-ops has the options that an op reads.
-    let only = || {
-        let own = op.variants()[0];
-        ensure!(["auto", own.name()].contains(&variant), "{op}: variant {variant}, not {own}");
-        Ok(())
+    let variant = match variant.as_ref() {
+        "auto" => None,
+        name => {
+            let names: Vec<_> = op.variants().into_iter().map(Variant::name).collect();
+            ensure!(names.contains(&name), "{op}: variant is {name}, expected auto or {names:?}");
+            Some(name.parse()?)
+        }
     };
-    Ok(match op {
-        Op::MatmulAllReduce => {
-            let new = matmul_all_reduce::Options::new(m, n, k).variant(variant.parse()?);
-            ask!(options, new, dtype, output, wire, epilogue, tile, workgroups, library)
-                .plan(ranks)?
+    let Options { m, n, k, epilogue, ref members, .. } = *options;
+    let mut request = op.request(m, n, k);
+    request.variant = variant;
+    request.members = members.clone();
+    // A barrier has no elements: what is asked of them is nothing to it.
+    if op != Op::Barrier {
+        let same = |&output: &DType| !op.multiplies() && output == options.dtype;
+        (request.output, request.epilogue) = (options.output.filter(|it| !same(it)), epilogue);
+    }
+    if variant == Some(Variant::Staged) {
+        request.staged = options.staged();
+    }
+    for &name in op.options() {
+        match name {
+            "dtype" => request.dtype = options.dtype,
+            "wire" => request.wire = options.wire,
+            "tile" => request.tile = options.tile,
+            "shard" => request.shard = options.shard,
+            "workgroups" => request.workgroups = options.workgroups,
+            "library" => request.library = options.library,
+            "root" => request.root = options.root,
+            // Asked above, whether the op reads them or not.
+            "variant" | "output" | "epilogue" | "members" => {}
+            other => bail!("{op}: no test asks for its option {other}"),
         }
-        Op::MatmulReduceScatter => {
-            let new = matmul_reduce_scatter::Options::new(m, n, k).variant(variant.parse()?);
-            ask!(options, new, dtype, output, wire, epilogue, tile, workgroups, library)
-                .plan(ranks)?
-        }
-        Op::AllGatherMatmul => {
-            use all_gather_matmul::Variant;
-            let variant = match variant.parse()? {
-                Variant::Staged(_) => Variant::Staged(options.staged()),
-                other => other,
-            };
-            let new = all_gather_matmul::Options::new(m, n, k).variant(variant);
-            ask!(options, new, dtype, output, shard, epilogue, tile, workgroups).plan(ranks)?
-        }
-        Op::MatmulAllGather => {
-            let new = matmul_all_gather::Options::new(m, n, k).variant(variant.parse()?);
-            ask!(options, new, dtype, output, epilogue, tile, workgroups, library).plan(ranks)?
-        }
-        Op::Matmul => {
-            only()?;
-            let new = matmul::Options::new(m, n, k);
-            ask!(options, new, dtype, output, epilogue, tile, workgroups, library).plan(ranks)?
-        }
-        Op::AllReduce => {
-            let new = all_reduce::Options::rows(m, n).variant(variant.parse()?);
-            ask!(options, new, dtype, wire, epilogue, tile, workgroups).plan(ranks)?
-        }
-        Op::AllGather => {
-            let new = all_gather::Options::rows(m, n).variant(variant.parse()?);
-            ask!(options, new, dtype, tile, workgroups).plan(ranks)?
-        }
-        Op::ReduceScatter => {
-            let new = reduce_scatter::Options::rows(m, n).variant(variant.parse()?);
-            ask!(options, new, dtype, wire, epilogue, tile, workgroups).plan(ranks)?
-        }
-        Op::AllToAll => {
-            let new = all_to_all::Options::rows(m, n).variant(variant.parse()?);
-            ask!(options, new, dtype, tile, workgroups).plan(ranks)?
-        }
-        Op::Broadcast => {
-            let new = broadcast::Options::rows(m, n).variant(variant.parse()?);
-            ask!(options, new, dtype, root, tile, workgroups).plan(ranks)?
-        }
-        Op::Barrier => {
-            only()?;
-            ask!(options, barrier::Options::new(), members).plan(ranks)?
-        }
-    })
+    }
+    (request.trace_spans, request.counted) = (options.trace_spans, options.counted);
+    (request.first_call, request.injected) = (options.first_call, options.injected);
+    Ok(request.plan(ranks.into().on(options.backend))?)
 }

@@ -10,7 +10,7 @@ use super::options::plan;
 use super::traffic::{self, Traffic};
 use super::{Case, Input, Layout, Op};
 use crate::numeric::{Measured, compare, rounded};
-use crate::oracle::{Dense, Part, Task};
+use crate::oracle::{Dense, Meaning, Part, Rows, Task};
 
 /// What came of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
@@ -71,7 +71,8 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 4] {
     let (input, output) = (options.dtype, options.output_dtype());
     let bias = options.n + size;
     let mut a = case.a;
-    if case.op == Op::AllGatherMatmul && options.shard == Shard::Columns && a.pad > 0 {
+    let sharded = Meaning::of(case.op).gives == Rows::Shard;
+    if sharded && options.shard == Shard::Columns && a.pad > 0 {
         // Lines of A with gaps are equally far apart on all ranks.
         a.line = options.k.div_ceil(size);
     }
@@ -159,11 +160,7 @@ fn calls(
         })
         .collect();
     let root = ranks.rank == case.options.root;
-    let in_place = match case.op {
-        Op::AllReduce => case.in_place,
-        Op::Broadcast => case.in_place && root,
-        _ => false,
-    };
+    let in_place = case.in_place && Meaning::of(case.op).in_place(root);
     let (mut called, mut times, mut begun) = (Vec::new(), Vec::new(), Instant::now());
     for (index, &m) in case.rows.iter().enumerate() {
         let set = &sets[index % count];
@@ -271,14 +268,7 @@ fn verify(
         let measured = compare(&what, shape, &seen.data, wanted, allowed)?;
         worst.relative = worst.relative.max(measured.relative);
         worst.worst = worst.worst.max(measured.worst);
-        if matches!(
-            case.op,
-            Op::MatmulAllReduce
-                | Op::AllReduce
-                | Op::MatmulAllGather
-                | Op::AllGather
-                | Op::Broadcast
-        ) {
+        if Meaning::of(case.op).replicates() {
             for (peer, theirs) in heap.world().allgather(bits)?.iter().enumerate() {
                 difference = difference.max(differing(case.options.output_dtype(), bits, theirs));
                 let same = bits == theirs || !case.same_on_all_ranks(variant);

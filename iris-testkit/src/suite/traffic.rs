@@ -1,9 +1,9 @@
 //! What each variant moves, by its name alone.
 
-use iris_ops::{Plan, Request, Shard, TileShape, Variant};
+use iris_ops::{Plan, Request, TileShape, Variant};
 
-use super::{Case, Op};
-use crate::oracle::split;
+use super::Case;
+use crate::oracle::{Meaning, Product, Rows, split};
 
 /// Bytes and flags of one rank in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,6 +24,10 @@ impl std::ops::AddAssign for Traffic {
     }
 }
 
+fn traffic(pushed: usize, pulled: usize, flags: usize) -> Traffic {
+    Traffic { pushed: pushed as u64, pulled: pulled as u64, flags: flags as u64 }
+}
+
 /// Tiles that rows and columns are cut into.
 fn tiles((rows, cols): (usize, usize), tile: TileShape) -> usize {
     rows.div_ceil(tile.m) * cols.div_ceil(tile.n)
@@ -33,7 +37,7 @@ fn tiles((rows, cols): (usize, usize), tile: TileShape) -> usize {
 pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let (rank, size) = (plan.ranks().rank, plan.ranks().size);
     let options = plan.request();
-    let Request { n, k, .. } = *options;
+    let n = options.n;
     let (tile, variant) = (plan.at(m).tile, plan.at(m).variant);
     let peers = size - 1;
     if peers == 0 {
@@ -41,12 +45,11 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     }
     let wire = options.wire_dtype().size();
     let output = options.output_dtype().size();
-    let part = |rank| split(m, size, rank).len();
-    let traffic = |pushed: usize, pulled: usize, flags: usize| Traffic {
-        pushed: pushed as u64,
-        pulled: pulled as u64,
-        flags: flags as u64,
-    };
+    let meaning = Meaning::of(case.op);
+    let task = case.task(plan.ranks(), m);
+    // Rows of what this rank has to send, by peer, and the bytes of an element of them.
+    let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
+    let bytes = if meaning.sums { wire } else { output };
     // Tiles whose owners take turns, one of `owners`: how many are this one's, and their elements.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
@@ -59,38 +62,28 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         }
         (own, elements)
     };
-    match (case.op, variant) {
+    match variant {
+        _ if meaning.product == Product::Last => gathered(case, plan, m),
         // Two words of eight bytes for each eight bytes, with no flag besides.
-        (op, Variant::Ll | Variant::UnfusedLl) => {
-            let sums = matches!(op, Op::AllReduce | Op::MatmulAllReduce);
-            let elements = |peer: usize| match op {
-                _ if sums => m * n,
-                Op::AllGather => part(rank) * n,
-                Op::Broadcast if rank != options.root => 0,
-                Op::Broadcast => m * n,
-                _ => part(peer) * n,
-            };
-            let reduces = sums || op == Op::ReduceScatter;
-            let bytes = if reduces { wire } else { output };
-            let items = |peer| (elements(peer) * bytes).div_ceil(8);
-            let others = (0..size).filter(|&other| other != rank);
-            traffic(others.map(|peer| 16 * items(peer)).sum(), 0, 0)
+        Variant::Ll | Variant::UnfusedLl => {
+            traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
         }
-        (Op::MatmulAllReduce | Op::AllReduce, Variant::OneShot | Variant::UnfusedOneShot) => {
-            traffic(m * n * wire * peers, 0, tiles((m, n), tile) * peers)
-        }
-        (op @ (Op::MatmulAllReduce | Op::MatmulReduceScatter), Variant::CopyEngine) => {
-            // Parts of rows to their owners, and those of the sums from there; and a flag of its own.
+        // Parts of rows to their owners, and those of the sums from there; and a flag of its own.
+        Variant::CopyEngine if meaning.sums => {
+            let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
             let flags: usize = others.map(|other| tiles((part(other), n), tile)).sum();
-            let (to_all, own) = if op == Op::MatmulAllReduce {
+            let (to_all, own) = if meaning.gets == Rows::All {
                 (part(rank) * n * output * peers, tiles((part(rank), n), tile) * peers)
             } else {
                 (0, 0)
             };
             traffic((m - part(rank)) * n * wire + to_all, 0, flags + own + 1)
         }
-        (Op::MatmulAllReduce | Op::AllReduce, variant) => {
+        // Each tile to its owner, who sends the sum to all.
+        Variant::TwoShot | Variant::Spinlock | Variant::Atomic | Variant::Unfused
+            if meaning.sums && meaning.gets == Rows::All =>
+        {
             let (own, elements) = in_turn(rank, size);
             let others = m * n - elements;
             if matches!(variant, Variant::TwoShot | Variant::Unfused) {
@@ -100,59 +93,51 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 traffic(others * 4, others * 4, 0)
             }
         }
-        (Op::MatmulReduceScatter | Op::ReduceScatter, _) => {
-            let others = (0..size).filter(|&other| other != rank);
-            let flags = others.map(|other| tiles((part(other), n), tile)).sum();
-            traffic((m - part(rank)) * n * wire, 0, flags)
-        }
-        (Op::MatmulAllGather | Op::AllGather, variant) => {
-            let own = usize::from(variant == Variant::CopyEngine);
-            let flags = tiles((part(rank), n), tile) * peers + own;
-            traffic(part(rank) * n * output * peers, 0, flags)
-        }
-        (Op::AllToAll, _) => {
-            let others = (0..size).filter(|&other| other != rank);
-            let flags = others.map(|other| tiles((part(other), n), tile)).sum();
-            traffic((m - part(rank)) * n * output, 0, flags)
-        }
-        (Op::Broadcast, Variant::TwoShot) if rank == options.root => {
-            traffic(m * n * output, 0, tiles((m, n), tile))
-        }
-        (Op::Broadcast, Variant::TwoShot) => {
-            // The others take turns, the rank behind the root first.
+        // The root's tiles to their owners, the rank behind it first; who sends them to the other ones.
+        Variant::TwoShot if meaning.gives == Rows::Root => {
             let first = (rank + peers - options.root) % size;
             let (own, elements) = in_turn(first, peers);
-            traffic(elements * output * (peers - 1), 0, own * (peers - 1))
-        }
-        (Op::Broadcast, _) if rank == options.root => {
-            traffic(m * n * output * peers, 0, tiles((m, n), tile) * peers)
-        }
-        (Op::AllGatherMatmul, variant) => {
-            let bytes = options.dtype.size();
-            let shard = |rank: usize| match options.shard {
-                Shard::Columns => (m, split(k, size, rank).len()),
-                _ => (part(rank), k),
-            };
-            let area = |(rows, cols): (usize, usize)| rows * cols;
-            let remote = m * k - area(shard(rank));
-            match variant {
-                Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
-                // Tiles of A, signalled to each peer; a copy engine's has a flag of its own besides.
-                Variant::Unfused | Variant::CopyEngine => {
-                    let own = usize::from(variant == Variant::CopyEngine);
-                    let flags = tiles(shard(rank), tile) * peers + own;
-                    traffic(area(shard(rank)) * bytes * peers, 0, flags)
-                }
-                Variant::Pull => traffic(0, remote * bytes * n.div_ceil(tile.n), 0),
-                _ => {
-                    let group = options.columns_per_flag(plan.ranks().backend).min(k.max(1));
-                    let units =
-                        |(rows, cols): (usize, usize)| rows.div_ceil(tile.m) * cols.div_ceil(group);
-                    let others = (0..size).filter(|&other| other != rank);
-                    traffic(0, remote * bytes, others.map(|other| units(shard(other))).sum())
-                }
+            match rank == options.root {
+                true => traffic(m * n * output, 0, tiles((m, n), tile)),
+                false => traffic(elements * output * (peers - 1), 0, own * (peers - 1)),
             }
         }
-        _ => Traffic::default(),
+        // What a peer needs, by tiles; and a flag of its own for copies.
+        _ => {
+            let own = usize::from(variant == Variant::CopyEngine);
+            sent.fold(traffic(0, 0, own), |mut all, rows| {
+                all += traffic(rows * n * bytes, 0, tiles((rows, n), tile));
+                all
+            })
+        }
+    }
+}
+
+/// The same of an A that is gathered in front of a product.
+fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
+    let (rank, size) = (plan.ranks().rank, plan.ranks().size);
+    let options = plan.request();
+    let Request { n, k, .. } = *options;
+    let (tile, variant) = (plan.at(m).tile, plan.at(m).variant);
+    let (peers, bytes) = (size - 1, options.dtype.size());
+    let task = case.task(plan.ranks(), m);
+    let shard = |rank: usize| task.shapes(rank)[0];
+    let area = |(rows, cols): (usize, usize)| rows * cols;
+    let remote = m * k - area(shard(rank));
+    match variant {
+        Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
+        // Tiles of A, signalled to each peer; a copy engine's has a flag of its own besides.
+        Variant::Unfused | Variant::CopyEngine => {
+            let own = usize::from(variant == Variant::CopyEngine);
+            let flags = tiles(shard(rank), tile) * peers + own;
+            traffic(area(shard(rank)) * bytes * peers, 0, flags)
+        }
+        Variant::Pull => traffic(0, remote * bytes * n.div_ceil(tile.n), 0),
+        _ => {
+            let group = options.columns_per_flag(plan.ranks().backend).min(k.max(1));
+            let units = |(rows, cols): (usize, usize)| rows.div_ceil(tile.m) * cols.div_ceil(group);
+            let others = (0..size).filter(|&other| other != rank);
+            traffic(0, remote * bytes, others.map(|other| units(shard(other))).sum())
+        }
     }
 }

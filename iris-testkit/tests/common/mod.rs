@@ -5,8 +5,8 @@
 pub mod ready;
 
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
-use iris_ops::{Epilogue, Shard};
-use iris_testkit::suite::{Case, Op, Options, heap_bytes, run_case};
+use iris_ops::Epilogue;
+use iris_testkit::suite::{Case, Op, heap_bytes, run_case};
 
 /// The device that long tests run on: `IRIS_TEST_BACKEND`, by default the CPU.
 pub fn backend() -> BackendKind {
@@ -14,33 +14,12 @@ pub fn backend() -> BackendKind {
     if asked.is_empty() { BackendKind::Cpu } else { asked.parse().unwrap() }
 }
 
-/// Every op and variant with these options; `k` only where there is a product.
-pub fn base_cases(options: &Options) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for op in Op::ALL {
-        let mut options = options.clone();
-        if !op.multiplies() {
-            options.k = 0;
-        }
-        let shards = match op {
-            Op::AllGatherMatmul => vec![Shard::Rows, Shard::Columns],
-            _ => vec![Shard::Rows],
-        };
-        for shard in shards {
-            for variant in op.variants() {
-                cases.push(Case::new(op, variant, options.clone().shard(shard)));
-            }
-        }
-    }
-    cases
-}
-
 /// Whether the op takes such matrices; what it refuses is tested elsewhere.
 pub fn taken(case: &Case, size: usize) -> bool {
     let pulls = case.op == Op::AllGatherMatmul && case.variant != "baseline" && size > 1;
-    let moves = matches!(case.op, Op::AllGather | Op::AllToAll | Op::Broadcast);
+    let finishes = case.op.options().contains(&"epilogue") || case.op == Op::Barrier;
     // Peers read A where it lies.
-    !(moves && case.options.epilogue != Epilogue::None)
+    (finishes || case.options.epilogue == Epilogue::None)
         && !(pulls
             && (case.a.external || case.a.external_on_odd || case.a.transposed || case.a.skewed))
 }

@@ -6,8 +6,6 @@ use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::{MatRef, Ranks, TileShape};
 use iris_testkit::suite::{AnyOp, Case, Operands, Options, plan};
 
-use super::base_cases;
-
 /// An op with its matrices, the same small shapes for all ops.
 pub struct Ready {
     pub op: AnyOp,
@@ -52,5 +50,5 @@ pub fn operands(case: &Case, ranks: Ranks, slices: [SymSlice<f32>; 3], m: usize)
 
 /// One case of every op and variant; small.
 pub fn all_cases() -> Vec<Case> {
-    base_cases(&Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4))
+    Case::each(&Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4))
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use iris_heap::SymmetricHeap;
 use iris_ops::Ranks;
 use iris_testkit::numeric::{self, compare, frobenius};
-use iris_testkit::oracle::split;
+use iris_testkit::oracle::{Meaning, split};
 use iris_testkit::suite::Op;
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +77,7 @@ fn larger(a: f64, b: f64) -> f64 {
 pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
     let ranks = Ranks::from(heap.world());
     let (rows, cols) = c.shape();
-    let (rows, holders) = if Problem::replicates(op) {
+    let (rows, holders) = if Meaning::of(op).replicates() {
         let first = (0..ranks.size).map(|step| (ranks.rank + step) % ranks.size);
         (split(rows, ranks.size, ranks.rank), first.collect())
     } else {

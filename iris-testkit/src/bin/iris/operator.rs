@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::{BackendKind, DType, Stream, SymSlice, SymmetricHeap, World};
-use iris_ops::Ranks;
+use iris_ops::{Ranks, Shard};
+use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{AnyOp, Op, Operands};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
@@ -27,20 +28,7 @@ use crate::trace::{self, RankTrace, TraceFile};
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
-    after_help = "\
-M, N and K are those of the whole, of which the ranks have parts (evenly, the remainder first):
-  matmul-all-reduce      K is split; every rank gets all of C (M x N)
-  matmul-reduce-scatter  K is split; a rank gets some rows of C
-  all-gather-matmul      A (M x K) is split by --shard, and N is split; a rank gets its columns of C
-  matmul-all-gather      M is split; every rank gets all of C
-  all-reduce, broadcast  a message is M x N; broadcast is from rank 0
-  all-gather             M is split; every rank gets all rows
-  reduce-scatter         every rank has M x N and gets some rows of the sum
-  all-to-all             every rank has M x N and sends some rows to each
-  barrier                no message
-
-Calls are timed on one input. A further call, on another input, is compared with a reference in f64,
-element by element; of products above 2^29 multiply-adds a rank, some evenly spread rows are."
+    after_help = what_they_do()
 )]
 pub(crate) struct Options {
     /// The operator; without one, a transformer layer is run.
@@ -113,6 +101,21 @@ pub(crate) struct Options {
     layer_prefix: Option<String>,
 }
 
+/// What M, N and K mean to each operator, behind the help.
+fn what_they_do() -> String {
+    let line = |op: Op| {
+        let name = op.name().replace('_', "-");
+        format!("  {name:22} {}\n", Meaning::of(op).about)
+    };
+    format!(
+        "M, N and K are those of the whole, of which the ranks have parts (evenly, the remainder first):\n\
+         {}\n\
+         Calls are timed on one input. A further call, on another input, is compared with a reference in f64,\n\
+         element by element; of products above 2^29 multiply-adds a rank, some evenly spread rows are.",
+        Op::ALL.map(line).concat()
+    )
+}
+
 fn op(text: &str) -> Result<Op, String> {
     text.parse().map_err(|_| {
         let all = Op::ALL.map(|op| op.name().replace('_', "-")).join(", ");
@@ -144,7 +147,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         return layer::main(run, weights, options.json, options.trace.as_deref());
     };
     let columns = options.shard.as_deref() == Some("columns");
-    if columns && op != Op::AllGatherMatmul {
+    if columns && !Meaning::of(op).shards().contains(&Shard::Columns) {
         return Err(usage("--shard", "columns", format!("rows, which {op} is split by")));
     }
     let dimension = |given: Option<usize>, used: bool| given.unwrap_or(if used { 512 } else { 0 });
@@ -307,7 +310,7 @@ impl Job for OperatorJob {
         let all = gather(world, &(times, found, spans))?;
         made.free()?;
         heap.close()?;
-        let promised = Problem::replicates(op) && !plan.variant().order_varies();
+        let promised = Meaning::of(op).replicates() && !plan.variant().order_varies();
         let (mut times, mut found, mut traces) = (Vec::new(), Vec::new(), Vec::new());
         for (time, one, spans) in all {
             times.push(time);

@@ -6,7 +6,7 @@ use anyhow::Result;
 use iris_heap::{BackendKind, DType, random_unit};
 use iris_ops::{Plan, Ranks, Shard, StagingLayout, TileShape, Variant};
 use iris_testkit::numeric::rounded;
-use iris_testkit::oracle::{Dense, Expected, Part, Task, product, split};
+use iris_testkit::oracle::{Dense, Expected, Meaning, Part, Product, Rows, Task, product, split};
 use iris_testkit::suite::{self, Op, Options};
 use serde::{Deserialize, Serialize};
 
@@ -86,11 +86,6 @@ impl Problem {
         Ok(self.op.parse()?)
     }
 
-    /// Whether K is split over the ranks.
-    fn splits_k(op: Op) -> bool {
-        matches!(op, Op::MatmulAllReduce | Op::MatmulReduceScatter)
-    }
-
     /// The part of M, N or K of one rank.
     fn part(total: usize, ranks: Ranks) -> Range<usize> {
         split(total, ranks.size, ranks.rank)
@@ -98,9 +93,9 @@ impl Problem {
 
     /// What the op is planned with on one rank.
     pub(crate) fn options(&self, op: Op, ranks: Ranks) -> Options {
-        let k = if Self::splits_k(op) { Self::part(self.k, ranks).len() } else { self.k };
-        let gathers = op == Op::AllGatherMatmul;
-        let n = if gathers { Self::part(self.n, ranks).len() } else { self.n };
+        let meaning = Meaning::of(op);
+        let k = if meaning.splits_k() { Self::part(self.k, ranks).len() } else { self.k };
+        let n = if meaning.splits_n() { Self::part(self.n, ranks).len() } else { self.n };
         let mut options = Options::new(self.m, n, k).dtype(self.dtype).backend(self.backend);
         if self.columns {
             options = options.shard(Shard::Columns);
@@ -126,26 +121,11 @@ impl Problem {
     }
 
     pub(crate) fn shapes(&self, ranks: Ranks) -> Result<Shapes> {
-        let op = self.op()?;
-        let (m, n) = (self.m, self.n);
-        let Options { n: own_n, k, .. } = self.options(op, ranks);
-        let rows = Self::part(m, ranks).len();
-        Ok(match op {
-            Op::Matmul | Op::MatmulAllReduce => [(m, k), (k, n), (m, n)],
-            Op::MatmulReduceScatter => [(m, k), (k, n), (rows, n)],
-            Op::MatmulAllGather => [(rows, k), (k, n), (m, n)],
-            Op::AllGatherMatmul if self.columns => {
-                [(m, Self::part(k, ranks).len()), (k, own_n), (m, own_n)]
-            }
-            Op::AllGatherMatmul => [(rows, k), (k, own_n), (m, own_n)],
-            Op::AllReduce => [(m, n), (0, 0), (m, n)],
-            Op::Broadcast if ranks.rank == 0 => [(m, n), (0, 0), (m, n)],
-            Op::Broadcast => [(0, n), (0, 0), (m, n)],
-            Op::AllGather => [(rows, n), (0, 0), (m, n)],
-            Op::ReduceScatter => [(m, n), (0, 0), (rows, n)],
-            Op::AllToAll => [(m, n), (0, 0), (ranks.size * rows, n)],
-            Op::Barrier => [(0, 0); 3],
-        })
+        Ok(self.task(self.op()?, ranks).shapes(ranks.rank))
+    }
+
+    fn task(&self, op: Op, ranks: Ranks) -> Task {
+        Task { op, size: ranks.size, m: self.m, options: self.options(op, ranks) }
     }
 
     /// Most elements that A, B and C have on any rank.
@@ -215,106 +195,72 @@ impl Problem {
 
     /// Element of a rank's own A, or of what it sends.
     pub(crate) fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
-        let rows = Self::part(self.m, ranks).start;
-        let depth = Self::part(self.k, ranks).start;
-        match op {
-            _ if Self::splits_k(op) => self.a(row, depth + col),
-            Op::AllGatherMatmul if self.columns => self.a(row, depth + col),
-            Op::AllGatherMatmul | Op::MatmulAllGather => self.a(rows + row, col),
-            Op::Matmul => self.a(row, col),
-            _ => self.sent(ranks.rank, row, col),
+        let meaning = Meaning::of(op);
+        let first = |total| Self::part(total, ranks).start;
+        match meaning.gives {
+            _ if meaning.product == Product::None => self.sent(ranks.rank, row, col),
+            Rows::Shard if self.columns => self.a(row, first(self.k) + col),
+            Rows::Shard | Rows::Own => self.a(first(self.m) + row, col),
+            _ if meaning.splits_k() => self.a(row, first(self.k) + col),
+            _ => self.a(row, col),
         }
     }
 
     /// Element of a rank's own B.
     pub(crate) fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
-        match op {
-            _ if Self::splits_k(op) => self.b(Self::part(self.k, ranks).start + row, col),
-            Op::AllGatherMatmul => self.b(row, Self::part(self.n, ranks).start + col),
-            _ => self.b(row, col),
-        }
-    }
-
-    /// Whether every rank gets the same matrix.
-    pub(crate) fn replicates(op: Op) -> bool {
-        use Op::{AllGather, AllReduce, Broadcast, MatmulAllGather, MatmulAllReduce};
-        matches!(op, AllGather | AllReduce | Broadcast | MatmulAllGather | MatmulAllReduce)
+        let meaning = Meaning::of(op);
+        let first = |splits, total| if splits { Self::part(total, ranks).start } else { 0 };
+        self.b(first(meaning.splits_k(), self.k) + row, first(meaning.splits_n(), self.n) + col)
     }
 
     /// What `rank` should have in these rows of its C.
     pub(crate) fn expected(&self, op: Op, ranks: Ranks, rows: &[usize]) -> Expected {
-        let first = Self::part(self.m, ranks).start;
-        let size = ranks.size;
-        let all = 0..self.n;
-        let mut options = self.options(op, ranks);
-        let task = |op, size, options| Task { op, size, m: rows.len(), options };
-        let whole = |parts: &[Part], op, options: Options| {
-            task(op, parts.len(), options).expected(0, parts, None, None)
+        let (meaning, task) = (Meaning::of(op), self.task(op, ranks));
+        let sources: Vec<_> = rows.iter().map(|&row| task.source(ranks.rank, row)).collect();
+        let mut options = task.options;
+        // These rows as all of a smaller call, of a simple op that takes such parts.
+        let call = |op, parts: &[Part], options| {
+            let task = Task { op, size: parts.len(), m: rows.len(), options };
+            task.expected(0, parts, None, None)
         };
-        let sent = |source: usize, first: usize| {
-            let value =
-                Dense::from_fn(rows.len(), self.n, |r, c| self.sent(source, first + rows[r], c));
-            let magnitude = Dense { data: value.data.iter().map(|x| x.abs()).collect(), ..value };
-            Part { value: Dense { data: value.data, ..magnitude }, magnitude }
+        // What `rank` has sent, or in each row who sent that.
+        let sent = |rank: usize| {
+            let element = |r: usize, c| {
+                let (source, row) = sources[r];
+                self.sent(source.unwrap_or(rank), row, c)
+            };
+            let value = Dense::from_fn(rows.len(), self.n, element);
+            let magnitude = value.data.iter().map(|x| x.abs()).collect();
+            Part { magnitude: Dense { data: magnitude, ..value }, value }
         };
-        let moved = |value: Dense| {
-            let part = Part { magnitude: value.clone(), value };
-            whole(&[part], Op::AllGather, options.clone())
-        };
-        match op {
-            Op::MatmulAllReduce | Op::MatmulReduceScatter => {
-                let first = if op == Op::MatmulReduceScatter { first } else { 0 };
-                let depth = |rank| split(self.k, size, rank);
+        let all = 0..ranks.size;
+        match (meaning.product, meaning.sums) {
+            (Product::None, true) => {
+                call(Op::AllReduce, &all.map(sent).collect::<Vec<_>>(), options)
+            }
+            (Product::None, false) => call(Op::AllGather, &[sent(ranks.rank)], options),
+            (_, true) => {
+                let rows: Vec<_> = sources.iter().map(|&(_, row)| row).collect();
+                let depth = |rank| split(self.k, ranks.size, rank);
                 options.k = depth(0).len();
-                let part = |rank| self.product(rows, first, depth(rank), all.clone());
-                whole(&(0..size).map(part).collect::<Vec<_>>(), Op::MatmulAllReduce, options)
+                let part = |rank| self.product(&rows, depth(rank), 0..self.n);
+                call(Op::MatmulAllReduce, &all.map(part).collect::<Vec<_>>(), options)
             }
-            Op::AllGatherMatmul => {
-                let cols = Self::part(self.n, ranks);
-                whole(&[self.product(rows, 0, 0..self.k, cols)], Op::Matmul, options)
+            (_, false) => {
+                let own = Self::part(self.n, ranks);
+                let cols = if meaning.splits_n() { own } else { 0..self.n };
+                call(Op::Matmul, &[self.product(rows, 0..self.k, cols)], options)
             }
-            Op::MatmulAllGather | Op::Matmul => {
-                whole(&[self.product(rows, 0, 0..self.k, all)], Op::Matmul, options)
-            }
-            Op::AllReduce | Op::ReduceScatter => {
-                let first = if op == Op::ReduceScatter { first } else { 0 };
-                let parts: Vec<_> = (0..size).map(|rank| sent(rank, first)).collect();
-                whole(&parts, Op::AllReduce, options)
-            }
-            Op::AllGather => {
-                let owner = |row| (0..size).find(|&rank| split(self.m, size, rank).contains(&row));
-                moved(Dense::from_fn(rows.len(), self.n, |r, c| {
-                    let rank = owner(rows[r]).unwrap_or(0);
-                    self.sent(rank, rows[r] - split(self.m, size, rank).start, c)
-                }))
-            }
-            Op::AllToAll => {
-                let block = Self::part(self.m, ranks).len().max(1);
-                moved(Dense::from_fn(rows.len(), self.n, |r, c| {
-                    self.sent(rows[r] / block, first + rows[r] % block, c)
-                }))
-            }
-            Op::Broadcast => {
-                moved(Dense::from_fn(rows.len(), self.n, |r, c| self.sent(0, rows[r], c)))
-            }
-            Op::Barrier => moved(Dense::default()),
         }
     }
 
-    /// Some rows (counted from `first`) of the whole A, with the columns `depth`, by those rows of
-    /// B with the columns `cols`.
-    fn product(
-        &self,
-        rows: &[usize],
-        first: usize,
-        depth: Range<usize>,
-        cols: Range<usize>,
-    ) -> Part {
+    /// Some rows of the whole A, with the columns `depth`, by those rows of B with the columns `cols`.
+    fn product(&self, rows: &[usize], depth: Range<usize>, cols: Range<usize>) -> Part {
         let zero = Dense::from_fn(rows.len(), cols.len(), |_, _| 0.0);
         let mut sum = Part { value: zero.clone(), magnitude: zero };
         for begin in depth.clone().step_by(DEPTH) {
             let len = DEPTH.min(depth.end - begin);
-            let a = Dense::from_fn(rows.len(), len, |r, c| self.a(first + rows[r], begin + c));
+            let a = Dense::from_fn(rows.len(), len, |r, c| self.a(rows[r], begin + c));
             let b = Dense::from_fn(len, cols.len(), |r, c| self.b(begin + r, cols.start + c));
             let more = product(&a, &b);
             let add = |sum: &mut Dense, more: &Dense| {

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use iris_heap::{DType, SymSlice, SymmetricHeap};
 use iris_ops::{Ranks, Shard};
+use iris_testkit::oracle::{Meaning, Product, Rows};
 use iris_testkit::suite::{Op, Options};
 
-use super::vendor::{Buffer, Communicator, Multiplier, Product};
+use super::vendor::{self, Buffer, Communicator, Multiplier};
 
 /// The matrices of a shape at one rank: A, B, the baseline's result, what lies between its two
 /// parts, and the workspace of products.
@@ -41,7 +42,7 @@ pub(crate) struct Baseline<'a> {
 }
 
 enum Step<'a> {
-    Multiply { product: Product, a: Buffer, b: Buffer, c: Buffer },
+    Multiply { product: vendor::Product, a: Buffer, b: Buffer, c: Buffer },
     Collective { of: &'a Communicator<'a>, kind: Kind, from: Buffer, to: Buffer, count: usize },
 }
 
@@ -55,6 +56,25 @@ enum Kind {
     Broadcast,
     /// The least that makes all ranks meet: the sum of one word.
     Meet,
+}
+
+impl Kind {
+    /// What does the same as an op without a product.
+    fn of(op: Op) -> Option<Kind> {
+        use Rows::{All, Blocks, Own, Root};
+        let Meaning { product: Product::None, gives, gets, sums, .. } = Meaning::of(op) else {
+            return None;
+        };
+        Some(match (gives, gets) {
+            (All, All) if sums => Kind::AllReduce,
+            (All, Own) if sums => Kind::ReduceScatter,
+            (Own, All) => Kind::AllGather,
+            (All, Blocks) => Kind::AllToAll,
+            (Root, All) => Kind::Broadcast,
+            (Rows::None, Rows::None) => Kind::Meet,
+            _ => return None,
+        })
+    }
 }
 
 /// The libraries of a rank; of one that is missing, why.
@@ -107,14 +127,6 @@ impl<'a> Baseline<'a> {
         };
         let Buffers { a, b, c, between, .. } = at;
         let steps = match op {
-            Op::AllReduce => vec![collective(Kind::AllReduce, a, c, m * n)?],
-            Op::ReduceScatter => {
-                vec![collective(Kind::ReduceScatter, a, c, even(m, "rows")? * n)?]
-            }
-            Op::AllGather => vec![collective(Kind::AllGather, a, c, even(m, "rows")? * n)?],
-            Op::AllToAll => vec![collective(Kind::AllToAll, a, c, even(m, "rows")? * n)?],
-            Op::Broadcast => vec![collective(Kind::Broadcast, a, c, m * n)?],
-            Op::Barrier => vec![collective(Kind::Meet, &at.workspace, &at.workspace, 1)?],
             Op::Matmul => vec![multiply([m, n, k], false, a, b, c)?],
             Op::MatmulAllReduce => vec![
                 multiply([m, n, k], false, a, b, c)?,
@@ -147,6 +159,14 @@ impl<'a> Baseline<'a> {
                 collective(Kind::AllGather, a, between, even(m, "rows")? * k)?,
                 multiply([m, n, k], false, between, b, c)?,
             ],
+            _ => match Kind::of(op) {
+                Some(Kind::Meet) => vec![collective(Kind::Meet, &at.workspace, &at.workspace, 1)?],
+                Some(kind @ (Kind::AllReduce | Kind::Broadcast)) => {
+                    vec![collective(kind, a, c, m * n)?]
+                }
+                Some(kind) => vec![collective(kind, a, c, even(m, "rows")? * n)?],
+                None => bail!("nothing of a library's that does {op} is called here"),
+            },
         };
         Ok(Baseline { steps, dtype, workspace: at.workspace.clone() })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
 use iris_ops::{Plan, Ranks, Shard};
-use iris_testkit::oracle::split;
+use iris_testkit::oracle::{Meaning, Rows, split};
 use iris_testkit::suite::{self, AnyOp, Case, Op, Operands, Options as OpOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -33,8 +33,8 @@ impl Plans {
         if !shape.op.multiplies() {
             return Ok(Plans { variants, alone: None });
         }
-        let m = match shape.op {
-            Op::MatmulAllGather => split(m, ranks.size, ranks.rank).len(),
+        let m = match Meaning::of(shape.op).gives {
+            Rows::Own => split(m, ranks.size, ranks.rank).len(),
             _ => m,
         };
         let options = OpOptions::new(m, n, k).dtype(dtype).backend(shape.options.backend);
@@ -108,17 +108,18 @@ impl Matrices {
         Ok(Operands { a, b, c, bias: None })
     }
 
-    /// What this rank must at least send in a call, as a block of memory, and to whom; of a broadcast
-    /// all of it to the next rank, as if each passed it on while it comes.
+    /// What this rank must at least send in a call, as a block of memory, and to whom; of what
+    /// one rank has all of it to the next rank, as if each passed it on while it comes.
     fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
         let OpOptions { m, n, k, dtype, .. } = shape.options;
         let part = |elements: usize| elements / ranks.size;
         let others: Vec<usize> = (1..ranks.size).map(|by| (ranks.rank + by) % ranks.size).collect();
-        let (elements, peers) = match shape.op {
-            Op::Barrier | Op::Matmul => return Ok(None),
-            Op::AllReduce | Op::MatmulAllReduce => (2 * part(m * n), others),
-            Op::AllGatherMatmul => (part(m * k), others),
-            Op::Broadcast => (m * n, others.into_iter().take(1).collect()),
+        let meaning = Meaning::of(shape.op);
+        let (elements, peers) = match (meaning.gives, meaning.gets) {
+            _ if !meaning.exchanges() => return Ok(None),
+            (Rows::Root, _) | (_, Rows::Root) => (m * n, others.into_iter().take(1).collect()),
+            (Rows::Shard, _) => (part(m * k), others),
+            (_, Rows::All) if meaning.sums => (2 * part(m * n), others),
             _ => (part(m * n), others),
         };
         let bytes = elements * dtype.size();
