@@ -57,6 +57,7 @@ fn main() -> ExitCode {
                 whole_products_are_the_librarys_where_it_is_there,
                 a_library_that_is_of_no_use_is_left_out,
                 every_op_is_timed_beside_the_libraries,
+                what_comes_in_parts_is_added_by_the_library,
                 without_libraries_ops_are_timed_alone,
             ],
         ),
@@ -370,10 +371,6 @@ fn whole_products_are_the_librarys_where_it_is_there() {
             calls_of(&calls, PRODUCT).iter().filter(|call| call.ends_with(&on)).count()
         };
         assert_eq!([of(0), of(1)], [products; 2], "{line}: {calls}");
-        // To what a rank owns it adds what has come from the other.
-        let sums = line.contains("reduce") && line.contains("copy_engine");
-        let adding = calls_of(&calls, PRODUCT).iter().filter(|call| call.contains("and C")).count();
-        assert_eq!(adding, if sums { products } else { 0 }, "{line}: {calls}");
     }
     // As processes, too, and where nobody says whose.
     let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2";
@@ -472,6 +469,33 @@ fn every_op_is_timed_beside_the_libraries() {
             ["rccl", "hipblaslt", "clock", "device"].map(|name| line[name].as_str().unwrap());
         assert_eq!(about, ["2.27.7", "1.2.2", "host", "2 x a fake of HIP"]);
         assert!(line.get("nccl").is_none() && line.get("cublaslt").is_none(), "{line}");
+    }
+}
+
+fn what_comes_in_parts_is_added_by_the_library() {
+    let products = ["matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_gather"];
+    let case = |op: &str| {
+        format!(
+            "[[row]]\nop = \"{op}\"\nvariants = [\"copy_engine\"]\ntile = [4, 64]\n\
+             shapes = [[16, 64, 32]]\n"
+        )
+    };
+    for op in products {
+        let (out, lines, calls) = bench(Fake::with_libraries(), &case(op));
+        assert!(out.contains("1 shapes, 0 failed, 0 wrong"), "{out}");
+        assert_eq!(failed(&calls), [""; 0]);
+        assert!(lines[0]["rel_error"].as_f64().unwrap() < 0.01, "{lines:?}");
+        let all = calls_of(&calls, PRODUCT);
+        let opened = calls_of(&calls, "hipModuleLaunchKernel");
+        let opened = opened.iter().filter(|call| call.starts_with("iris_open")).count();
+        let adding = all.iter().filter(|call| call.contains("and C")).count();
+        // Two parts of eight rows; to those that a rank owns the other's are added.
+        assert_eq!(adding, if op == "matmul_all_gather" { 0 } else { 2 * opened }, "{op}");
+        assert!(opened > 0 && all.len() >= 2 * opened, "{op}: {calls}");
+        // Nothing is left to add up.
+        let sums = calls.matches("iris_sums").count();
+        let taken = if op == "matmul_reduce_scatter" { 0 } else { 2 * opened };
+        assert_eq!(sums, taken, "{op}");
     }
 }
 
