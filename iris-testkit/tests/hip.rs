@@ -1,6 +1,8 @@
 //! The HIP backend without a device of AMD's: that the real runtime says so, and what the host's side does over
 //! a runtime of our own (`hip/runtime.cpp`), whose devices are the host and whose kernels are the device
 //! source as host code. Nothing here says anything about a device.
+//!
+//! Long because every test reads its own part of what the program asked of one runtime.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
