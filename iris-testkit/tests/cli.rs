@@ -120,6 +120,7 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
         (&["run", "matmul", "--m", "1", "--n", "1073741823", "--k", "99"], &["memory", "MiB"]),
         (&["run", "barrier", "--trace", "no/such/file"], &["trace no/such/file", "be written"]),
         (&["run", "--trace", "no/such/file", "--json"], &["trace no/such/file", "be written"]),
+        (&["run", "--trace", "layer.svg"], &["trace layer.svg is a chart", "one operator"]),
         (&["bench", "--json", "/proc/no/file"], &["/proc/no/file", "be written"]),
         (&["run", "all-reduce", "--shard", "columns"], &["--shard", "rows"]),
         (&["run", "matmul-all-reduce", "--variant", "ring"], &["ring", "two_shot"]),
@@ -345,6 +346,22 @@ fn a_trace_has_all_ranks_and_workgroups_on_one_clock() {
     let times = spans.iter().map(|event| event["ts"].as_f64().unwrap());
     assert_eq!(times.clone().fold(f64::INFINITY, f64::min), 0.0);
     assert!(times.fold(0.0, f64::max) < 60e6);
+}
+
+#[test]
+fn a_trace_into_an_svg_is_a_chart_of_one_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.svg");
+    let rest = ["--variant", "push", "--ranks", "2", "--trace", path.to_str().unwrap()];
+    let products = |calls: &str| {
+        good(&[&["run", "matmul-reduce-scatter", "--iters", calls], &rest[..]].concat());
+        let svg = std::fs::read_to_string(&path).unwrap();
+        assert!(svg.starts_with("<svg") && svg.contains("2 ranks as processes, cpu"), "{svg}");
+        // How many tiles there are is no matter of time.
+        svg.lines().filter(|line| line.contains("fill=\"#0072B2\"")).count()
+    };
+    let of_one = products("1");
+    assert!(of_one > 2 && of_one == products("7"), "{of_one} for one call");
 }
 
 #[test]

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::device::Device;
+use crate::errors::usage;
 use crate::job::{Job, Place, bits, gather, median_of_slowest};
 use crate::matrices::{Matrix, room};
 use crate::memory;
@@ -54,6 +55,10 @@ pub(crate) fn main(
     as_json: bool,
     trace_file: Option<&Path>,
 ) -> Result<bool> {
+    if let Some(path) = trace_file.filter(|path| trace::is_chart(path)) {
+        let of = format!("trace {}", path.display());
+        return Err(usage(of, "a chart", "JSON of a layer, as only one operator is drawn"));
+    }
     let prefix = prefix.unwrap_or_else(|| PREFIX.into());
     // What is wrong with the file shows before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
@@ -70,7 +75,7 @@ pub(crate) fn main(
     } else {
         print(&job, &block, place, &report.rows, ok)?;
     }
-    trace::finish(trace_file, &report.traces, ok)
+    trace::finish(trace_file, || Ok(trace::document(&report.traces).to_string()), ok)
 }
 
 /// The table, and what it is about.

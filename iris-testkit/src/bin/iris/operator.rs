@@ -90,7 +90,8 @@ pub(crate) struct Options {
     /// Prints the result as one JSON object.
     #[arg(long)]
     json: bool,
-    /// Writes a trace of all ranks and workgroups, for Perfetto or Chrome's tracing page.
+    /// Writes a trace of all ranks and workgroups: where FILE ends in .svg a chart of the first timed call,
+    /// else all calls, for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Another safetensors file of the form of the embedded one, for the transformer layer.
@@ -175,10 +176,15 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
     memory::fits(place.ranks, host_bytes)?;
     let trace_file = options.trace.as_deref().map(TraceFile::open).transpose()?;
-    let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters };
+    let chart = options.trace.as_deref().is_some_and(trace::is_chart);
+    let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters, chart };
     let report = place.run(&job)?;
     print(&job.problem, place, options.backend, &report, options.json)?;
-    trace::finish(trace_file, &report.traces, report.wrong.is_none())
+    let text = || match chart {
+        true => report.chart(&job.problem, place),
+        false => Ok(trace::document(&report.traces).to_string()),
+    };
+    trace::finish(trace_file, text, report.wrong.is_none())
 }
 
 fn print(
@@ -244,6 +250,8 @@ pub(crate) struct OperatorJob {
     device: Device,
     heap_bytes: (u64, u64),
     iterations: usize,
+    /// Whether the trace is of the first timed call alone.
+    chart: bool,
 }
 
 /// What came of it, over all ranks.
@@ -254,6 +262,19 @@ pub(crate) struct Report {
     found: Found,
     wrong: Option<String>,
     traces: Vec<RankTrace>,
+}
+
+impl Report {
+    fn chart(&self, problem: &Problem, place: Place) -> Result<String> {
+        let Problem { op, m, n, k, dtype, backend, .. } = problem;
+        let depth = if *k > 0 { format!(", K {k}") } else { String::new() };
+        let about = format!(
+            "M {m}, N {n}{depth}, {dtype}; {} ranks as {}, {backend}",
+            place.ranks,
+            place.words()
+        );
+        trace::chart(&self.traces, &format!("{op}, {}", self.variant), &about)
+    }
 }
 
 impl Job for OperatorJob {
@@ -293,9 +314,13 @@ impl Job for OperatorJob {
         fill(problem)?;
         call(false)?;
         let mut progress = Progress::new("calls", ranks.rank, self.iterations);
-        let mut times = Vec::new();
+        let (mut times, mut spans) = (Vec::new(), None);
+        let before = if self.chart { made.trace()? } else { Vec::new() };
         for _ in 0..self.iterations {
             times.push(call(false)?);
+            if self.chart && spans.is_none() {
+                spans = Some(trace::since(&before, made.trace()?));
+            }
             progress.step();
         }
         drop(progress);
@@ -306,7 +331,8 @@ impl Job for OperatorJob {
         world.barrier()?;
         let mut found = check(&heap, &other, op, c)?;
         found.refused = found.refused.or(crossed.wrong);
-        let spans = RankTrace::new(&problem.op, ranks.rank, &made.trace()?);
+        let spans = spans.map_or_else(|| made.trace(), Ok)?;
+        let spans = RankTrace::new(&problem.op, ranks.rank, &spans);
         let all = gather(world, &(times, found, spans))?;
         made.free()?;
         heap.close()?;

@@ -1,8 +1,8 @@
-//! Traces in the JSON form that Chrome's tracing page and Perfetto read: a process a rank, a thread
-//! a workgroup, all on the one clock of the host.
+//! Traces, all ranks on the one clock of the host: in the JSON form that Chrome's tracing page and Perfetto
+//! read, a process a rank and a thread a workgroup, or one call as a chart.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -13,6 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::errors::usage;
+
+pub(crate) use chart::chart;
+
+mod chart;
 
 /// Spans that each workgroup of an op has room for. What does not fit is dropped, with a warning.
 pub(crate) const SPANS: u32 = 2048;
@@ -32,34 +36,70 @@ impl RankTrace {
         let groups = groups.iter().map(|spans| spans.iter().map(span).collect()).collect();
         RankTrace { op: op.into(), rank, groups }
     }
+
+    /// The workgroups that have spans, by number.
+    fn lanes(&self) -> impl Iterator<Item = (usize, &Vec<(u32, u32, u64, u64)>)> {
+        self.groups.iter().enumerate().filter(|(_, spans)| !spans.is_empty())
+    }
 }
 
-/// The name of a kind of span, and what its number counts.
-fn kind(number: u32) -> (&'static str, &'static str) {
-    const KINDS: [(Span, &str, &str); 5] = [
-        (Span::Fetch, "fetch", "unit"),
-        (Span::Gemm, "gemm", "tile"),
-        (Span::Wait, "wait", "for"),
-        (Span::Signal, "signal", "tile"),
-        (Span::Reduce, "reduce", "tile"),
-    ];
-    let found = KINDS.into_iter().find(|(span, ..)| *span as u32 == number);
-    found.map_or(("span", "number"), |(_, name, what)| (name, what))
+/// Whether a trace into this file is a chart, of one call, and not JSON.
+pub(crate) fn is_chart(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "svg")
+}
+
+/// The spans that came after those of `before`.
+pub(crate) fn since(
+    before: &[Vec<TraceSpan>],
+    mut now: Vec<Vec<TraceSpan>>,
+) -> Vec<Vec<TraceSpan>> {
+    for (now, before) in now.iter_mut().zip(before) {
+        now.drain(..before.len());
+    }
+    now
+}
+
+/// A kind of span: its name, what its number counts, and which colour of charts it has.
+struct Kind {
+    span: Span,
+    name: &'static str,
+    counts: &'static str,
+    colour: usize,
+}
+
+const KINDS: [Kind; 5] = [
+    Kind { span: Span::Fetch, name: "fetch", counts: "unit", colour: 5 },
+    Kind { span: Span::Gemm, name: "gemm", counts: "tile", colour: 0 },
+    Kind { span: Span::Wait, name: "wait", counts: "for", colour: 4 },
+    Kind { span: Span::Signal, name: "signal", counts: "tile", colour: 1 },
+    Kind { span: Span::Reduce, name: "reduce", counts: "tile", colour: 2 },
+];
+
+/// The kind of a number that a workgroup left.
+fn kind(number: u32) -> Kind {
+    let unknown = Kind { span: Span::Wait, name: "span", counts: "number", colour: 3 };
+    KINDS.into_iter().find(|kind| kind.span as u32 == number).unwrap_or(unknown)
+}
+
+/// When the first span began.
+fn origin(traces: &[RankTrace]) -> u64 {
+    let spans = traces.iter().flat_map(|trace| trace.groups.iter().flatten());
+    spans.map(|span| span.2).min().unwrap_or(0)
 }
 
 /// The trace as a JSON document; times count from the first span.
-fn document(traces: &[RankTrace]) -> serde_json::Value {
-    let spans = traces.iter().flat_map(|trace| trace.groups.iter().flatten());
-    let origin = spans.map(|span| span.2).min().unwrap_or(0);
+pub(crate) fn document(traces: &[RankTrace]) -> serde_json::Value {
+    let origin = origin(traces);
     let micros = |nanos: u64| nanos as f64 / 1000.0;
     let mut events = Vec::new();
-    for RankTrace { op, rank, groups } in traces {
+    for trace in traces {
+        let RankTrace { op, rank, .. } = trace;
         let name = |what: &str, tid: usize, name: String| json!({"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}});
         events.push(name("process_name", 0, format!("rank {rank}")));
-        for (group, spans) in groups.iter().enumerate().filter(|(_, spans)| !spans.is_empty()) {
+        for (group, spans) in trace.lanes() {
             events.push(name("thread_name", group, format!("workgroup {group}")));
             events.extend(spans.iter().map(|&(number, what, begin, end)| {
-                let (name, counts) = kind(number);
+                let Kind { name, counts, .. } = kind(number);
                 json!({
                     "ph": "X", "name": name, "cat": op, "pid": rank, "tid": group,
                     "ts": micros(begin - origin), "dur": micros(end.saturating_sub(begin)),
@@ -84,10 +124,8 @@ impl TraceFile {
         Ok(TraceFile { path: path.into(), file })
     }
 
-    fn write(self, traces: &[RankTrace]) -> Result<()> {
-        let mut file = BufWriter::new(self.file);
-        let written = serde_json::to_writer(&mut file, &document(traces)).map_err(io::Error::from);
-        written.and_then(|()| file.flush()).map_err(|error| unwritable(&self.path, error))
+    fn write(mut self, text: &str) -> Result<()> {
+        self.file.write_all(text.as_bytes()).map_err(|error| unwritable(&self.path, error))
     }
 }
 
@@ -97,8 +135,12 @@ fn unwritable(path: &Path, error: io::Error) -> anyhow::Error {
 
 /// Ends a run whose result was printed: writes the trace, if there is a file for it. Whether all was
 /// right; a check that failed is worse than a trace that is not there.
-pub(crate) fn finish(file: Option<TraceFile>, traces: &[RankTrace], ok: bool) -> Result<bool> {
-    match file.map_or(Ok(()), |file| file.write(traces)) {
+pub(crate) fn finish(
+    file: Option<TraceFile>,
+    text: impl FnOnce() -> Result<String>,
+    ok: bool,
+) -> Result<bool> {
+    match file.map_or(Ok(()), |file| file.write(&text()?)) {
         Err(error) if !ok => note!("iris: {error:#}"),
         written => written?,
     }

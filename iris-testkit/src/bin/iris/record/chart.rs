@@ -11,9 +11,9 @@ use super::{Line, Subject, baselines, message_bytes};
 use crate::errors::usage;
 
 /// Width and height, in pixels.
-const SIZE: (u32, u32) = (960, 540);
+pub(crate) const SIZE: (u32, u32) = (960, 540);
 /// Colours that people who see few of them can tell apart (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
+pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -21,6 +21,12 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
+
+/// Fonts of titles and of all else.
+pub(crate) const TITLE: (&str, u32) = ("sans-serif", 24);
+pub(crate) const TEXT: (&str, u32) = ("sans-serif", 15);
+/// Around a chart, in pixels.
+pub(crate) const MARGIN: i32 = 18;
 
 /// A line of a chart: its name, and points of size and speed. Speed is the libraries' time by ours:
 /// above 1 we are faster.
@@ -118,8 +124,8 @@ impl Chart {
         root.fill(&WHITE)?;
         let title = format!("{}: speed beside {}", self.op, self.beside);
         let mut chart = ChartBuilder::on(&root)
-            .caption(title, ("sans-serif", 24))
-            .margin(18)
+            .caption(title, TITLE)
+            .margin(MARGIN)
             .x_label_area_size(48)
             .y_label_area_size(60)
             .build_cartesian_2d(least - 0.3..most.max(least + 1.0) + 0.3, 0.0..top)?;
@@ -141,7 +147,7 @@ impl Chart {
             .y_label_formatter(&|speed| format!("{speed:.1}"))
             .x_desc(if self.by_bytes { "size of the message" } else { "M, rows of the whole" })
             .y_desc("times as fast")
-            .label_style(("sans-serif", 15))
+            .label_style(TEXT)
             .draw()?;
         let (begin, end) = (least - 0.3, most.max(least + 1.0) + 0.3);
         chart
@@ -180,7 +186,7 @@ impl Chart {
             .configure_series_labels()
             .background_style(WHITE.mix(0.85))
             .border_style(BLACK.mix(0.25))
-            .label_font(("sans-serif", 15))
+            .label_font(TEXT)
             .position(SeriesLabelPosition::LowerRight)
             .draw()?;
         root.present()?;

@@ -13,7 +13,7 @@ use crate::errors::usage;
 
 pub(crate) use compare::print as compare;
 
-mod chart;
+pub(crate) mod chart;
 mod compare;
 
 #[derive(clap::Args)]
