@@ -267,12 +267,10 @@ pub(crate) struct Report {
 impl Report {
     fn chart(&self, problem: &Problem, place: Place) -> Result<String> {
         let Problem { op, m, n, k, dtype, backend, .. } = problem;
-        let depth = if *k > 0 { format!(", K {k}") } else { String::new() };
-        let about = format!(
-            "M {m}, N {n}{depth}, {dtype}; {} ranks as {}, {backend}",
-            place.ranks,
-            place.words()
-        );
+        let sizes = [("M", m), ("N", n), ("K", k)].into_iter().filter(|(_, size)| **size > 0);
+        let shape: String = sizes.map(|(name, size)| format!("{name} {size}, ")).collect();
+        let (ranks, words) = (place.ranks, place.words());
+        let about = format!("{shape}{dtype}; {ranks} ranks as {words}, {backend}");
         trace::chart(&self.traces, &format!("{op}, {}", self.variant), &about)
     }
 }
