@@ -19,7 +19,9 @@ const GAP: i32 = 12;
 /// The chart as SVG, under two lines that say what it is of.
 pub(crate) fn chart(traces: &[RankTrace], title: &str, about: &str) -> Result<String> {
     if traces.iter().all(|trace| trace.lanes().next().is_none()) {
-        bail!("{title}: there is nothing to draw, as its workgroups left no spans");
+        bail!(
+            "{title}: there is nothing to draw: no spans were left, or fewer calls leave room for them"
+        );
     }
     let mut text = String::new();
     draw(&mut text, traces, title, about).map_err(|error| anyhow!("chart of {title}: {error}"))?;
