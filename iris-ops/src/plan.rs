@@ -117,7 +117,7 @@ impl Plan {
                     _ => Kept::Partial,
                 },
                 spec::Whole::Gathered => Kept::Gathered,
-                spec::Whole::Rows if matches!(form.memory, Memory::Copied(_)) => Kept::Rows,
+                spec::Whole::Rows if form.is_copied() => Kept::Rows,
                 _ => Kept::Nothing,
             })
         });

@@ -211,6 +211,11 @@ impl Form {
         matches!(self.whole, Whole::Partial | Whole::Rows | Whole::Gathered)
     }
 
+    /// Whether copy engines move the message.
+    pub(crate) fn is_copied(&self) -> bool {
+        matches!(self.memory, Memory::Copied(_))
+    }
+
     /// The same, whose peers read A.
     pub(crate) const fn pulls(self) -> Form {
         Form { pulls: true, ..self }

@@ -168,7 +168,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if !unfused && let Some(tile) = table::tile(ranks, request) {
         return tile;
     }
-    if matches!(form.memory, Memory::Copied(_)) && request.shard == Shard::Rows && !product {
+    if form.is_copied() && request.shard == Shard::Rows && !product {
         let most =
             if matches!(request.op(), Op::MatmulAllReduce | Op::MatmulAllGather) { 4 } else { 2 };
         return copied_tile(Message::of(ranks, request, form), request.dtype.size(), (most, ranks));
@@ -250,11 +250,10 @@ impl Message {
         let Request { row, m, n, k, shard, .. } = *request;
         let parts = if form.sends_all { 1 } else { ranks.size };
         let part = |all: usize| all.div_ceil(parts);
-        let copied = matches!(form.memory, Memory::Copied(_));
         let (cols, m, n) = match (form.whole, shard) {
             (Whole::Gathered, Shard::Rows) => (k, part(m), k),
             (Whole::Gathered, Shard::Columns) => (k, m, part(k)),
-            _ if row.tiles == Tiles::Whole && !copied => (n, m, n),
+            _ if row.tiles == Tiles::Whole && !form.is_copied() => (n, m, n),
             _ => (n, part(m), n),
         };
         Self { m, n, all: request.m.saturating_mul(cols), parts }

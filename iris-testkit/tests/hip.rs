@@ -110,6 +110,19 @@ fn calls_of<'a>(calls: &'a str, name: &str) -> Vec<&'a str> {
     calls.lines().filter_map(of).collect()
 }
 
+/// Launches of each of these kernels.
+fn launches<const N: usize>(calls: &str, names: [&str; N]) -> [usize; N] {
+    let launches = calls_of(calls, "hipModuleLaunchKernel");
+    names.map(|name| launches.iter().filter(|call| call.starts_with(name)).count())
+}
+
+/// Copies of so many bytes on a device, and of words.
+fn copies(calls: &str, bytes: u32) -> [usize; 2] {
+    let copies = calls_of(calls, "hipMemcpyAsync");
+    let of = |bytes| copies.iter().filter(|it| it.starts_with(&format!("{bytes} on"))).count();
+    [bytes, 4].map(of)
+}
+
 fn ranks_that_are_threads_share_memory_by_peer_access() {
     let fake = Fake::of(7);
     let (calls, _) = right(fake, "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65", &[]);
@@ -155,24 +168,18 @@ fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
     let count = |k: u32| {
         let (calls, _) = right(Fake::of(7), &format!("{line} --k {k}"), &[]);
         assert_eq!(failed(&calls), [""; 0]);
-        let launches = calls_of(&calls, "hipModuleLaunchKernel");
-        let of = |name: &str| launches.iter().filter(|call| call.starts_with(name)).count();
-        // Rows, as large as half of A, and words.
-        let copies = calls_of(&calls, "hipMemcpyAsync");
-        let copies = |bytes: u32| {
-            copies.iter().filter(|call| call.starts_with(&format!("{bytes} on"))).count()
-        };
         let [opened, pushed, gates, closed] =
-            ["iris_open", "iris_copies", "iris_gate", "iris_close"].map(of);
-        assert!(opened > 0 && [gates, closed] == [opened; 2], "{launches:?}");
+            launches(&calls, ["iris_open", "iris_copies", "iris_gate", "iris_close"]);
+        assert!(opened > 0 && [gates, closed] == [opened; 2], "{calls}");
         let waits = calls_of(&calls, "hipStreamWaitEvent").len();
-        (opened, pushed, copies(20 * k * 4), copies(4), waits)
+        // Rows, as large as half of A, and words.
+        (opened, pushed, copies(&calls, 20 * k * 4), waits)
     };
-    let (calls, pushed, rows, words, waits) = count(16);
-    assert_eq!((pushed, rows, words), (0, calls, calls));
+    let (calls, pushed, copied, waits) = count(16);
+    assert_eq!((pushed, copied), (0, [calls; 2]));
     // Rows of 17 elements do not follow each other in the gathered matrix: workgroups push them.
-    let (calls, pushed, rows, words, others) = count(17);
-    assert_eq!((pushed, rows, words), (calls, 0, 0));
+    let (calls, pushed, copied, others) = count(17);
+    assert_eq!((pushed, copied), (calls, [0, 0]));
     // Copies begin behind what opens their call, and it ends behind them.
     assert_eq!(waits, others + 2 * calls);
 }
@@ -190,19 +197,13 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
         let count = |n: u32| {
             let (calls, _) = right(Fake::of(7), &format!("{line} --n {n}"), &[]);
             assert_eq!(failed(&calls), [""; 0]);
-            let launches = calls_of(&calls, "hipModuleLaunchKernel");
-            let of = |name: &str| launches.iter().filter(|call| call.starts_with(name)).count();
-            let copies = calls_of(&calls, "hipMemcpyAsync");
-            let copies = |bytes: u32| {
-                copies.iter().filter(|call| call.starts_with(&format!("{bytes} on"))).count()
-            };
             let [opened, gates, summed, closed] =
-                ["iris_open", "iris_gate", "iris_sums", "iris_close"].map(of);
-            assert!(opened > 0 && closed == opened, "{launches:?}");
-            assert_eq!([gates, summed], [rounds * opened, sums * opened], "{launches:?}");
-            let pushed = of("iris_copies") + of("iris_blocks") + of("iris_results");
+                launches(&calls, ["iris_open", "iris_gate", "iris_sums", "iris_close"]);
+            assert!(opened > 0 && closed == opened, "{calls}");
+            assert_eq!([gates, summed], [rounds * opened, sums * opened], "{calls}");
+            let pushed = launches(&calls, ["iris_copies", "iris_blocks", "iris_results"]);
             let waits = calls_of(&calls, "hipStreamWaitEvent").len();
-            (opened, pushed, [copies(20 * n * 4), copies(4)], waits)
+            (opened, pushed.iter().sum::<usize>(), copies(&calls, 20 * n * 4), waits)
         };
         let (calls, pushed, copied, waits) = count(24);
         assert_eq!((pushed, copied), (0, [rounds * calls; 2]), "{op}");
@@ -488,14 +489,12 @@ fn what_comes_in_parts_is_added_by_the_library() {
         assert_eq!(failed(&calls), [""; 0]);
         assert!(lines[0]["rel_error"].as_f64().unwrap() < 0.01, "{lines:?}");
         let all = calls_of(&calls, PRODUCT);
-        let opened = calls_of(&calls, "hipModuleLaunchKernel");
-        let opened = opened.iter().filter(|call| call.starts_with("iris_open")).count();
+        let [opened, sums] = launches(&calls, ["iris_open", "iris_sums"]);
         let adding = all.iter().filter(|call| call.contains("and C")).count();
         // Two parts of eight rows; to those that a rank owns the other's are added.
         assert_eq!(adding, if op == "matmul_all_gather" { 0 } else { 2 * opened }, "{op}");
         assert!(opened > 0 && all.len() >= 2 * opened, "{op}: {calls}");
         // Nothing is left to add up.
-        let sums = calls.matches("iris_sums").count();
         let taken = if op == "matmul_reduce_scatter" { 0 } else { 2 * opened };
         assert_eq!(sums, taken, "{op}");
     }

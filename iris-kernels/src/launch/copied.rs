@@ -137,14 +137,20 @@ impl Call<'_> {
             self.enqueue(Kernel::Results, groups)?;
             return self.take(results);
         }
+        let adds = self.adds();
         let own_part = |part: Part| {
-            if self.adds(&part.rows) {
+            if adds {
                 self.arrive(message, |_| part.tiles.clone())?;
-                return self.add(&part.rows);
+                self.add(&part.rows)?;
+            } else {
+                product(message.taken(args.channel.rank, &part.rows))?;
+                self.arrive(message, |_| part.tiles.clone())?;
+                self.sum(part.rows.clone())?;
             }
-            product(message.taken(args.channel.rank, &part.rows))?;
-            self.arrive(message, |_| part.tiles.clone())?;
-            self.sum(part.rows.clone())
+            match &self.results {
+                Some(results) => self.copy(results, std::iter::once(part)),
+                None => Ok(()),
+            }
         };
         let mut parts = message.sent(args.channel.rank);
         for at in 0..message.most() {
@@ -154,29 +160,18 @@ impl Call<'_> {
                     self.send(message.copies(peer, &part))?;
                 }
             }
-            if let (1.., Some(results)) = (at, &self.results)
-                && let Some(part) = parts.next()
-            {
-                own_part(part.clone())?;
-                self.copy(results, std::iter::once(part))?;
+            if at > 0 && self.results.is_some() {
+                parts.next().map_or(Ok(()), own_part)?;
             }
         }
-        match &self.results {
+        if !adds && self.results.is_none() {
             // Nothing is done with a part before all are there.
-            None if !self.adds(&(0..own.end - own.start)) => {
-                product(own.clone())?;
-                self.arrive(message, |source| message.all(source))?;
-                self.sum(0..own.end - own.start)
-            }
-            None => parts.try_for_each(own_part),
-            Some(results) => {
-                parts.try_for_each(|part| {
-                    own_part(part.clone())?;
-                    self.copy(results, std::iter::once(part))
-                })?;
-                self.take(results)
-            }
+            product(own.clone())?;
+            self.arrive(message, |source| message.all(source))?;
+            return self.sum(0..own.end - own.start);
         }
+        parts.try_for_each(own_part)?;
+        self.results.as_ref().map_or(Ok(()), |results| self.take(results))
     }
 
     /// The products of this rank's rows of C, which leave for all.
@@ -264,12 +259,13 @@ impl Call<'_> {
         (OpArgs { a, c, m: rows.end - rows.start, ..*self.args }, addend)
     }
 
-    /// Whether there is one peer, and the library adds. Not where there is one part: it would wait for the
+    /// Whether there is one peer, and the library adds: asked of all rows at once. Not where there is one part: it would wait for the
     /// peer's before it is multiplied, which takes longer than a sum (106 and 130 us for 1024 rows on 2 x
     /// H200, 2026-11-22; of 8192 rows in four parts an all-reduce took 791 with it, 806 without).
-    fn adds(&self, rows: &Range<u32>) -> bool {
-        self.args.channel.size == 2 && self.message.most() > 1 && !rows.is_empty() && {
-            let (args, addend) = self.adding(rows);
+    fn adds(&self) -> bool {
+        let own = self.message.own();
+        self.args.channel.size == 2 && self.message.most() > 1 && !own.is_empty() && {
+            let (args, addend) = self.adding(&(0..own.end - own.start));
             self.ahead.product.as_ref().is_some_and(|it| it.fits_adding(&args, &addend))
         }
     }

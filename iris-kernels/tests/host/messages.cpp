@@ -5,31 +5,17 @@
 #include "../../kernels/all_to_all.cu"
 #include "../../kernels/broadcast.cu"
 
-// Beside copy engines all have kernels of the same names.
-#define iris_open all_reduce_open
-#define iris_blocks all_reduce_blocks
-#define iris_results all_reduce_results
-#define iris_gate all_reduce_gate
-#define iris_sums all_reduce_sums
-#define iris_close all_reduce_close
-#include "../../kernels/all_reduce.cu"
-#undef iris_open
-#undef iris_blocks
-#undef iris_results
-#undef iris_gate
-#undef iris_sums
-#undef iris_close
+// Beside copy engines the others have kernels of the same names.
+#define iris_open OF(open)
+#define iris_blocks OF(blocks)
+#define iris_results OF(results)
+#define iris_gate OF(gate)
+#define iris_sums OF(sums)
+#define iris_close OF(close)
 
-#define iris_open reduce_scatter_open
-#define iris_blocks reduce_scatter_blocks
-#define iris_results reduce_scatter_results
-#define iris_gate reduce_scatter_gate
-#define iris_sums reduce_scatter_sums
-#define iris_close reduce_scatter_close
+#define OF(kernel) all_reduce_##kernel
+#include "../../kernels/all_reduce.cu"
+#undef OF
+
+#define OF(kernel) reduce_scatter_##kernel
 #include "../../kernels/reduce_scatter.cu"
-#undef iris_open
-#undef iris_blocks
-#undef iris_results
-#undef iris_gate
-#undef iris_sums
-#undef iris_close
