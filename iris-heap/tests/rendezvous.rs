@@ -133,6 +133,9 @@ fn skip() -> Result<String, Error> {
 fn stop() {
     let me = rustix::process::getpid();
     kill_process(me, Signal::STOP).unwrap();
+    // Another thread of the process may be the one that takes the signal, and all stop only then: this one would
+    // pass a barrier or two meanwhile.
+    std::thread::sleep(Duration::from_millis(200));
 }
 
 /// Rank 0 is stopped before a barrier, until the others have given up.
