@@ -234,6 +234,11 @@ impl CoreConfig {
         64 * self.groups
     }
 
+    /// Rows of the tiles of a cluster.
+    pub fn unit_rows(&self) -> u32 {
+        self.rows() * self.cluster
+    }
+
     /// Threads of a workgroup.
     pub fn threads(&self) -> u32 {
         128 * (self.groups + 1)
@@ -254,7 +259,7 @@ impl CoreConfig {
 
     /// Clusters below each other, and tiles beside each other.
     pub(crate) fn tiles(&self, rows: u32, cols: u32) -> (u32, u32) {
-        (rows.div_ceil(self.rows() * self.cluster), cols.div_ceil(self.width))
+        (rows.div_ceil(self.unit_rows()), cols.div_ceil(self.width))
     }
 
     /// Workgroups of a launch that has so many tiles for a cluster.

@@ -10,11 +10,12 @@ use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, Sym
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::build::{self, Injected, OpBuild};
 use crate::cpu;
+use crate::gemm::Gathering;
 use crate::kernel::Kernel;
 use crate::schedule::split;
 use crate::target::Target;
 use crate::trace::MAX_GROUPS;
-use crate::whole::{Whole, WholeProduct};
+use crate::whole::{Library, Whole, WholeProduct};
 
 /// A kernel that was loaded.
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ struct Ahead {
     observed: bool,
     /// Whoever has it for calls that fit.
     product: Option<WholeProduct>,
+    /// Of an A that engines bring while it is multiplied.
+    gathering: Option<Gathering>,
     /// The kernel of `matmul`, for those that do not; none where the launcher's own kernel is that.
     local: Option<Launcher>,
 }
@@ -127,7 +130,8 @@ impl Launcher {
     pub fn with_whole(self, heap: &SymmetricHeap, whole: &Whole) -> Result<Self> {
         let product = WholeProduct::new(heap, whole)?;
         let role = Role::None;
-        let ahead = Ahead { whole: *whole, role, observed: false, product, local: None };
+        let ahead =
+            Ahead { whole: *whole, role, observed: false, product, gathering: None, local: None };
         Ok(Self { ahead: Some(Arc::new(ahead)), ..self })
     }
 
@@ -156,7 +160,12 @@ impl Launcher {
         let product = WholeProduct::new(heap, whole)?;
         let message = OpBuild { op: name, product: false, ..*op };
         let observed = op.observed || op.injected != Injected::default();
-        let ahead = Ahead { whole: *whole, role, observed, product, local };
+        let gathers = role == Role::Gather && kernels.contains(&Kernel::Open);
+        let gathering = match whole.library {
+            Library::Auto | Library::Ours if gathers => Gathering::new(heap, whole)?,
+            _ => None,
+        };
+        let ahead = Ahead { whole: *whole, role, observed, product, gathering, local };
         let mut kernels = kernels.to_vec();
         // What stands beside the copies of a call.
         if kernels.contains(&Kernel::Open) {
@@ -173,8 +182,10 @@ impl Launcher {
 
     /// The library whose products of whole matrices it has, if there is one.
     pub fn library(&self) -> Option<String> {
-        let product = self.ahead.as_ref()?.product.as_ref()?;
-        Some(product.title())
+        let ahead = self.ahead.as_ref()?;
+        let product = ahead.product.as_ref()?;
+        let gathering = ahead.gathering.as_ref().map_or("", |_| " or gemm_sm90_gather");
+        Some(product.title() + gathering)
     }
 
     /// The same without that: for ranks of which not all have it.
@@ -182,7 +193,8 @@ impl Launcher {
     pub fn without_library(self) -> Self {
         let ahead = self.ahead.map(|ahead| {
             let Ahead { whole, role, observed, ref local, .. } = *ahead;
-            Arc::new(Ahead { whole, role, observed, product: None, local: local.clone() })
+            let local = local.clone();
+            Arc::new(Ahead { whole, role, observed, product: None, gathering: None, local })
         });
         Self { ahead, ..self }
     }

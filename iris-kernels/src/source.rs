@@ -65,6 +65,7 @@ pub const HEADERS: &[Text] = embed![
     "iris/gemm/sm90.h",
     "iris/gemm/product.h",
     "iris/gemm/core.h",
+    "iris/gemm/whole.h",
     "iris/body/epilogue.h",
     "iris/body/partial.h",
     "iris/gemm/producer.h",
@@ -92,13 +93,13 @@ pub const KERNELS: &[Text] = embed![
     "reduce_scatter.cu",
 ];
 
-/// The source of products of whole matrices, which no op is fused with: `crate::gemm`.
-pub const GEMM: Text = Text { name: "gemm_sm90.cu", text: include_str!("../kernels/gemm_sm90.cu") };
+/// The sources of products of whole matrices: `crate::gemm`. The first is fused with nothing.
+pub const GEMMS: &[Text] = embed!["gemm_sm90.cu", "gemm_sm90_gather.cu"];
 
 /// A hash of all of it: ranks whose kernels are compiled from other sources make no op together.
 pub fn hash() -> u128 {
     static HASH: OnceLock<u128> = OnceLock::new();
-    *HASH.get_or_init(|| hash_of(HEADERS.iter().chain(KERNELS).chain([&GEMM])))
+    *HASH.get_or_init(|| hash_of(HEADERS.iter().chain(KERNELS).chain(GEMMS)))
 }
 
 fn hash_of<'a>(texts: impl Iterator<Item = &'a Text>) -> u128 {
@@ -127,12 +128,8 @@ mod tests {
                 }
             }
         }
-        let mut embedded: Vec<_> = HEADERS
-            .iter()
-            .chain(KERNELS)
-            .chain([&GEMM])
-            .map(|text| text.name.to_string())
-            .collect();
+        let mut embedded: Vec<_> =
+            HEADERS.iter().chain(KERNELS).chain(GEMMS).map(|text| text.name.to_string()).collect();
         files.sort();
         embedded.sort();
         assert_eq!(files, embedded);
@@ -141,7 +138,7 @@ mod tests {
     #[test]
     fn another_source_is_another_hash() {
         let other = Text { text: "// Another.", ..KERNELS[0] };
-        let changed = hash_of(HEADERS.iter().chain([&other]).chain(&KERNELS[1..]).chain([&GEMM]));
+        let changed = hash_of(HEADERS.iter().chain([&other]).chain(&KERNELS[1..]).chain(GEMMS));
         assert_ne!(changed, hash());
     }
 

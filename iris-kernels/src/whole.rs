@@ -4,8 +4,7 @@
 use iris_heap::{BackendKind, DType, Error, Gpu, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs};
-use crate::gemm::{Config, Gemm};
-use crate::rtc;
+use crate::gemm::{Config, Gemm, if_compiled};
 use crate::target::{Target, library_workspace};
 use crate::vendor::{Blas, Multiplier, Prepared};
 
@@ -286,16 +285,7 @@ fn ours(
         .into_iter()
         .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
         .collect();
-    match Gemm::of(heap, shape, dtype, &configs) {
-        Ok(gemm) => Ok(Some(gemm)),
-        // A host without the compiler, whose kernels came with the program.
-        Err(Error::Other(why))
-            if matches!(why.downcast_ref(), Some(rtc::Error::NotFound { .. })) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+    if_compiled(Gemm::of(heap, shape, dtype, &configs))
 }
 
 /// The vendor's library on this device, if it is there and multiplies such matrices.

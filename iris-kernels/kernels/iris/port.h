@@ -30,8 +30,10 @@
 // Of a lambda: what it captures, sums above all, stays in registers.
 #define IRIS_INLINE __attribute__((always_inline))
 // Functions that are kept apart, for the size of the code: not called for single elements of a result
-// that a vector holds.
+// that a vector holds. A kernel may say otherwise.
+#ifndef IRIS_COLD
 #define IRIS_COLD static __device__ __noinline__
+#endif
 #define IRIS_KERNEL extern "C" __global__ void __launch_bounds__(IRIS_THREADS, IRIS_TOGETHER)
 #define IRIS_ARGS const __grid_constant__
 #define IRIS_SHARED(type, name) type& name = iris::port::shared<type>()

@@ -1,5 +1,5 @@
 //! Our own product of whole matrices on sm_90a: which build of `kernels/gemm_sm90.cu` multiplies what,
-//! and its launch.
+//! and its launch; and of one whose A comes while it is multiplied ([`Gathering`]).
 //!
 //! **Problem.** The product that operators fuse their messages with works on tiles that an operator
 //! hands out, and reaches half the rate of the device. A product of its own can do better: it copies by
@@ -14,6 +14,7 @@
 //! of C that are multiples of 16 bytes. What does not fit is left to the other kernels: [`Gemm::fits`].
 
 mod choice;
+mod gathering;
 mod tensor_map;
 
 use bytemuck::{Pod, Zeroable};
@@ -23,13 +24,14 @@ use crate::args::{Matrix, OpArgs, dtype_code};
 use crate::{Target, rtc, source};
 
 pub use crate::gemm_config::CoreConfig as Config;
+pub use gathering::{Gathering, Parts};
 use tensor_map::TensorMap;
 
 /// The longest that the loader of a workgroup waits for its consumers: none of them waits for another
 /// rank.
 const DEADLINE_NS: u64 = 10_000_000_000;
 
-/// What the kernel is given beside its maps: `Arguments` of `gemm_sm90.cu`.
+/// What kernels are given beside their maps: `Arguments` of `gemm/whole.h`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Arguments {
@@ -70,6 +72,17 @@ impl Gemm {
         dtype: DType,
         configs: &[Config],
     ) -> Result<Gemm> {
+        Self::load(heap, shape, dtype, configs, (&source::GEMMS[0], "iris_gemm"))
+    }
+
+    /// The same of another source, by its kernel's name.
+    fn load(
+        heap: &SymmetricHeap,
+        shape: [usize; 3],
+        dtype: DType,
+        configs: &[Config],
+        (source, name): (&source::Text, &str),
+    ) -> Result<Gemm> {
         let target = Target::of(&heap.device())?;
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
         let Some(code) = code else {
@@ -82,8 +95,8 @@ impl Gemm {
             let options = config.options(code);
             let Target { vendor, arch } = &target;
             let image =
-                rtc::compile(*vendor, source::GEMM.into(), &options, arch).map_err(Error::other)?;
-            let function = heap.load(&image)?.function("iris_gemm", config.shared_bytes())?;
+                rtc::compile(*vendor, (*source).into(), &options, arch).map_err(Error::other)?;
+            let function = heap.load(&image)?.function(name, config.shared_bytes())?;
             Ok((*config, function))
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
@@ -118,6 +131,15 @@ impl Gemm {
     }
 
     fn fitting(&self, args: &OpArgs) -> Option<&(Config, Function)> {
+        self.fitting_of(args, |_| true)
+    }
+
+    /// Of those builds that `usable` lets pass.
+    fn fitting_of(
+        &self,
+        args: &OpArgs,
+        usable: impl Fn(&Config) -> bool,
+    ) -> Option<&(Config, Function)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let code = dtype_code(self.dtype)?;
         let [most, of_n, of_k] = self.shape;
@@ -137,10 +159,9 @@ impl Gemm {
             return None;
         }
         let layout = (a.transposed != 0, b.transposed != 0);
-        let usable = self
-            .kernels
-            .iter()
-            .filter(|(config, _)| config.layout() == layout && config.takes(shape));
+        let usable = self.kernels.iter().filter(|(config, _)| {
+            config.layout() == layout && config.takes(shape) && usable(config)
+        });
         usable.min_by_key(|(config, _)| config.cost(shape, self.multiprocessors))
     }
 
@@ -155,9 +176,20 @@ impl Gemm {
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(&self, gpu: &Gpu, stream: &Stream, args: &OpArgs) -> Result<bool> {
         let Some((config, function)) = self.fitting(args) else { return Ok(false) };
-        let OpArgs { a, b, c, bias, m, n, k, .. } = *args;
+        let OpArgs { a, b, c, .. } = *args;
         // The driver wants a context, though it asks nothing of the device.
         let maps = gpu.current(|| config.maps(self.dtype, [&a, &b, &c]))?;
+        let (given, shape) = self.given(config, args);
+        let [a, b, c] = &maps;
+        let args = [a.bytes(), b.bytes(), c.bytes(), bytemuck::bytes_of(&given)];
+        // SAFETY: the parameters are those of `iris_gemm`; the caller vouches for the matrices;
+        // workgroups wait only for others of their cluster, which start together.
+        unsafe { function.launch(stream, shape, &args) }.map(|()| true)
+    }
+
+    /// What such a launch is given, and how large it is.
+    fn given(&self, config: &Config, args: &OpArgs) -> (Arguments, LaunchShape) {
+        let OpArgs { bias, m, n, k, .. } = *args;
         let (rows, cols) = if config.flipped { (n, m) } else { (m, n) };
         let (row_units, col_tiles) = config.tiles(rows, cols);
         let given = Arguments {
@@ -175,11 +207,20 @@ impl Gemm {
             threads: config.threads(),
             shared_bytes: config.shared_bytes(),
         };
-        let [a, b, c] = &maps;
-        let args = [a.bytes(), b.bytes(), c.bytes(), bytemuck::bytes_of(&given)];
-        // SAFETY: the parameters are those of `iris_gemm`; the caller vouches for the matrices;
-        // workgroups wait only for others of their cluster, which start together.
-        unsafe { function.launch(stream, shape, &args) }.map(|()| true)
+        (given, shape)
+    }
+}
+
+/// Nothing on a host without the compiler, whose kernels came with the program.
+pub(crate) fn if_compiled<T>(made: Result<T>) -> Result<Option<T>> {
+    match made {
+        Ok(made) => Ok(Some(made)),
+        Err(Error::Other(why))
+            if matches!(why.downcast_ref(), Some(rtc::Error::NotFound { .. })) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 

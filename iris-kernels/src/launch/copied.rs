@@ -12,6 +12,7 @@ use iris_heap::{DeviceCopy, Result, Stream, SymmetricHeap};
 
 use super::{Ahead, Launcher, Role, rows_of};
 use crate::args::{Matrix, OpArgs, producer};
+use crate::gemm::Parts;
 use crate::kernel::Kernel;
 use crate::schedule::split;
 use crate::whole::WholeProduct;
@@ -97,6 +98,9 @@ impl Call<'_> {
             self.arrive(message, |source| message.all(source))?;
             return self.product(a, 0..args.m, args);
         }
+        if by_engine && self.gathers(a)? {
+            return Ok(());
+        }
         let own = message.own();
         self.product(args.a, own.clone(), args)?;
         if args.n >= COLUMNS * (args.channel.size - 1) {
@@ -118,6 +122,23 @@ impl Call<'_> {
             }
         }
         Ok(())
+    }
+
+    /// One product of all rows, which waits for those of the others itself, if there is a build for it:
+    /// whether there is. `all` is where A is gathered.
+    fn gathers(&self, all: Matrix) -> Result<bool> {
+        let Self { args, message, .. } = self;
+        let Some(gathering) = &self.ahead.gathering else { return Ok(false) };
+        let size = args.channel.size;
+        // A signal for each part, and as many rows of each rank.
+        if !args.m.is_multiple_of(size) || message.args.n > message.args.tile_n {
+            return Ok(false);
+        }
+        let (shard, part) = (args.m / size, message.args.tile_m);
+        let parts = Parts { shard, part, first: message.first };
+        let (on, to) = ((self.heap.gpu()?, self.stream), (&all, &parts));
+        // SAFETY: as the caller of `copied` says: the call is open, and engines copy.
+        unsafe { gathering.launch(on, args, to, &message.args) }
     }
 
     /// The products of what others own, which leaves for them; then of what this rank owns, to which theirs

@@ -52,6 +52,31 @@ IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
     });
 }
 
+/// The same within a launch that reads what is copied while it runs, for one thread of a workgroup, which
+/// waits alone: for itself, and for copies that it starts then. Such a launch lies between open, which has
+/// come to agree with all peers, and close: it counts nobody out, and ends no call.
+class Arrivals {
+  public:
+    IRIS_DEVICE explicit Arrivals(const Launch& launch)
+        : m(launch.heap, launch.channel), number(m.dev_load<Access::CallLoad>(m.call_word())), lost(false) {}
+
+    /// Wait for this part of `source`. When one wait has failed nothing more is waited for: the call has
+    /// failed, and what the launch still reads is of no use, but it must come to its end.
+    IRIS_DEVICE bool await(u32 source, u32 part) {
+        if (lost) return false;
+        const SymWord word = m.signal(m.channel.rank, source, part);
+        const Awaited awaited{number, number, source, static_cast<i32>(part), Limit::Progress};
+        lost = !wait_for<Access::SignalLoad>(
+            m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
+        return !lost;
+    }
+
+  private:
+    const Words m;
+    const Call number;
+    bool lost;
+};
+
 /// The last launch, of one workgroup, behind the copies and all that read what peers copied: fails if a
 /// peer gave up, whose copies may have come too early for what was read here.
 IRIS_DEVICE bool close(const Launch& launch) {

@@ -21,9 +21,12 @@
 //   tiles()              how many there are for a cluster to take
 //   place(i, rank)       of the i-th, for a workgroup of the cluster
 //   slabs()              how many there are in the depth
-//   gate(place, slab)    called by the loader before it loads a slab: it may wait there
+//   slab(place, number)  where one of them lies
 //   stored(place, group) called by the store warp once it stored the last chunk of a consumer's part
 //   finish(place, group, sums)  what is done to the sums before they are rounded
+//   prefetch()           of its maps
+// and a class Loader, made of it by the loader's thread, with
+//   gate(place)          called before the first slab of a tile is loaded: it may wait there
 #ifndef IRIS_GEMM_CORE_H
 #define IRIS_GEMM_CORE_H
 
@@ -112,6 +115,13 @@ struct Place {
     u32 row, col;
 };
 
+/// What of the left factor a slab is: a map, and the first row and column there; and the first row of the
+/// right factor.
+struct Slab {
+    const TensorMap& left;
+    u32 row, col, depth;
+};
+
 /// A position in a ring of COUNT places, with the parity of its turn.
 template <u32 COUNT> struct Ring {
     u32 at, parity;
@@ -125,9 +135,8 @@ template <u32 COUNT> struct Ring {
 
 template <class Op> class Core {
   public:
-    IRIS_DEVICE Core(const Op& op, const TensorMap& a, const TensorMap& b, const TensorMap& c,
-                     u32 memory, u64 deadline_ns)
-        : op(op), map_a(a), map_b(b), map_c(c), stages(memory), staging(memory + STAGING),
+    IRIS_DEVICE Core(const Op& op, const TensorMap& b, const TensorMap& c, u32 memory, u64 deadline_ns)
+        : op(op), map_b(b), map_c(c), stages(memory), staging(memory + STAGING),
           full(memory + BARRIERS), empty(full + 8 * STAGES), chunk_full(empty + 8 * STAGES),
           chunk_empty(chunk_full + 8 * GROUPS * BUFFERS), deadline_ns(deadline_ns),
           rank(CLUSTER > 1 ? rank_in_cluster() : 0), first(blockIdx.x / CLUSTER),
@@ -169,7 +178,7 @@ template <class Op> class Core {
             }
             publish_barriers();
         } else if (threadIdx.x == 32) {
-            prefetch_map(map_a);
+            op.prefetch();
             prefetch_map(map_b);
             prefetch_map(map_c);
         }
@@ -182,14 +191,15 @@ template <class Op> class Core {
     // The loader.
 
     IRIS_DEVICE void load() {
+        typename Op::Loader loader(op);
         const u32 tiles = op.tiles(), slabs = op.slabs();
         Ring<STAGES> ring{0, 1};
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
+            loader.gate(place);
             for (u32 slab = 0; slab < slabs; ++slab) {
-                op.gate(place, slab);
                 await_within(empty + 8 * ring.at, ring.parity);
-                load_slab(place, slab * DEPTH, ring.at);
+                load_slab(op.slab(place, slab), place.col, ring.at);
                 ring.next();
             }
         }
@@ -200,16 +210,16 @@ template <class Op> class Core {
         }
     }
 
-    IRIS_DEVICE void load_slab(const Place& place, u32 depth, u32 at) {
+    IRIS_DEVICE void load_slab(const Slab& slab, u32 cols, u32 at) {
         const u32 a = stages + at * STAGE_BYTES, b = a + A_BYTES, barrier = full + 8 * at;
         arrive_expecting(barrier, A_BYTES + B_LOADED);
         if constexpr (A_ACROSS) {
             IRIS_UNROLL
             for (u32 i = 0; i < GROUPS; ++i) {
-                load_box(a + i * BLOCK, map_a, barrier, place.row + i * 64, depth);
+                load_box(a + i * BLOCK, slab.left, barrier, slab.row + i * 64, slab.col);
             }
         } else {
-            load_box(a, map_a, barrier, depth, place.row);
+            load_box(a, slab.left, barrier, slab.col, slab.row);
         }
         constexpr u16 ALL = (1 << CLUSTER) - 1;
         if constexpr (B_ACROSS) {
@@ -217,14 +227,14 @@ template <class Op> class Core {
             const u32 part = rank * LINES;
             IRIS_UNROLL
             for (u32 i = 0; i < B_BLOCKS; ++i) {
-                const u32 to = b + i * BLOCK + part * LINE, col = place.col + i * 64;
-                if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, col, depth + part);
-                else load_box(to, map_b, barrier, col, depth);
+                const u32 to = b + i * BLOCK + part * LINE, col = cols + i * 64;
+                if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, col, slab.depth + part);
+                else load_box(to, map_b, barrier, col, slab.depth);
             }
         } else {
             const u32 part = rank * (WIDTH / CLUSTER), to = b + part * LINE;
-            if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, depth, place.col + part);
-            else load_box(to, map_b, barrier, depth, place.col);
+            if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, slab.depth, cols + part);
+            else load_box(to, map_b, barrier, slab.depth, cols);
         }
     }
 
@@ -389,7 +399,7 @@ template <class Op> class Core {
     }
 
     const Op& op;
-    const TensorMap &map_a, &map_b, &map_c;
+    const TensorMap &map_b, &map_c;
     const u32 stages, staging, full, empty, chunk_full, chunk_empty;
     const u64 deadline_ns;
     const u32 rank, first, step;

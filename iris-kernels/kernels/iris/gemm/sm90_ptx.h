@@ -107,6 +107,9 @@ IRIS_DEVICE void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" :::
 IRIS_DEVICE void publish_to_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/// What this thread has acquired, copies that it starts from here on see: they are of another proxy, which
+/// an acquire alone does not order.
+IRIS_DEVICE void follow_with_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // Products.
 

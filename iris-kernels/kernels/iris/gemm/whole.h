@@ -1,0 +1,101 @@
+// Which tiles the core multiplies, in which order, and what is added to them: a product of whole matrices.
+#ifndef IRIS_GEMM_WHOLE_H
+#define IRIS_GEMM_WHOLE_H
+
+#include "iris/gemm/core.h"
+
+namespace iris::gemm {
+
+/// As iris_kernels::gemm::Arguments on the host. Rows and columns are those of tiles: of C, or of C
+/// transposed in a build that is FLIPPED.
+struct Arguments {
+    u64 bias;
+    u64 deadline_ns;
+    u32 rows, cols, depth;
+    /// Clusters that lie one below the other, tiles that lie side by side, and how many of the first are
+    /// taken before the next column.
+    u32 row_units, col_tiles, group;
+};
+
+class Whole {
+  public:
+    IRIS_DEVICE Whole(const Arguments& args, const TensorMap& a) : args(args), map_a(a) {}
+
+    IRIS_DEVICE u32 tiles() const { return args.row_units * args.col_tiles; }
+    IRIS_DEVICE u32 slabs() const { return (args.depth + DEPTH - 1) / DEPTH; }
+    IRIS_DEVICE void prefetch() const { prefetch_map(map_a); }
+
+    IRIS_DEVICE Place place(u32 tile, u32 rank) const {
+        const Place unit = this->unit(tile);
+        return Place{(unit.row * CLUSTER + rank) * ROWS, unit.col};
+    }
+    IRIS_DEVICE Slab slab(const Place& place, u32 number) const {
+        return Slab{map_a, place.row, number * DEPTH, number * DEPTH};
+    }
+
+    struct Loader {
+        IRIS_DEVICE explicit Loader(const Whole&) {}
+        IRIS_DEVICE void gate(const Place&) const {}
+    };
+
+    IRIS_DEVICE void stored(const Place&, u32) const {}
+
+    /// The bias of each column of C, or of each row where C is flipped.
+    IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
+        if (args.bias == 0) return;
+        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        if constexpr (FLIPPED) {
+            const u32 row = place.row + group * GROUP_ROWS + warp * 16 + lane / 4;
+            const float low = bias_at(row, args.rows), high = bias_at(row + 8, args.rows);
+            IRIS_UNROLL
+            for (u32 i = 0; i < WIDTH / 2; ++i) sums[i] += i & 2 ? high : low;
+        } else {
+            IRIS_UNROLL
+            for (u32 j = 0; j < WIDTH / 8; ++j) {
+                const u32 col = place.col + j * 8 + lane % 4 * 2;
+                const float left = bias_at(col, args.cols), right = bias_at(col + 1, args.cols);
+                sums[4 * j] += left;
+                sums[4 * j + 1] += right;
+                sums[4 * j + 2] += left;
+                sums[4 * j + 3] += right;
+            }
+        }
+    }
+
+  protected:
+    /// Which rows of clusters, and which column: groups of rows, down each column of a group first, since
+    /// what is under way at a time shares slabs.
+    IRIS_DEVICE Place unit(u32 tile) const {
+        const u32 whole = args.group * args.col_tiles, group = tile / whole, within = tile % whole;
+        const u32 begin = group * args.group, left = args.row_units - begin;
+        const u32 height = left < args.group ? left : args.group;
+        return Place{begin + within % height, within / height * WIDTH};
+    }
+
+    const Arguments& args;
+    const TensorMap& map_a;
+
+  private:
+    IRIS_DEVICE float bias_at(u32 index, u32 count) const {
+        if (index >= count) return 0.0f;
+        const u16 bits = port::read<u16>(args.bias + 2ull * index);
+        if constexpr (IRIS_DTYPE == 1) return port::half_to_float(bits);
+        else return __builtin_bit_cast(float, u32(bits) << 16);
+    }
+};
+
+/// The workgroup's part of the product of `op`, with its dynamic shared memory.
+template <class Op>
+IRIS_DEVICE void multiply_whole(const Op& op, const TensorMap& b, const TensorMap& c, u64 deadline_ns) {
+    extern __shared__ unsigned char memory[];
+    const u32 begin = static_cast<u32>(__cvta_generic_to_shared(memory));
+    Core<Op>(op, b, c, (begin + 1023) / 1024 * 1024, deadline_ns).run();
+}
+
+} // namespace iris::gemm
+
+#define IRIS_GEMM_KERNEL                                                                           \
+    extern "C" __global__ void __launch_bounds__(iris::gemm::CORE_THREADS, 1)                          \
+        __cluster_dims__(iris::gemm::CLUSTER, 1, 1)
+
+#endif
