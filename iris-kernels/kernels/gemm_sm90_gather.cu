@@ -1,5 +1,6 @@
-// The product of an A whose rows come from all ranks while it is multiplied: this rank's own rows first, then
-// those of the others, part by part as copy engines bring them.
+// The product of an A that comes from all ranks while it is multiplied: what this rank has of it first, then
+// what the others have, part by part as copy engines bring it. A is split by rows, or by columns: then each
+// tile begins with this rank's columns.
 
 // The loader calls nothing: a call would take more registers than it keeps, and products would go one by one.
 #define IRIS_COLD IRIS_DEVICE
@@ -9,13 +10,17 @@
 using namespace iris;
 using namespace iris::gemm;
 
-/// How the rows of A come, counted in clusters' rows of tiles; as iris_kernels::gemm::Parts on the host.
+/// How A comes; as iris_kernels::gemm::gathering::Units on the host. Rows are counted in those of the tiles of
+/// a cluster, columns in slabs.
 struct Parts {
-    /// Those of a rank, and those of a part but the last, which may have fewer.
-    u32 shard, part;
-    /// The number of the first part's signal.
-    u32 first;
-    u32 reserved;
+    /// What comes from one rank, of all rows or all columns.
+    u32 rows, slabs;
+    /// A part of that, but the last, which may have less.
+    u32 part_rows, part_slabs;
+    /// Numbers of signals: of the first part, from a part to the one below, to the one on the right.
+    u32 first, down, right;
+    /// Whether columns are split, not rows.
+    u32 columns;
 };
 
 class Gathering : public Whole {
@@ -31,54 +36,83 @@ class Gathering : public Whole {
 
     IRIS_DEVICE Place place(u32 tile, u32 rank) const {
         const Place unit = this->unit(tile);
-        return Place{(where(unit.row) * CLUSTER + rank) * ROWS, unit.col};
-    }
-    /// This rank's rows are where the caller has them.
-    IRIS_DEVICE Slab slab(const Place& place, u32 number) const {
-        const u32 depth = number * DEPTH, own = place.row - op.channel.rank * shard_rows();
-        if (own < shard_rows()) return Slab{map_own, own, depth, depth};
-        return Slab{map_a, place.row, depth, depth};
+        const u32 row = parts.columns == 1 ? unit.row : where(unit.row);
+        return Place{(row * CLUSTER + rank) * ROWS, unit.col};
     }
 
-    /// Waits for the part of a tile. It is the same as that of the tile before in most.
     class Loader {
       public:
         IRIS_DEVICE explicit Loader(const Gathering& of)
-            : of(of), arrivals(launch_of(of.op)), source(of.op.channel.rank), part(0) {}
+            : of(of), arrivals(launch_of(of.op)), left(&of.map_own), row(0), shift(0), depth(0), next(0),
+              source(~0u), part(0), there(0) {}
 
-        IRIS_DEVICE void gate(const Place& place) {
-            const u32 from = place.row / of.shard_rows();
-            const u32 number = place.row % of.shard_rows() / (of.parts.part * CLUSTER * ROWS);
-            if (from == of.op.channel.rank || (from == source && number == part)) return;
-            source = from;
-            part = number;
-            arrivals.await(source, of.parts.first + part);
-            // What the engine has written is read by copies of this thread.
-            follow_with_copies();
+        IRIS_DEVICE Slab slab(const Place& place, u32 number) {
+            if (IRIS_RARE(number == 0 || number == next)) turn(place, number);
+            return Slab{*left, row, number * DEPTH + shift, number * DEPTH + depth};
         }
 
       private:
+        /// From this slab of a tile on, up to `next`, all lie in one place, and are there.
+        IRIS_DEVICE void turn(const Place& place, u32 number) {
+            const Parts& parts = of.parts;
+            const u32 rank = of.op.channel.rank, size = of.op.channel.size, rows = parts.rows * UNIT;
+            const u32 turn = parts.columns == 1 ? number / parts.slabs : 0, begin = turn * parts.slabs;
+            const u32 from = parts.columns == 1 ? (rank + size - turn) % size : place.row / rows;
+            depth = parts.columns == 1 ? (from - turn) * parts.slabs * DEPTH : 0;
+            next = begin + parts.slabs;
+            if (from == rank) {
+                // This rank's part is where the caller has it.
+                left = &of.map_own;
+                row = place.row % rows;
+                shift = 0u - begin * DEPTH;
+                return;
+            }
+            left = &of.map_a;
+            row = place.row;
+            shift = depth;
+            const u32 down = place.row % rows / UNIT / parts.part_rows;
+            if (from != source || down != part) {
+                source = from;
+                part = down;
+                there = 0;
+            }
+            if (number - begin >= there) {
+                const u32 right = (number - begin) / parts.part_slabs;
+                arrivals.await(source, parts.first + down * parts.down + right * parts.right);
+                // What the engine has written is read by copies of this thread.
+                follow_with_copies();
+                there = (right + 1) * parts.part_slabs;
+            }
+            if (there < parts.slabs) next = begin + there;
+        }
+
         const Gathering& of;
         flow::Arrivals arrivals;
-        u32 source, part;
+        const TensorMap* left;
+        /// Where slabs are: their row, and what their columns and depths are beyond their number's.
+        u32 row, shift, depth;
+        /// The first slab that is elsewhere.
+        u32 next;
+        /// From whom came last, which rows, and how many slabs of them are there.
+        u32 source, part, there;
     };
 
   private:
-    IRIS_DEVICE u32 shard_rows() const { return parts.shard * CLUSTER * ROWS; }
+    static constexpr u32 UNIT = CLUSTER * ROWS;
 
-    /// The rows of clusters in the order in which they are there: this rank's own, then part by part those
-    /// of its peers, of which the one before this rank sends it its part first.
+    /// Rows in the order in which they are there: this rank's own, then part by part those of its peers, of
+    /// which the one before this rank sends it its part first.
     IRIS_DEVICE u32 where(u32 turn) const {
-        const u32 size = op.channel.size, rank = op.channel.rank, shard = parts.shard;
-        if (turn < shard) return rank * shard + turn;
-        const u32 others = size - 1, of_part = parts.part * others, whole = shard / parts.part;
-        u32 part = (turn - shard) / of_part;
+        const u32 size = op.channel.size, rank = op.channel.rank, rows = parts.rows;
+        if (turn < rows) return rank * rows + turn;
+        const u32 others = size - 1, of_part = parts.part_rows * others, whole = rows / parts.part_rows;
+        u32 part = (turn - rows) / of_part;
         part = part < whole ? part : whole;
-        const u32 begin = part * parts.part, left = shard - begin;
-        const u32 height = left < parts.part ? left : parts.part;
-        const u32 within = turn - shard - part * of_part;
+        const u32 begin = part * parts.part_rows, left = rows - begin;
+        const u32 height = left < parts.part_rows ? left : parts.part_rows;
+        const u32 within = turn - rows - part * of_part;
         const u32 source = (rank + size - 1 - within / height) % size;
-        return source * shard + begin + within % height;
+        return source * rows + begin + within % height;
     }
 
     const Parts& parts;

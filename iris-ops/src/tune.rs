@@ -168,9 +168,11 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if !unfused && let Some(tile) = table::tile(ranks, request) {
         return tile;
     }
-    if form.is_copied() && request.shard == Shard::Rows && !product {
-        let most =
-            if matches!(request.op(), Op::MatmulAllReduce | Op::MatmulAllGather) { 4 } else { 2 };
+    if form.is_copied() && !product {
+        let most = match (request.op(), request.shard) {
+            (Op::MatmulAllReduce | Op::MatmulAllGather, _) | (_, Shard::Columns) => 4,
+            _ => 2,
+        };
         return copied_tile(Message::of(ranks, request, form), request.dtype.size(), (most, ranks));
     }
     if let Some(device) = device::of(ranks.backend) {

@@ -1,42 +1,75 @@
-//! A product that begins with the rows of A that this rank has, and goes on with those of the others as
-//! copy engines bring them: one launch, which waits for each part before it loads it.
+//! A product that begins with what this rank has of A, by rows or by columns, and goes on with that of the
+//! others as copy engines bring it: one launch, which waits for each part before it loads it.
 //!
 //! **Problem.** Products apart, of this rank's rows and of what came, each end with a wave of tiles that is
-//! not full, and a launch stands between them that only waits.
+//! not full, and a launch stands between them that only waits. Where columns are split, no element of C is
+//! finished before all of A is there.
 //!
-//! **Solution.** `kernels/gemm_sm90_gather.cu`: the tiles of one product in the order in which their rows are
-//! there. The thread that loads a tile waits for the signal of its part, as `flow::Arrivals` says.
+//! **Solution.** `kernels/gemm_sm90_gather.cu`: the tiles of one product, and the slabs of a tile, in the
+//! order in which they are there. The thread that loads a slab waits for the signal of its part, as
+//! `flow::Arrivals` says.
 //!
-//! **Limits.** Those of [`Gemm`]; besides, the rows of each rank, and of a part, are whole tiles of a cluster,
-//! and the launch fills the device while it waits: only where an engine brings what it waits for.
+//! **Limits.** Those of [`Gemm`]; besides, what a rank has is whole tiles of a cluster, or whole slabs, and so
+//! are parts; and the launch fills the device while it waits: only where an engine brings what it waits for.
 
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
 
-use super::{Config, Function, Gemm, if_compiled};
+use super::{Config, Gemm, if_compiled};
 use crate::args::{Matrix, OpArgs};
 use crate::source;
 use crate::whole::Whole;
 
-/// How the rows of A come.
+/// How A comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parts {
-    /// Rows of each rank.
-    pub shard: u32,
-    /// Rows of a part, of which the last may have fewer.
-    pub part: u32,
+    /// Rows and columns that come from each rank: all of the ones, and an equal part of the others.
+    pub shard: [u32; 2],
+    /// Rows and columns of a part, of which the last have fewer where that is not a divisor.
+    pub part: [u32; 2],
     /// The number of the first part's signal.
     pub first: u32,
+    /// What is added to it for the part below, and for the one on the right.
+    pub step: [u32; 2],
+    /// Whether the columns are split over the ranks.
+    pub columns: bool,
 }
 
-/// The same in rows of tiles of a cluster: `Parts` of `gemm_sm90_gather.cu`.
+/// The same in rows of tiles of a cluster, and in slabs: `Parts` of `gemm_sm90_gather.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Units {
-    shard: u32,
-    part: u32,
+    rows: u32,
+    slabs: u32,
+    part_rows: u32,
+    part_slabs: u32,
     first: u32,
-    reserved: u32,
+    down: u32,
+    right: u32,
+    columns: u32,
+}
+
+impl Parts {
+    /// Whether tiles and slabs of a build are of one part each.
+    fn suit(&self, config: &Config) -> bool {
+        let units = [config.unit_rows(), Config::DEPTH];
+        // The edge of the whole may cut the last; that of a rank's shard may not, where there is a next.
+        let split = usize::from(self.columns);
+        self.shard[split].is_multiple_of(units[split])
+            && (0..2).all(|it| {
+                self.part[it] >= self.shard[it] || self.part[it].is_multiple_of(units[it])
+            })
+    }
+
+    fn units(&self, config: &Config) -> Units {
+        let units = [config.unit_rows(), Config::DEPTH];
+        let [rows, slabs] = [0, 1].map(|it| self.shard[it].div_ceil(units[it]));
+        let [part_rows, part_slabs] =
+            [0, 1].map(|it| self.part[it].min(self.shard[it]).div_ceil(units[it]));
+        let [down, right] = self.step;
+        let columns = u32::from(self.columns);
+        Units { rows, slabs, part_rows, part_slabs, first: self.first, down, right, columns }
+    }
 }
 
 /// Loaded kernels for such products.
@@ -65,16 +98,8 @@ impl Gathering {
         Ok(if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))?.map(Gathering))
     }
 
-    /// Whether there is a build for this call, and for its parts.
-    fn fitting(&self, args: &OpArgs, parts: &Parts) -> Option<&(Config, Function)> {
-        let whole = |rows: u32, config: &Config| rows.is_multiple_of(config.unit_rows());
-        self.0.fitting_of(args, |config| {
-            whole(parts.shard, config) && (parts.part >= parts.shard || whole(parts.part, config))
-        })
-    }
-
     /// Enqueues the product of a call, if there is a build for it; whether there is. `args` are those of the
-    /// product, of which A has this rank's rows; `all` is where those of all ranks come, and `message` the
+    /// product, of which A is what this rank has of it; `all` is where that of all ranks comes, and `message` the
     /// arguments of the kernels that would bring them.
     ///
     /// # Errors
@@ -91,18 +116,17 @@ impl Gathering {
         (all, parts): (&Matrix, &Parts),
         message: &OpArgs,
     ) -> Result<bool> {
-        let Some((config, function)) = self.fitting(args, parts) else { return Ok(false) };
+        let fitting = self.0.fitting_of(args, |config| parts.suit(config));
+        let Some((config, function)) = fitting else { return Ok(false) };
         let dtype = self.0.dtype;
         let (maps, own) = gpu.current(|| {
             let own = config.maps(dtype, [&args.a, &args.b, &args.c])?[0];
             Ok((config.maps(dtype, [all, &args.b, &args.c])?, own))
         })?;
-        let unit = config.unit_rows();
-        let part = parts.part.min(parts.shard) / unit;
-        let parts = Units { shard: parts.shard / unit, part, first: parts.first, reserved: 0 };
+        let parts = parts.units(config);
         let (mut given, shape) = self.0.given(config, args);
         // Groups of rows do not reach beyond a part, whose successor comes later.
-        given.group = given.group.min(part);
+        given.group = given.group.min(parts.part_rows);
         // A loader waits for peers, and others of its cluster for it.
         let heap = &message.heap;
         given.deadline_ns = given
@@ -125,4 +149,4 @@ impl Gathering {
     }
 }
 
-const _: () = assert!(size_of::<Units>() == 16);
+const _: () = assert!(size_of::<Units>() == 32);

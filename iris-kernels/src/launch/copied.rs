@@ -93,13 +93,13 @@ impl Call<'_> {
             self.enqueue(kernel, groups)?;
         }
         let a = self.ahead.gathered(args);
+        if by_engine && self.gathers(a)? {
+            return Ok(());
+        }
         if args.shard == 1 {
             // Each row needs all of them.
             self.arrive(message, |source| message.all(source))?;
             return self.product(a, 0..args.m, args);
-        }
-        if by_engine && self.gathers(a)? {
-            return Ok(());
         }
         let own = message.own();
         self.product(args.a, own.clone(), args)?;
@@ -124,18 +124,26 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// One product of all rows, which waits for those of the others itself, if there is a build for it:
-    /// whether there is. `all` is where A is gathered.
+    /// One product, which waits for what comes from others itself, if there is a build for it: whether there
+    /// is. `all` is where A is gathered.
     fn gathers(&self, all: Matrix) -> Result<bool> {
         let Self { args, message, .. } = self;
         let Some(gathering) = &self.ahead.gathering else { return Ok(false) };
-        let size = args.channel.size;
-        // A signal for each part, and as many rows of each rank.
-        if !args.m.is_multiple_of(size) || message.args.n > message.args.tile_n {
+        let (size, columns) = (args.channel.size, args.shard == 1);
+        let split = usize::from(columns);
+        let mut shard = [args.m, args.k];
+        // As much of each rank.
+        if !shard[split].is_multiple_of(size) {
             return Ok(false);
         }
-        let (shard, part) = (args.m / size, message.args.tile_m);
-        let parts = Parts { shard, part, first: message.first };
+        shard[split] /= size;
+        let (mut part, mut step) = ([message.args.tile_m, message.args.tile_n], [message.across(), 1]);
+        if columns {
+            // The message's rows are columns here.
+            part.reverse();
+            step.reverse();
+        }
+        let parts = Parts { shard, part, first: message.first, step, columns };
         let (on, to) = ((self.heap.gpu()?, self.stream), (&all, &parts));
         // SAFETY: as the caller of `copied` says: the call is open, and engines copy.
         unsafe { gathering.launch(on, args, to, &message.args) }
@@ -352,13 +360,13 @@ impl Call<'_> {
     }
 
     /// Whether a copy engine moves the rows, and not workgroups: these must where ranks share a device,
-    /// whose engines could stand behind each other; for rows with gaps; for columns, which are no rows in
-    /// memory; and where what is moved is counted or held up.
+    /// whose engines could stand behind each other; where elements change their type or order; and where what
+    /// is moved is counted or held up.
     fn goes_by_engine(&self) -> bool {
         let kept = self.heap.device().kind.traits().host_threads || self.heap.sharing() > 1;
         let messages = std::iter::once(&self.message).chain(&self.results);
-        let gaps = messages.into_iter().any(Message::has_gaps);
-        !(kept || gaps || self.args.shard == 1 || self.ahead.observed)
+        let alike = messages.into_iter().all(Message::is_alike);
+        alike && !kept && !self.ahead.observed
     }
 }
 

@@ -395,6 +395,15 @@ Error hipMemcpyAsync(u64 to, u64 from, u64 bytes, u32 kind, Stream* stream) {
     const Error code = copy("hipMemcpyAsync", to, true, from, true, bytes, stream);
     return code == SUCCESS ? outcome(code, "hipMemcpyAsync", bytes) : code;
 }
+Error hipMemcpy2DAsync(u64 to, u64 to_apart, u64 from, u64 from_apart, u64 bytes, u64 lines, u32 kind, Stream* stream) {
+    if (kind != 4 || to_apart < bytes || from_apart < bytes) return outcome(INVALID_VALUE, "hipMemcpy2DAsync", kind);
+    for (u64 line = 0; line < lines; ++line) {
+        const u64 there = to + line * to_apart, here = from + line * from_apart;
+        const Error code = copy("hipMemcpy2DAsync", there, true, here, true, bytes, stream);
+        if (code != SUCCESS) return code;
+    }
+    return outcome(SUCCESS, "hipMemcpy2DAsync", bytes * lines);
+}
 Error hipMemcpyHtoDAsync(u64 to, u64 from, u64 bytes, Stream* stream) {
     return copy("hipMemcpyHtoDAsync", to, true, from, false, bytes, stream);
 }

@@ -9,6 +9,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
+use bytemuck::{Pod, Zeroable};
 use libloading::Library;
 
 use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
@@ -53,6 +54,7 @@ macro_rules! functions {
                 cuEventSynchronize(RawEvent);
                 cuEventDestroy_v2(RawEvent);
                 cuMemcpyAsync(Address, Address, usize, RawStream);
+                cuMemcpy2DAsync_v2(*const Lines, RawStream);
                 cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, RawStream);
                 cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, RawStream);
                 cuMemsetD8Async(Address, c_uchar, usize, RawStream);
@@ -185,6 +187,33 @@ pub(super) struct Properties {
     pub(super) flags: [u8; 8],
 }
 
+/// Where lines lie, of `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct Side {
+    /// The first byte of a line, and the first line.
+    pub(super) begin: [usize; 2],
+    /// [`BY_ADDRESS`].
+    pub(super) kind: c_uint,
+    pub(super) reserved: u32,
+    /// Of the host.
+    pub(super) host: u64,
+    pub(super) address: Address,
+    pub(super) array: u64,
+    /// Bytes from line to line.
+    pub(super) apart: usize,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lines {
+    pub(super) from: Side,
+    pub(super) to: Side,
+    pub(super) bytes: usize,
+    pub(super) lines: usize,
+}
+
 /// `CUmemAccessDesc`: who may access memory how.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -283,6 +312,8 @@ numbers! {
     MEMORY_DEVICE = 9, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
     /// A type of memory.
     OF_A_DEVICE = 2, CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    /// A type of memory: whatever the address is of.
+    BY_ADDRESS = 4, CUmemorytype::CU_MEMORYTYPE_UNIFIED;
     /// A type of handle of physical memory.
     HANDLE_DESCRIPTOR = 1, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     /// A type of physical memory.

@@ -8,8 +8,12 @@ use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex};
 
+use bytemuck::Zeroable;
+
 use super::api::{self, Api, RawContext, check, check_for, driver};
-use crate::backend::gpu::{Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn};
+use crate::backend::gpu::{
+    DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn,
+};
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::lock;
@@ -406,6 +410,24 @@ impl Driver for Device {
         // SAFETY: the caller vouches for both ranges and the stream.
         let code = unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes as usize, stream) };
         check("cuMemcpyAsync", code)
+    }
+
+    unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
+        let _bound = self.bind()?;
+        let side = |address, apart: u64| api::Side {
+            kind: api::BY_ADDRESS,
+            address,
+            apart: apart as usize,
+            ..Zeroable::zeroed()
+        };
+        let lines = api::Lines {
+            from: side(copy.from, copy.apart[1]),
+            to: side(copy.to, copy.apart[0]),
+            bytes: copy.bytes as usize,
+            lines: copy.lines as usize,
+        };
+        // SAFETY: the caller vouches for both ranges and the stream.
+        check("cuMemcpy2DAsync", unsafe { (self.driver.cuMemcpy2DAsync_v2)(&lines, stream) })
     }
 
     unsafe fn write(

@@ -15,8 +15,19 @@ pub struct DeviceCopy {
     pub to: u64,
     /// Where from.
     pub from: u64,
-    /// How many bytes.
+    /// How many bytes of a line.
     pub bytes: u64,
+    /// How many lines.
+    pub lines: u64,
+    /// Bytes from the beginning of a line to that of the next, where to and where from.
+    pub apart: [u64; 2],
+}
+
+impl DeviceCopy {
+    /// Bytes that lie side by side.
+    pub fn of(to: u64, from: u64, bytes: u64) -> Self {
+        Self { to, from, bytes, lines: 1, apart: [bytes; 2] }
+    }
 }
 
 /// The streams that such copies have: one for calls that run, one for each capture that is under way. One
@@ -87,9 +98,15 @@ impl Side {
         self.begin.record(stream.raw())?;
         self.begin.before(&**device, self.queue.raw())?;
         self.forked.store(true, Ordering::Relaxed);
-        let enqueued = copies.iter().try_for_each(|&DeviceCopy { to, from, bytes }| {
-            // SAFETY: as the caller says.
-            unsafe { device.copy(to, from, bytes, self.queue.raw()) }
+        let enqueued = copies.iter().try_for_each(|copy| {
+            let &DeviceCopy { to, from, bytes, lines, apart } = copy;
+            if lines == 1 || apart == [bytes; 2] {
+                // SAFETY: as the caller says.
+                unsafe { device.copy(to, from, bytes * lines, self.queue.raw()) }
+            } else {
+                // SAFETY: as above.
+                unsafe { device.copy_lines(copy, self.queue.raw()) }
+            }
         });
         // Also behind those of before one that failed.
         self.end.record(self.queue.raw()).and(enqueued)

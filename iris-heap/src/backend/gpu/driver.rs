@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
+use super::beside::DeviceCopy;
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::Result;
 
@@ -113,6 +114,9 @@ pub(crate) trait Driver: Send + Sync {
 
     /// Enqueues a copy between memory that the device has mapped.
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
+
+    /// Enqueues a copy of lines between such memory.
+    unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()>;
 
     /// Enqueues a copy from the host, in as many pieces as the driver takes well. Apart.
     unsafe fn write(&self, to: u64, from: *const u8, bytes: usize, stream: RawStream)

@@ -137,6 +137,9 @@ impl Driver for Fake {
     unsafe fn copy(&self, _: u64, _: u64, _: u64, stream: RawStream) -> Result<()> {
         self.call("copy", format!("on {}", stream.0))
     }
+    unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
+        self.call("copy_lines", format!("{} of {} on {}", copy.lines, copy.bytes, stream.0))
+    }
     unsafe fn write(&self, _: u64, _: *const u8, _: usize, stream: RawStream) -> Result<()> {
         self.call("write", format!("on {}", stream.0))
     }

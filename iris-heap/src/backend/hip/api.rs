@@ -51,6 +51,16 @@ macro_rules! functions {
                 hipEventSynchronize(RawEvent);
                 hipEventDestroy(RawEvent);
                 hipMemcpyAsync(Address, Address, usize, c_uint, RawStream);
+                hipMemcpy2DAsync(
+                    Address,
+                    usize,
+                    Address,
+                    usize,
+                    usize,
+                    usize,
+                    c_uint,
+                    RawStream,
+                );
                 hipMemcpyHtoDAsync(Address, *const c_void, usize, RawStream);
                 hipMemcpyDtoHAsync(*mut c_void, Address, usize, RawStream);
                 hipMemsetAsync(Address, c_int, usize, RawStream);

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::api::{self, Api, Runtime, check, check_for, runtime};
-use crate::backend::gpu::{Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn};
+use crate::backend::gpu::{
+    DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn,
+};
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::{lock, unsupported};
@@ -544,6 +546,19 @@ impl Driver for Device {
             (bound.api.hipMemcpyAsync)(to, from, bytes as usize, api::COPY_BY_ADDRESS, stream)
         };
         check("hipMemcpyAsync", code)
+    }
+
+    unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
+        let bound = self.bind()?;
+        let &DeviceCopy { to, from, bytes, lines, apart } = copy;
+        let [to_apart, from_apart] = apart.map(|it| it as usize);
+        let (bytes, lines) = (bytes as usize, lines as usize);
+        // SAFETY: the caller vouches for both ranges and the stream.
+        let code = unsafe {
+            let copy = bound.api.hipMemcpy2DAsync;
+            copy(to, to_apart, from, from_apart, bytes, lines, api::COPY_BY_ADDRESS, stream)
+        };
+        check("hipMemcpy2DAsync", code)
     }
 
     unsafe fn write(

@@ -21,12 +21,11 @@
 //   tiles()              how many there are for a cluster to take
 //   place(i, rank)       of the i-th, for a workgroup of the cluster
 //   slabs()              how many there are in the depth
-//   slab(place, number)  where one of them lies
 //   stored(place, group) called by the store warp once it stored the last chunk of a consumer's part
 //   finish(place, group, sums)  what is done to the sums before they are rounded
 //   prefetch()           of its maps
 // and a class Loader, made of it by the loader's thread, with
-//   gate(place)          called before the first slab of a tile is loaded: it may wait there
+//   slab(place, number)  where one of them lies: it may wait until it is there
 #ifndef IRIS_GEMM_CORE_H
 #define IRIS_GEMM_CORE_H
 
@@ -196,10 +195,10 @@ template <class Op> class Core {
         Ring<STAGES> ring{0, 1};
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
-            loader.gate(place);
-            for (u32 slab = 0; slab < slabs; ++slab) {
+            for (u32 number = 0; number < slabs; ++number) {
+                const Slab slab = loader.slab(place, number);
                 await_within(empty + 8 * ring.at, ring.parity);
-                load_slab(op.slab(place, slab), place.col, ring.at);
+                load_slab(slab, place.col, ring.at);
                 ring.next();
             }
         }

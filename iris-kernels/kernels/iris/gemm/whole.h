@@ -29,13 +29,13 @@ class Whole {
         const Place unit = this->unit(tile);
         return Place{(unit.row * CLUSTER + rank) * ROWS, unit.col};
     }
-    IRIS_DEVICE Slab slab(const Place& place, u32 number) const {
-        return Slab{map_a, place.row, number * DEPTH, number * DEPTH};
-    }
 
     struct Loader {
-        IRIS_DEVICE explicit Loader(const Whole&) {}
-        IRIS_DEVICE void gate(const Place&) const {}
+        const Whole& of;
+        IRIS_DEVICE explicit Loader(const Whole& of) : of(of) {}
+        IRIS_DEVICE Slab slab(const Place& place, u32 number) const {
+            return Slab{of.map_a, place.row, number * DEPTH, number * DEPTH};
+        }
     };
 
     IRIS_DEVICE void stored(const Place&, u32) const {}

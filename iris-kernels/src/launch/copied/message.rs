@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use iris_heap::DeviceCopy;
 
-use crate::args::OpArgs;
+use crate::args::{Matrix, OpArgs};
 use crate::schedule::{Grid, SplitGrid, split};
 
 /// Rows of A of each rank, in parts, to places in C of others.
@@ -49,6 +49,11 @@ impl Message {
     fn grid(&self) -> SplitGrid {
         let OpArgs { m, n, tile_m, tile_n, .. } = self.args;
         SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: self.args.channel.size }
+    }
+
+    /// Tiles side by side.
+    pub(super) fn across(&self) -> u32 {
+        self.grid().part(0).across()
     }
 
     /// Whose part of the rows travels from one rank to another.
@@ -104,38 +109,55 @@ impl Message {
         first + rows.start..first + rows.end
     }
 
-    /// Whether its rows do not lie one behind the other, on both sides, as elements of one type.
-    pub(super) fn has_gaps(&self) -> bool {
-        let OpArgs { a, c, n, .. } = self.args;
-        let line = u64::from(n);
-        a.transposed == 1 || c.transposed == 1 || a.ld != line || c.ld != line || a.dtype != c.dtype
+    /// Whether its elements have one type, and lie in the same order on both sides.
+    pub(super) fn is_alike(&self) -> bool {
+        let OpArgs { a, c, .. } = self.args;
+        a.transposed == c.transposed && a.dtype == c.dtype
     }
 
-    /// What an engine does for a part: the rows, and behind them the words that say so.
+    /// What an engine does for a part: its tiles, each followed by the word that says so.
     pub(super) fn copies(&self, peer: u32, part: &Part) -> Vec<DeviceCopy> {
-        let OpArgs { ref heap, ref channel, a, c, m, .. } = self.args;
+        let OpArgs { ref heap, ref channel, m, n, tile_n, .. } = self.args;
         let (own, rank) = (heap.data[heap.rank as usize], channel.rank);
         let allowed = heap.device_words + 4 * u64::from(channel.flag(0).index);
-        let line = c.ld * c.element_bytes();
         let from = self.taken(peer, &part.rows);
         let to = match self.way {
-            Way::Gather => self.placed(rank, &part.rows).start,
+            Way::Gather => self.placed(rank, &part.rows),
             Way::Scatter => {
                 let block = split(m, channel.size, peer);
-                rank * (block.end - block.start) + part.rows.start
+                let first = rank * (block.end - block.start);
+                first + part.rows.start..first + part.rows.end
             }
         };
-        let rows = DeviceCopy {
-            to: c.address - own + heap.data[peer as usize] + u64::from(to) * line,
-            from: a.address + u64::from(from.start) * line,
-            bytes: u64::from(from.end - from.start) * line,
-        };
-        let words = part.tiles.clone().map(|tile| {
+        let tiles = part.tiles.clone().zip(0..).flat_map(|(tile, at)| {
+            let cols = at * tile_n..n.min((at + 1) * tile_n);
+            let rows = self.copy((&to, &from), &cols);
             let signal = channel.signal(peer, rank, self.first + tile);
-            let to = heap.signal[peer as usize] + 4 * u64::from(signal.index);
-            DeviceCopy { to, from: allowed, bytes: 4 }
+            let word = heap.signal[peer as usize] + 4 * u64::from(signal.index);
+            let to = rows.to - own + heap.data[peer as usize];
+            [DeviceCopy { to, ..rows }, DeviceCopy::of(word, allowed, 4)]
         });
-        std::iter::once(rows).chain(words).collect()
+        tiles.collect()
+    }
+
+    /// The copy of these columns of some rows of A to rows of this rank's own C.
+    fn copy(&self, (to, from): (&Range<u32>, &Range<u32>), cols: &Range<u32>) -> DeviceCopy {
+        let OpArgs { a, c, .. } = self.args;
+        let bytes = a.element_bytes();
+        let place = |matrix: Matrix, rows: &Range<u32>| {
+            let first = [rows.start, cols.start].map(u64::from);
+            let [line, within] = if matrix.transposed == 0 { first } else { [first[1], first[0]] };
+            matrix.address + (line * matrix.ld + within) * bytes
+        };
+        let sizes = [from.end - from.start, cols.end - cols.start].map(u64::from);
+        let [lines, len] = if a.transposed == 0 { sizes } else { [sizes[1], sizes[0]] };
+        DeviceCopy {
+            to: place(c, to),
+            from: place(a, from),
+            bytes: len * bytes,
+            lines,
+            apart: [c.ld * bytes, a.ld * bytes],
+        }
     }
 }
 

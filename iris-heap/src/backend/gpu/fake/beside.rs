@@ -3,7 +3,7 @@
 use super::*;
 use crate::backend::Backend;
 
-const COPY: DeviceCopy = DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4 };
+const COPY: DeviceCopy = DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, apart: [4, 4] };
 
 /// The stream that the last of these copies were on.
 fn copied_on(calls: &[String]) -> u64 {
