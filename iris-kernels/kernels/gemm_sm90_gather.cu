@@ -43,56 +43,41 @@ class Gathering : public Whole {
     class Loader {
       public:
         IRIS_DEVICE explicit Loader(const Gathering& of)
-            : of(of), arrivals(launch_of(of.op)), left(&of.map_own), row(0), shift(0), depth(0), next(0),
-              source(~0u), part(0), there(0) {}
+            : of(of), arrivals(launch_of(of.op)), source(~0u), part(0), there(0) {}
 
-        IRIS_DEVICE Slab slab(const Place& place, u32 number) {
-            if (IRIS_RARE(number == 0 || number == next)) turn(place, number);
-            return Slab{*left, row, number * DEPTH + shift, number * DEPTH + depth};
+        /// To the end of what comes from one rank, or of its part.
+        IRIS_DEVICE Run run(const Place& place, u32 number) {
+            const Parts& parts = of.parts;
+            const bool columns = parts.columns == 1;
+            const u32 rank = of.op.channel.rank, size = of.op.channel.size, rows = parts.rows * UNIT;
+            const u32 turn = columns ? number / parts.slabs : 0, begin = turn * parts.slabs;
+            const u32 from = columns ? (rank + size - turn) % size : place.row / rows;
+            const u32 depth = columns ? (from - turn) * parts.slabs * DEPTH : 0, end = begin + parts.slabs;
+            // This rank's part is where the caller has it.
+            if (from == rank) return Run{of.map_own, place.row % rows, 0u - begin * DEPTH, depth, end};
+            gate(from, place.row % rows / UNIT / parts.part_rows, number - begin);
+            return Run{of.map_a, place.row, depth, depth, there < parts.slabs ? begin + there : end};
         }
 
       private:
-        /// From this slab of a tile on, up to `next`, all lie in one place, and are there.
-        IRIS_DEVICE void turn(const Place& place, u32 number) {
-            const Parts& parts = of.parts;
-            const u32 rank = of.op.channel.rank, size = of.op.channel.size, rows = parts.rows * UNIT;
-            const u32 turn = parts.columns == 1 ? number / parts.slabs : 0, begin = turn * parts.slabs;
-            const u32 from = parts.columns == 1 ? (rank + size - turn) % size : place.row / rows;
-            depth = parts.columns == 1 ? (from - turn) * parts.slabs * DEPTH : 0;
-            next = begin + parts.slabs;
-            if (from == rank) {
-                // This rank's part is where the caller has it.
-                left = &of.map_own;
-                row = place.row % rows;
-                shift = 0u - begin * DEPTH;
-                return;
-            }
-            left = &of.map_a;
-            row = place.row;
-            shift = depth;
-            const u32 down = place.row % rows / UNIT / parts.part_rows;
+        /// Waits for the part of a slab, unless that is known to be there.
+        IRIS_DEVICE void gate(u32 from, u32 down, u32 slab) {
             if (from != source || down != part) {
                 source = from;
                 part = down;
                 there = 0;
             }
-            if (number - begin >= there) {
-                const u32 right = (number - begin) / parts.part_slabs;
-                arrivals.await(source, parts.first + down * parts.down + right * parts.right);
-                // What the engine has written is read by copies of this thread.
-                follow_with_copies();
-                there = (right + 1) * parts.part_slabs;
-            }
-            if (there < parts.slabs) next = begin + there;
+            if (slab < there) return;
+            const Parts& parts = of.parts;
+            const u32 right = slab / parts.part_slabs;
+            arrivals.wait_part(source, parts.first + down * parts.down + right * parts.right);
+            // What the engine has written is read by copies of this thread.
+            follow_with_copies();
+            there = (right + 1) * parts.part_slabs;
         }
 
         const Gathering& of;
         flow::Arrivals arrivals;
-        const TensorMap* left;
-        /// Where slabs are: their row, and what their columns and depths are beyond their number's.
-        u32 row, shift, depth;
-        /// The first slab that is elsewhere.
-        u32 next;
         /// From whom came last, which rows, and how many slabs of them are there.
         u32 source, part, there;
     };

@@ -69,6 +69,19 @@ struct Tiles : Partials {
             put(at(me(), WORK, 0, tile, mine()), value(me(), call, tile, mine()));
         }
     }
+    /// What this workgroup multiplies of that, in a launch that waits for it.
+    void take_arriving(const Launch& launch) {
+        if (port::thread() != 0) return;
+        flow::Arrivals arrivals(launch);
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
+                if (!arrivals.wait_part(source, tile)) continue;
+                const u32 element = crossed();
+                expect(at(me(), OUT, source, tile, element), value(source, call, tile, element));
+            }
+        }
+    }
     /// What the others have added up.
     void take_sums(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
@@ -337,7 +350,8 @@ struct Sums : Tiles {
     }
 };
 
-/// Options: 1, the engine begins before the peers are in the call; 2, it sends on what is added up.
+/// Options: 1, the engine begins before the peers are in the call; 2, it sends on what is added up; 4, one
+/// launch of all workgroups but the engine's waits for what it reads.
 int iris_model_copied(const Input& in) {
     const bool is_stream = port::workgroup() == 0;
     const bool is_engine = port::workgroup() + 1 == port::workgroups();
@@ -357,7 +371,13 @@ int iris_model_copied(const Input& in) {
         }
         iris_model_boundary();
         if (is_engine) (void)flow::copies(alone, 0, Delivery{in.tiles, body.me(), false}, body);
-        if (is_stream) body.take_copied(alone);
+        if ((in.option & 4) == 0) {
+            if (is_stream) body.take_copied(alone);
+        } else if (is_stream || !is_engine) {
+            const u32 others = port::workgroups() - 1, count = others == 0 ? 1 : others;
+            body.take_arriving(
+                Launch{*in.heap, *in.channel, *in.record, port::workgroup(), count, Trace(0, 0, 0, 0)});
+        }
         iris_model_boundary();
         if (sends_on) {
             Sums sums{body};

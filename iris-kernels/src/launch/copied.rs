@@ -137,7 +137,8 @@ impl Call<'_> {
             return Ok(false);
         }
         shard[split] /= size;
-        let (mut part, mut step) = ([message.args.tile_m, message.args.tile_n], [message.across(), 1]);
+        let (mut part, mut step) =
+            ([message.args.tile_m, message.args.tile_n], [message.across(), 1]);
         if columns {
             // The message's rows are columns here.
             part.reverse();

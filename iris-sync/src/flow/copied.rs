@@ -3,7 +3,8 @@
 
 use super::{Delivery, Launch};
 use crate::barrier::Members;
-use crate::{End, Memory, Stop};
+use crate::wait::{Awaited, wait_for};
+use crate::{Access, Call, Channel, DevWord, End, Limit, Memory, Stop};
 
 /// The parts of what this rank sends.
 pub trait CopiedTiles {
@@ -59,6 +60,41 @@ pub fn gate<M: Memory + ?Sized>(
         }
         Ok(())
     })
+}
+
+/// The same within a launch that reads what is copied while it runs, for one thread of a workgroup, which
+/// waits alone: for itself, and for copies that it starts then. Such a launch lies between [`open`], which
+/// has come to agree with all peers, and [`close`]: it counts nobody out, and ends no call.
+pub struct Arrivals<'a, M: Memory + ?Sized> {
+    m: &'a M,
+    channel: &'a Channel,
+    call: Call,
+    lost: bool,
+}
+
+impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
+    /// Reads the number of the call.
+    pub fn begin(launch: &Launch<'a, M>) -> Self {
+        let Launch { m, channel, .. } = *launch;
+        let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
+        Self { m, channel, call, lost: false }
+    }
+
+    /// Wait for this part of `source`. When one wait has failed nothing more is waited for: the call has
+    /// failed, and what the launch still reads is of no use, but it must come to its end.
+    pub fn wait_part(&mut self, source: u32, part: u32) -> Result<(), Stop> {
+        if self.lost {
+            return Err(Stop);
+        }
+        let Self { m, channel, call, .. } = *self;
+        let word = channel.signal(channel.rank, source, part);
+        let tile = part as i32;
+        let awaited = Awaited { call, want: call, rank: source, tile, limit: Limit::Progress };
+        let look = || m.load(word, Access::SignalLoad);
+        let passed = wait_for(m, channel, Access::SignalLoad, awaited, look).map(drop);
+        self.lost = passed.is_err();
+        passed
+    }
 }
 
 /// The last launch, of one workgroup, behind the copies and all that read what peers copied: fails if a

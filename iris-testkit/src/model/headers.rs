@@ -255,7 +255,7 @@ pub mod programs {
         /// [`gather`](crate::model::ops::gather); option 1 has no barrier.
         GATHER = iris_model_gather;
         /// [`copied`](crate::model::ops::copied); option 1 does not wait for the peers, option
-        /// 2 is [`copied_on`](crate::model::ops::copied_on).
+        /// 2 is [`copied_on`](crate::model::ops::copied_on), 4 [`copied_beside`](crate::model::ops::copied_beside).
         COPIED = iris_model_copied;
         /// [`accumulate`](crate::model::ops::accumulate); option bits: atomic, no first barrier, no
         /// second barrier.

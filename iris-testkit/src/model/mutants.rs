@@ -236,6 +236,7 @@ fn orders() -> Vec<Mutant> {
         credit,
         relaxed("signal-store-relaxed", SignalStore, ops::one_shot(2, 1, 1), Check::Race),
         relaxed("signal-load-relaxed", SignalLoad, ops::one_shot(2, 1, 1), Check::Race),
+        relaxed("arrival-load-relaxed", SignalLoad, ops::copied_beside(2, 1, 1), Check::Race),
         relaxed("done-store-relaxed", DoneStore, ops::pull(2, 1, 2), Check::Race),
         relaxed("done-load-relaxed", DoneLoad, ops::pull(2, 1, 2), Check::Race),
         relaxed(
@@ -381,6 +382,7 @@ fn slot_rule() -> Vec<Mutant> {
             Check::Wrong,
         ),
         mutant("no-done-before-end", ops::pull(2, 1, 2), Skip(DoneLoad), Check::Race),
+        mutant("no-wait-for-arrivals", ops::copied_beside(2, 1, 1), Skip(SignalLoad), Check::Wrong),
         // Rank 0 passes on what has not come; the others wait.
         mutant(
             "no-wait-before-relay",

@@ -705,6 +705,38 @@ pub fn copied_on(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     copied_in(2, ranks, tiles, calls_, true)
 }
 
+/// The same as [`copied`], multiplied by one launch of all workgroups but the engine's, each of which waits
+/// for what it reads, by one thread.
+pub fn copied_beside(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    let name = format!("copied beside, {ranks} ranks, {tiles} tiles, {calls_} calls");
+    Scenario::new(name, ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 1)
+        .headers(Headers::new(programs::COPIED, tiles).option(4))
+        .program(move |thread| {
+            let (group, groups) = (thread.id().group, thread.groups());
+            let (is_stream, is_engine) = (group == 0, group + 1 == groups);
+            calls(thread, tiles, |launch, mut body| {
+                let Launch { m, channel, record, .. } = *launch;
+                let alone = Launch { m, channel, record, index: 0, count: 1 };
+                if is_stream {
+                    let _ = flow::open(&alone);
+                }
+                thread.boundary();
+                if is_engine {
+                    let plan = Delivery { tiles, me: thread.id().rank, broadcast: false };
+                    let _ = flow::copies(&alone, 0, &plan, &mut body);
+                }
+                if is_stream || !is_engine {
+                    let count = (groups - 1).max(1);
+                    body.take_arriving(&Launch { m, channel, record, index: group, count });
+                }
+                thread.boundary();
+                if is_stream { flow::close(&alone) } else { Ok(()) }
+            });
+        })
+}
+
 fn copied_in(rounds: u32, ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
     let name = if rounds == 1 { "copied" } else { "copied on" };
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
@@ -779,6 +811,23 @@ impl<'b> Tiles<'_, 'b> {
         for tile in 0..self.tiles {
             let sum = value(self.me(), self.call, tile, self.mine());
             self.thread.write(self.at(self.me(), WORK, 0, tile, self.mine()), sum);
+        }
+    }
+
+    /// What this workgroup multiplies of that, in a launch that waits for it.
+    fn take_arriving(self, launch: &Launch<'_, Thread<'b>>) {
+        if self.thread.id().thread != 0 {
+            return;
+        }
+        let mut arrivals = flow::Arrivals::begin(launch);
+        for source in launch.channel.peers() {
+            for tile in (launch.index..self.tiles).step_by(launch.count as usize) {
+                if arrivals.wait_part(source, tile).is_ok() {
+                    let element = self.crossed();
+                    let place = self.at(self.me(), OUT, source, tile, element);
+                    self.thread.expect(place, value(source, self.call, tile, element));
+                }
+            }
         }
     }
 

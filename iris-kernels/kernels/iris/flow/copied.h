@@ -62,7 +62,7 @@ class Arrivals {
 
     /// Wait for this part of `source`. When one wait has failed nothing more is waited for: the call has
     /// failed, and what the launch still reads is of no use, but it must come to its end.
-    IRIS_DEVICE bool await(u32 source, u32 part) {
+    IRIS_DEVICE bool wait_part(u32 source, u32 part) {
         if (lost) return false;
         const SymWord word = m.signal(m.channel.rank, source, part);
         const Awaited awaited{number, number, source, static_cast<i32>(part), Limit::Progress};

@@ -25,7 +25,7 @@
 //   finish(place, group, sums)  what is done to the sums before they are rounded
 //   prefetch()           of its maps
 // and a class Loader, made of it by the loader's thread, with
-//   slab(place, number)  where one of them lies: it may wait until it is there
+//   run(place, number)   where the slabs of a tile lie from this one on: it may wait until they are there
 #ifndef IRIS_GEMM_CORE_H
 #define IRIS_GEMM_CORE_H
 
@@ -114,11 +114,12 @@ struct Place {
     u32 row, col;
 };
 
-/// What of the left factor a slab is: a map, and the first row and column there; and the first row of the
-/// right factor.
-struct Slab {
+/// Slabs of a tile that lie in one place: which map of the left factor, the first row there, what columns of
+/// the left factor and rows of the right one are beyond those that a slab's number says, and the number of the
+/// first slab that is elsewhere.
+struct Run {
     const TensorMap& left;
-    u32 row, col, depth;
+    u32 row, shift, depth, end;
 };
 
 /// A position in a ring of COUNT places, with the parity of its turn.
@@ -195,11 +196,13 @@ template <class Op> class Core {
         Ring<STAGES> ring{0, 1};
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
-            for (u32 number = 0; number < slabs; ++number) {
-                const Slab slab = loader.slab(place, number);
-                await_within(empty + 8 * ring.at, ring.parity);
-                load_slab(slab, place.col, ring.at);
-                ring.next();
+            for (u32 slab = 0; slab < slabs;) {
+                const Run run = loader.run(place, slab);
+                for (; slab < run.end; ++slab) {
+                    await_within(empty + 8 * ring.at, ring.parity);
+                    load_slab(run, slab * DEPTH, place.col, ring.at);
+                    ring.next();
+                }
             }
         }
         // Until all that was loaded is used, here and by the others of the cluster.
@@ -209,16 +212,17 @@ template <class Op> class Core {
         }
     }
 
-    IRIS_DEVICE void load_slab(const Slab& slab, u32 cols, u32 at) {
+    IRIS_DEVICE void load_slab(const Run& run, u32 from, u32 cols, u32 at) {
+        const u32 left = from + run.shift, depth = from + run.depth;
         const u32 a = stages + at * STAGE_BYTES, b = a + A_BYTES, barrier = full + 8 * at;
         arrive_expecting(barrier, A_BYTES + B_LOADED);
         if constexpr (A_ACROSS) {
             IRIS_UNROLL
             for (u32 i = 0; i < GROUPS; ++i) {
-                load_box(a + i * BLOCK, slab.left, barrier, slab.row + i * 64, slab.col);
+                load_box(a + i * BLOCK, run.left, barrier, run.row + i * 64, left);
             }
         } else {
-            load_box(a, slab.left, barrier, slab.col, slab.row);
+            load_box(a, run.left, barrier, left, run.row);
         }
         constexpr u16 ALL = (1 << CLUSTER) - 1;
         if constexpr (B_ACROSS) {
@@ -227,13 +231,13 @@ template <class Op> class Core {
             IRIS_UNROLL
             for (u32 i = 0; i < B_BLOCKS; ++i) {
                 const u32 to = b + i * BLOCK + part * LINE, col = cols + i * 64;
-                if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, col, slab.depth + part);
-                else load_box(to, map_b, barrier, col, slab.depth);
+                if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, col, depth + part);
+                else load_box(to, map_b, barrier, col, depth);
             }
         } else {
             const u32 part = rank * (WIDTH / CLUSTER), to = b + part * LINE;
-            if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, slab.depth, cols + part);
-            else load_box(to, map_b, barrier, slab.depth, cols);
+            if constexpr (CLUSTER > 1) load_box_to(ALL, to, map_b, barrier, depth, cols + part);
+            else load_box(to, map_b, barrier, depth, cols);
         }
     }
 

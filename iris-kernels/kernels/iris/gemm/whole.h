@@ -33,8 +33,8 @@ class Whole {
     struct Loader {
         const Whole& of;
         IRIS_DEVICE explicit Loader(const Whole& of) : of(of) {}
-        IRIS_DEVICE Slab slab(const Place& place, u32 number) const {
-            return Slab{of.map_a, place.row, number * DEPTH, number * DEPTH};
+        IRIS_DEVICE Run run(const Place& place, u32) const {
+            return Run{of.map_a, place.row, 0, 0, of.slabs()};
         }
     };
 
