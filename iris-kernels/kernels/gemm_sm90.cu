@@ -5,5 +5,5 @@ using namespace iris::gemm;
 
 IRIS_GEMM_KERNEL iris_gemm(IRIS_ARGS TensorMap a, IRIS_ARGS TensorMap b, IRIS_ARGS TensorMap c,
                            IRIS_ARGS Arguments args) {
-    multiply_whole(Whole(args, a), b, c, args.deadline_ns);
+    multiply_whole(Whole(args, a, c), b, args.deadline_ns);
 }

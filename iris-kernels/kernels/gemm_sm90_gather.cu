@@ -26,12 +26,12 @@ struct Parts {
 class Gathering : public Whole {
   public:
     IRIS_DEVICE Gathering(const Arguments& args, const Parts& parts, const OpArgs& op, const TensorMap& own,
-                          const TensorMap& all)
-        : Whole(args, all), parts(parts), op(op), map_own(own) {}
+                          const TensorMap& all, const TensorMap& c)
+        : Whole(args, all, c), parts(parts), op(op), map_own(own) {}
 
     IRIS_DEVICE void prefetch() const {
         prefetch_map(map_own);
-        prefetch_map(map_a);
+        Whole::prefetch();
     }
 
     IRIS_DEVICE Place place(u32 tile, u32 rank) const {
@@ -108,5 +108,5 @@ class Gathering : public Whole {
 IRIS_GEMM_KERNEL iris_gemm_gather(IRIS_ARGS TensorMap own, IRIS_ARGS TensorMap all, IRIS_ARGS TensorMap b,
                                   IRIS_ARGS TensorMap c, IRIS_ARGS Arguments args, IRIS_ARGS Parts parts,
                                   IRIS_ARGS OpArgs op) {
-    multiply_whole(Gathering(args, parts, op, own, all), b, c, args.deadline_ns);
+    multiply_whole(Gathering(args, parts, op, own, all, c), b, args.deadline_ns);
 }

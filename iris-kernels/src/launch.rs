@@ -10,7 +10,7 @@ use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, Sym
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::build::{self, Injected, OpBuild};
 use crate::cpu;
-use crate::gemm::Gathering;
+use crate::gemm::{Gathering, Scattering};
 use crate::kernel::Kernel;
 use crate::schedule::split;
 use crate::target::Target;
@@ -47,6 +47,8 @@ struct Ahead {
     product: Option<WholeProduct>,
     /// Of an A that engines bring while it is multiplied.
     gathering: Option<Gathering>,
+    /// Of a C whose parts go to their owners while it is multiplied.
+    scattering: Option<Scattering>,
     /// The kernel of `matmul`, for those that do not; none where the launcher's own kernel is that.
     local: Option<Launcher>,
 }
@@ -129,9 +131,7 @@ impl Launcher {
     /// As [`Launcher::new`], and [`WholeProduct::new`].
     pub fn with_whole(self, heap: &SymmetricHeap, whole: &Whole) -> Result<Self> {
         let product = WholeProduct::new(heap, whole)?;
-        let role = Role::None;
-        let ahead =
-            Ahead { whole: *whole, role, observed: false, product, gathering: None, local: None };
+        let ahead = Ahead { product, ..Ahead::of(whole) };
         Ok(Self { ahead: Some(Arc::new(ahead)), ..self })
     }
 
@@ -165,7 +165,12 @@ impl Launcher {
             Library::Auto | Library::Ours if gathers => Gathering::new(heap, whole)?,
             _ => None,
         };
-        let ahead = Ahead { whole: *whole, role, observed, product, gathering, local };
+        let scattering = match whole.library {
+            Library::Auto | Library::Ours if whole.stores => Scattering::new(heap, whole)?,
+            _ => None,
+        };
+        let ahead =
+            Ahead { role, observed, product, gathering, scattering, local, ..Ahead::of(whole) };
         let mut kernels = kernels.to_vec();
         // What stands beside the copies of a call.
         if kernels.contains(&Kernel::Open) {
@@ -185,16 +190,16 @@ impl Launcher {
         let ahead = self.ahead.as_ref()?;
         let product = ahead.product.as_ref()?;
         let gathering = ahead.gathering.as_ref().map_or("", |_| " or gemm_sm90_gather");
-        Some(product.title() + gathering)
+        let scattering = ahead.scattering.as_ref().map_or("", |_| " or gemm_sm90_scatter");
+        Some(product.title() + gathering + scattering)
     }
 
     /// The same without that: for ranks of which not all have it.
     #[must_use]
     pub fn without_library(self) -> Self {
         let ahead = self.ahead.map(|ahead| {
-            let Ahead { whole, role, observed, ref local, .. } = *ahead;
-            let local = local.clone();
-            Arc::new(Ahead { whole, role, observed, product: None, gathering: None, local })
+            let Ahead { ref whole, role, observed, ref local, .. } = *ahead;
+            Arc::new(Ahead { role, observed, local: local.clone(), ..Ahead::of(whole) })
         });
         Self { ahead, ..self }
     }
@@ -325,6 +330,20 @@ enum Multiplied {
 }
 
 impl Ahead {
+    /// Nobody's yet, and of no message.
+    fn of(whole: &Whole) -> Self {
+        let (role, observed) = (Role::None, false);
+        Ahead {
+            whole: *whole,
+            role,
+            observed,
+            product: None,
+            gathering: None,
+            scattering: None,
+            local: None,
+        }
+    }
+
     /// What the workspace keeps.
     fn kept(&self, args: &OpArgs, (rows, cols): (u32, u32), dtype: u32) -> Matrix {
         Matrix {

@@ -94,7 +94,7 @@ pub const KERNELS: &[Text] = embed![
 ];
 
 /// The sources of products of whole matrices: `crate::gemm`. The first is fused with nothing.
-pub const GEMMS: &[Text] = embed!["gemm_sm90.cu", "gemm_sm90_gather.cu"];
+pub const GEMMS: &[Text] = embed!["gemm_sm90.cu", "gemm_sm90_gather.cu", "gemm_sm90_scatter.cu"];
 
 /// A hash of all of it: ranks whose kernels are compiled from other sources make no op together.
 pub fn hash() -> u128 {

@@ -63,6 +63,8 @@ pub struct Whole {
     pub output: DType,
     /// Rows and columns of a tile of our kernel, for calls that do not fit the library.
     pub tile: (u32, u32),
+    /// Whether it stores what others own to them itself, where there is a build for it.
+    pub stores: bool,
 }
 
 /// Lines of what is kept begin at multiples of so many elements.

@@ -367,7 +367,8 @@ fn a_whole_product_is_that_of_whichever_library() {
         for library in [Library::Auto, Library::Vendor, Library::Ours] {
             let shape = [128, n, k];
             let (backend, tile) = (BackendKind::Cuda, (128, 128));
-            let whole = Whole { library, backend, shape, dtype, output: dtype, tile };
+            let whole =
+                Whole { library, backend, shape, dtype, output: dtype, tile, stores: false };
             let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
             let bytes = whole.memory(Kept::Nothing).max(1);

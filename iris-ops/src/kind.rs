@@ -113,7 +113,7 @@ impl Op {
 
 named! {
     /// The ways in which operators are done; [`Op::variants`] says which an operator has.
-    Variant, "variant", 15 {
+    Variant, "variant", 16 {
         /// Every rank pushes to all, and each adds up all of it.
         OneShot = "one_shot",
         /// The owner of a tile adds it up, or gets it from the root, and sends it to all.
@@ -141,6 +141,8 @@ named! {
         UnfusedLl = "unfused_ll",
         /// Copy engines push, and each part is multiplied when it has come.
         CopyEngine = "copy_engine",
+        /// The product of whole matrices stores to others what they own, from its epilogue.
+        Epilogue = "epilogue",
         /// The product of one rank alone.
         Local = "local",
         /// Every member tells every other.

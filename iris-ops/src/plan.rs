@@ -195,7 +195,8 @@ impl Plan {
         let tile = tune::whole_tile(self.ranks, request);
         let library = if plain { library } else { Library::None };
         let (backend, tile) = (self.ranks.backend, (tile.m as u32, tile.n as u32));
-        Some(Whole { library, backend, shape: [m, n, k], dtype, output, tile })
+        let stores = form.stores;
+        Some(Whole { library, backend, shape: [m, n, k], dtype, output, tile, stores })
     }
 
     /// Columns of A in a unit of a gather.

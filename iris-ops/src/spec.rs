@@ -96,6 +96,8 @@ pub(crate) struct Form {
     pub(crate) fetches: bool,
     /// Where a product of whole matrices has its place: a library may have it.
     pub(crate) whole: Whole,
+    /// Whether that product stores to others what they own, where there is one that does.
+    pub(crate) stores: bool,
 }
 
 /// Where in a form a product of whole matrices is multiplied.
@@ -183,7 +185,13 @@ impl Form {
             arrival: None,
             fetches: false,
             whole: Whole::None,
+            stores: false,
         }
+    }
+
+    /// The same, whose product of whole matrices stores to others what they own.
+    pub(crate) const fn stores(self) -> Form {
+        Form { stores: true, ..self }
     }
 
     /// The same, whose peers may write C; `arrival` as in [`Form::arrival`].

@@ -127,12 +127,7 @@ impl Gathering {
         let (mut given, shape) = self.0.given(config, args);
         // Groups of rows do not reach beyond a part, whose successor comes later.
         given.group = given.group.min(parts.part_rows);
-        // A loader waits for peers, and others of its cluster for it.
-        let heap = &message.heap;
-        given.deadline_ns = given
-            .deadline_ns
-            .saturating_add(heap.entry_deadline_ns)
-            .saturating_add(heap.progress_deadline_ns);
+        given.wait_for_peers(&message.heap);
         let [all, b, c] = &maps;
         let given = [
             own.bytes(),

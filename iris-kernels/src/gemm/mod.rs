@@ -15,9 +15,11 @@
 
 mod choice;
 mod gathering;
+mod scattering;
 mod tensor_map;
 
 use bytemuck::{Pod, Zeroable};
+use iris_heap::abi::HeapView;
 use iris_heap::{DType, Error, Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs, dtype_code};
@@ -25,6 +27,7 @@ use crate::{Target, rtc, source};
 
 pub use crate::gemm_config::CoreConfig as Config;
 pub use gathering::{Gathering, Parts};
+pub use scattering::Scattering;
 use tensor_map::TensorMap;
 
 /// The longest that the loader of a workgroup waits for its consumers: none of them waits for another
@@ -43,6 +46,14 @@ struct Arguments {
     row_units: u32,
     col_tiles: u32,
     group: u32,
+}
+
+impl Arguments {
+    /// A loader waits for peers, and others of its cluster for it: as long as those waits may take.
+    fn wait_for_peers(&mut self, heap: &HeapView) {
+        let limits = heap.entry_deadline_ns.saturating_add(heap.progress_deadline_ns);
+        self.deadline_ns = self.deadline_ns.saturating_add(limits);
+    }
 }
 
 /// Loaded kernels for products of up to so many rows.

@@ -6,13 +6,14 @@
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
+use bytemuck::{Pod, Zeroable};
 use iris_heap::{DType, Error, Result};
 use libloading::Library;
 
 use crate::args::Matrix;
 
 /// A `CUtensorMap`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct TensorMap([u64; 16]);
 

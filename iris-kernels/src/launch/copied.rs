@@ -155,6 +155,11 @@ impl Call<'_> {
     /// the next of the others, so that theirs has come by then, and the sums leave among what follows.
     fn scatter(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
         let (args, message) = (self.args, &self.message);
+        let stores = self.ahead.whole.stores;
+        if stores && by_engine && self.scatters()? {
+            return Ok(());
+        }
+        let by_engine = by_engine && !stores;
         let partial = self.ahead.partial(args);
         let own = message.own();
         let product = |rows: Range<u32>| self.product(rows_of(args.a, &rows), rows, &partial);
@@ -202,6 +207,15 @@ impl Call<'_> {
         }
         parts.try_for_each(own_part)?;
         self.results.as_ref().map_or(Ok(()), |results| self.take(results))
+    }
+
+    /// One product, which stores to others what they own and adds what they have stored, if there is a build
+    /// for it: whether there is.
+    fn scatters(&self) -> Result<bool> {
+        let Some(scattering) = &self.ahead.scattering else { return Ok(false) };
+        let (on, message) = ((self.heap.gpu()?, self.stream), &self.message);
+        // SAFETY: as the caller of `copied` says: the call is open. No rank shares the device.
+        unsafe { scattering.launch(on, self.args, (&message.args, message.first)) }
     }
 
     /// The products of this rank's rows of C, which leave for all.

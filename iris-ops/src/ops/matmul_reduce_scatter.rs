@@ -36,6 +36,10 @@ variants! { ROW;
     /// copy engine while the next is multiplied; then this rank's own, to which theirs are added. The
     /// products are those of `Unfused`; the rows of a tile are those of a part.
     CopyEngine,
+    /// One product of whole matrices, on NVIDIA's sm_90: the rows that others own are multiplied first, and
+    /// stored to their owners as they are finished; then this rank's own, to which theirs are added in f32, in
+    /// ascending order. Elsewhere, and for operands that it does not take, `Unfused`, with its own messages.
+    Epilogue,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -49,6 +53,9 @@ pub(crate) const ROW: Row = Row {
         FORMS[0],
         FORMS[0].of(kind::Variant::Unfused).whole(Whole::Partial),
         Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(1)).whole(Whole::Partial),
+        Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(1))
+            .whole(Whole::Partial)
+            .stores(),
     ],
     rule: Rule::Only,
 };

@@ -3,7 +3,7 @@
 
 use super::{Delivery, Launch};
 use crate::barrier::Members;
-use crate::wait::{Awaited, wait_for};
+use crate::wait::{Awaited, has_given_up, wait_for};
 use crate::{Access, Call, Channel, DevWord, End, Limit, Memory, Stop};
 
 /// The parts of what this rank sends.
@@ -94,6 +94,36 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
         let passed = wait_for(m, channel, Access::SignalLoad, awaited, look).map(drop);
         self.lost = passed.is_err();
         passed
+    }
+}
+
+/// What one thread of a workgroup sends from within such a launch, without meeting the others: it says that
+/// what it has stored itself is there. Nothing may be stored by a rank that had given up before, since peers
+/// may still read what they got in an earlier call.
+pub struct Departures<'a, M: Memory + ?Sized> {
+    m: &'a M,
+    channel: &'a Channel,
+    call: Call,
+    muted: bool,
+}
+
+impl<'a, M: Memory + ?Sized> Departures<'a, M> {
+    /// Reads the number of the call, and whether this rank has given up.
+    pub fn begin(launch: &Launch<'a, M>) -> Self {
+        let Launch { m, channel, .. } = *launch;
+        let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
+        Self { m, channel, call, muted: has_given_up(m, channel) }
+    }
+
+    /// Whether anything may be stored to peers.
+    pub fn may_store(&self) -> bool {
+        !self.muted
+    }
+
+    /// Say that this thread's stores of this part are done at `peer`.
+    pub fn signal_part(&self, peer: u32, part: u32) {
+        let word = self.channel.signal(peer, self.channel.rank, part);
+        self.m.store(word, self.call.number(), Access::SignalStore);
     }
 }
 

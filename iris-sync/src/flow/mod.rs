@@ -13,6 +13,7 @@
 //! | [`zero`], [`add`], [`convert`] with [`barrier()`] between | all-reduce by lock or atomic |
 //! | [`exchange`] | the collectives without a product, of small messages: words that carry their data |
 //! | [`open`], [`copies`] beside [`gate`] or [`Arrivals`], [`close`] | all-gather by a copy engine, then product |
+//! | [`open`], [`Departures`] with [`Arrivals`], [`close`] | product stored to owners, who add, from its epilogue |
 //! | [`gather`] then [`barrier()`] then [`local`] | all-gather, barrier, product |
 
 mod accumulate;
@@ -23,7 +24,7 @@ mod ll;
 mod reduce;
 
 pub use accumulate::{AccumulateTiles, add, convert, zero};
-pub use copied::{Arrivals, CopiedTiles, close, copies, gate, open};
+pub use copied::{Arrivals, CopiedTiles, Departures, close, copies, gate, open};
 pub use deliver::{DeliverTiles, Delivery, Relays, deliver, relay};
 pub use gather::{GatherTiles, StagedTiles, Staging, gather, local, pull, staged};
 pub use ll::{Exchange, LlTiles, exchange};

@@ -69,7 +69,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
         }
         // Parts of rows to their owners, and those of the sums from there; and a flag of its own.
-        Variant::CopyEngine if meaning.sums => {
+        Variant::CopyEngine | Variant::Epilogue if meaning.sums => {
             let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
             let flags: usize = others.map(|other| tiles((part(other), n), tile)).sum();
@@ -104,7 +104,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         }
         // What a peer needs, by tiles; and a flag of its own for copies.
         _ => {
-            let own = usize::from(variant == Variant::CopyEngine);
+            let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             sent.fold(traffic(0, 0, own), |mut all, rows| {
                 all += traffic(rows * n * bytes, 0, tiles((rows, n), tile));
                 all
@@ -127,8 +127,8 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     match variant {
         Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
         // Tiles of A, signalled to each peer; a copy engine's has a flag of its own besides.
-        Variant::Unfused | Variant::CopyEngine => {
-            let own = usize::from(variant == Variant::CopyEngine);
+        Variant::Unfused | Variant::CopyEngine | Variant::Epilogue => {
+            let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             let flags = tiles(shard(rank), tile) * peers + own;
             traffic(area(shard(rank)) * bytes * peers, 0, flags)
         }

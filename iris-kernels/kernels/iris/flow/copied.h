@@ -77,6 +77,29 @@ class Arrivals {
     bool lost;
 };
 
+/// What one thread of a workgroup sends from within such a launch, without meeting the others: it says that
+/// what it has stored itself is there. Nothing may be stored by a rank that had given up before, since peers
+/// may still read what they got in an earlier call.
+class Departures {
+  public:
+    IRIS_DEVICE explicit Departures(const Launch& launch)
+        : m(launch.heap, launch.channel), number(m.dev_load<Access::CallLoad>(m.call_word())),
+          muted(has_given_up(m)) {}
+
+    /// Whether anything may be stored to peers.
+    IRIS_DEVICE bool may_store() const { return !muted; }
+
+    /// Say that this thread's stores of this part are done at `peer`.
+    IRIS_DEVICE void signal_part(u32 peer, u32 part) const {
+        m.store<Access::SignalStore>(m.signal(peer, m.channel.rank, part), number.number());
+    }
+
+  private:
+    const Words m;
+    const Call number;
+    const bool muted;
+};
+
 /// The last launch, of one workgroup, behind the copies and all that read what peers copied: fails if a
 /// peer gave up, whose copies may have come too early for what was read here.
 IRIS_DEVICE bool close(const Launch& launch) {

@@ -21,11 +21,16 @@
 //   tiles()              how many there are for a cluster to take
 //   place(i, rank)       of the i-th, for a workgroup of the cluster
 //   slabs()              how many there are in the depth
-//   stored(place, group) called by the store warp once it stored the last chunk of a consumer's part
 //   finish(place, group, sums)  what is done to the sums before they are rounded
 //   prefetch()           of its maps
-// and a class Loader, made of it by the loader's thread, with
+//   addends(place)       how many matrices are added to a tile, and ADDS, whether there are any
+//   SPREADS              whether held chunks are stored evenly over the next tile
+// and two classes that single threads make of it: Loader, with
 //   run(place, number)   where the slabs of a tile lie from this one on: it may wait until they are there
+//   addend(place, i)     where the tile lies in a matrix that is added: likewise
+// and Storer, with
+//   store(from, place, group, chunk)  stores a chunk of a consumer's part
+//   stored(place, group) called once the last chunk of that is under way
 #ifndef IRIS_GEMM_CORE_H
 #define IRIS_GEMM_CORE_H
 
@@ -109,6 +114,10 @@ static_assert(!B_ACROSS || DEPTH % CLUSTER == 0, "each loads as many lines of B"
 static_assert(B_ACROSS || WIDTH / CLUSTER * LINE % 1024 == 0, "parts of B begin where the swizzle does");
 static_assert(!(FLIPPED && HOLD), "what is flipped is one chunk");
 
+/// What is added lies in a place of the ring, so many of its chunks at a time.
+constexpr u32 ADDED_BYTES = ROWS * LINE, ADDED_CHUNKS = 2;
+static_assert(2 * ADDED_BYTES <= STAGE_BYTES || WIDTH < 128, "two chunks of a tile");
+
 /// Where a tile begins.
 struct Place {
     u32 row, col;
@@ -120,6 +129,12 @@ struct Place {
 struct Run {
     const TensorMap& left;
     u32 row, shift, depth, end;
+};
+
+/// Where a tile lies in a matrix that is added to it.
+struct Addend {
+    const TensorMap& map;
+    u32 row, col;
 };
 
 /// A position in a ring of COUNT places, with the parity of its turn.
@@ -135,8 +150,8 @@ template <u32 COUNT> struct Ring {
 
 template <class Op> class Core {
   public:
-    IRIS_DEVICE Core(const Op& op, const TensorMap& b, const TensorMap& c, u32 memory, u64 deadline_ns)
-        : op(op), map_b(b), map_c(c), stages(memory), staging(memory + STAGING),
+    IRIS_DEVICE Core(const Op& op, const TensorMap& b, u32 memory, u64 deadline_ns)
+        : op(op), map_b(b), stages(memory), staging(memory + STAGING),
           full(memory + BARRIERS), empty(full + 8 * STAGES), chunk_full(empty + 8 * STAGES),
           chunk_empty(chunk_full + 8 * GROUPS * BUFFERS), deadline_ns(deadline_ns),
           rank(CLUSTER > 1 ? rank_in_cluster() : 0), first(blockIdx.x / CLUSTER),
@@ -180,7 +195,6 @@ template <class Op> class Core {
         } else if (threadIdx.x == 32) {
             op.prefetch();
             prefetch_map(map_b);
-            prefetch_map(map_c);
         }
         __syncwarp();
         if constexpr (CLUSTER > 1) meet_cluster();
@@ -203,6 +217,9 @@ template <class Op> class Core {
                     load_slab(run, slab * DEPTH, place.col, ring.at);
                     ring.next();
                 }
+            }
+            if constexpr (Op::ADDS) {
+                for (u32 i = 0; i < op.addends(place); ++i) load_addend(loader.addend(place, i), ring);
             }
         }
         // Until all that was loaded is used, here and by the others of the cluster.
@@ -241,6 +258,21 @@ template <class Op> class Core {
         }
     }
 
+    /// The tile's part of a matrix to be added, chunk by chunk: each workgroup of the cluster its own.
+    IRIS_DEVICE void load_addend(const Addend& from, Ring<STAGES>& ring) {
+        IRIS_NO_UNROLL
+        for (u32 chunk = 0; chunk < CHUNKS; chunk += ADDED_CHUNKS) {
+            await_within(empty + 8 * ring.at, ring.parity);
+            const u32 to = stages + ring.at * STAGE_BYTES, barrier = full + 8 * ring.at;
+            arrive_expecting(barrier, ADDED_CHUNKS * ADDED_BYTES);
+            IRIS_UNROLL
+            for (u32 i = 0; i < ADDED_CHUNKS; ++i) {
+                load_box(to + i * ADDED_BYTES, from.map, barrier, from.col + (chunk + i) * CHUNK_COLS, from.row);
+            }
+            ring.next();
+        }
+    }
+
     /// The loader's wait, which ends the launch if nothing happens for too long.
     IRIS_DEVICE void await_within(u32 barrier, u32 parity) {
         if (is_over(barrier, parity)) return;
@@ -272,6 +304,13 @@ template <class Op> class Core {
                     multiply(group, ring, sums, chunk > 0);
                     if (holds) stage(group, buffer, chunk, held);
                     advance(ring, chunk > 0);
+                    if constexpr (Op::SPREADS) {
+                        IRIS_NO_UNROLL
+                        for (u32 end = slab + (slabs - CHUNKS) / CHUNKS; slab < end; ++slab) {
+                            multiply(group, ring, sums, true);
+                            advance(ring, true);
+                        }
+                    }
                 }
             }
             IRIS_NO_UNROLL
@@ -282,7 +321,11 @@ template <class Op> class Core {
             await_products<0>();
             if constexpr (UNDER_WAY > 0) release(ring.at == 0 ? STAGES - 1 : ring.at - 1);
             hold_back(sums);
-            op.finish(op.place(tile, rank), group, sums);
+            const Place place = op.place(tile, rank);
+            if constexpr (Op::ADDS) {
+                for (u32 i = 0; i < op.addends(place); ++i) add(group, ring, sums);
+            }
+            op.finish(place, group, sums);
             IRIS_UNROLL
             for (u32 i = 0; i < WIDTH / 4; ++i) held[i] = pack(sums[2 * i], sums[2 * i + 1]);
             if constexpr (HOLD) {
@@ -295,6 +338,38 @@ template <class Op> class Core {
         if (HOLD && holds) {
             IRIS_UNROLL
             for (u32 chunk = 0; chunk < CHUNKS; ++chunk) stage(group, buffer, chunk, held);
+        }
+    }
+
+    /// Add what the loader brings of a matrix.
+    IRIS_DEVICE void add(u32 group, Ring<STAGES>& ring, float (&sums)[WIDTH / 2]) {
+        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        IRIS_UNROLL
+        for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
+            if (chunk % ADDED_CHUNKS == 0) await(full + 8 * ring.at, ring.parity);
+            const u32 from = stages + ring.at * STAGE_BYTES + chunk % ADDED_CHUNKS * ADDED_BYTES +
+                             group * GROUP_ROWS * LINE;
+            IRIS_UNROLL
+            for (u32 unit = 0; unit < CHUNK_COLS / 16; ++unit) {
+                // As stage lays them out.
+                const u32 line = warp * 16 + lane % 16;
+                u32 offset = line * LINE + unit * 32 + lane / 16 * 16, words[4];
+                offset ^= offset >> 3 & 0x70;
+                load_matrices(from + offset, words);
+                IRIS_UNROLL
+                for (u32 i = 0; i < 4; ++i) {
+                    const u32 at = (chunk * CHUNK_COLS / 16 + unit) * 8 + 2 * i;
+                    sums[at] += low_of(words[i]);
+                    sums[at + 1] += high_of(words[i]);
+                }
+            }
+            if (chunk % ADDED_CHUNKS + 1 == ADDED_CHUNKS) {
+                // All of the consumer have read before a copy fills the place again.
+                publish_to_copies();
+                meet_group(group);
+                release(ring.at);
+                ring.next();
+            }
         }
     }
 
@@ -376,19 +451,17 @@ template <class Op> class Core {
     // Store warps.
 
     IRIS_DEVICE void store(u32 group) {
+        typename Op::Storer storer(op);
         const u32 tiles = op.tiles();
         Ring<BUFFERS> buffer{0, 0};
         u32 last = 0;
         bool any = false;
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
-            const u32 row = place.row + group * GROUP_ROWS;
             for (u32 chunk = 0; chunk < CHUNKS; ++chunk) {
                 const u32 number = group * BUFFERS + buffer.at;
                 await(chunk_full + 8 * number, buffer.parity);
-                const u32 from = staging + number * CHUNK_BYTES, col = place.col + chunk * CHUNK_COLS;
-                if constexpr (FLIPPED) store_box(from, map_c, row, col);
-                else store_box(from, map_c, col, row);
+                storer.store(staging + number * CHUNK_BYTES, place, group, chunk);
                 // The one before is read by now, or soon.
                 await_reads<1>();
                 if (any) arrive(chunk_empty + 8 * last);
@@ -396,13 +469,13 @@ template <class Op> class Core {
                 last = number;
                 buffer.next();
             }
-            op.stored(place, group);
+            storer.stored(place, group);
         }
         await_stores();
     }
 
     const Op& op;
-    const TensorMap &map_b, &map_c;
+    const TensorMap& map_b;
     const u32 stages, staging, full, empty, chunk_full, chunk_empty;
     const u64 deadline_ns;
     const u32 rank, first, step;

@@ -63,6 +63,10 @@ template <u32 COUNT> IRIS_DEVICE void meet() {
 template <u32 COUNT> IRIS_DEVICE void come() {
     asm volatile("bar.arrive 1, %0;" ::"n"(COUNT) : "memory");
 }
+/// All threads of a consumer meet.
+IRIS_DEVICE void meet_group(u32 group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+}
 IRIS_DEVICE u32 rank_in_cluster() {
     u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -107,6 +111,8 @@ IRIS_DEVICE void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" :::
 IRIS_DEVICE void publish_to_copies() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+/// What copies of this thread have written is ordered before what it does from here on.
+IRIS_DEVICE void follow_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 /// What this thread has acquired, copies that it starts from here on see: they are of another proxy, which
 /// an acquire alone does not order.
 IRIS_DEVICE void follow_with_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
@@ -148,6 +154,29 @@ template <bool FLIPPED> IRIS_DEVICE void store_matrices(u32 to, const u32* v) {
                      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
                      : "memory");
     }
+}
+
+/// The same from there.
+IRIS_DEVICE void load_matrices(u32 from, u32 (&v)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(from)
+                 : "memory");
+}
+/// The elements that `pack` has packed.
+IRIS_DEVICE float low_of(u32 both) {
+#if IRIS_DTYPE == 1
+    return port::half_to_float(static_cast<u16>(both));
+#else
+    return __builtin_bit_cast(float, both << 16);
+#endif
+}
+IRIS_DEVICE float high_of(u32 both) {
+#if IRIS_DTYPE == 1
+    return port::half_to_float(static_cast<u16>(both >> 16));
+#else
+    return __builtin_bit_cast(float, both & 0xffff0000);
+#endif
 }
 
 // Roles.

@@ -17,13 +17,26 @@ struct Arguments {
     u32 row_units, col_tiles, group;
 };
 
+/// Store a staged chunk at this row and column.
+IRIS_DEVICE void store_chunk(u32 from, const TensorMap& map, u32 row, u32 col) {
+    if constexpr (FLIPPED) store_box(from, map, row, col);
+    else store_box(from, map, col, row);
+}
+
 class Whole {
   public:
-    IRIS_DEVICE Whole(const Arguments& args, const TensorMap& a) : args(args), map_a(a) {}
+    static constexpr bool ADDS = false, SPREADS = false;
+
+    IRIS_DEVICE Whole(const Arguments& args, const TensorMap& a, const TensorMap& c)
+        : args(args), map_a(a), map_c(c) {}
 
     IRIS_DEVICE u32 tiles() const { return args.row_units * args.col_tiles; }
     IRIS_DEVICE u32 slabs() const { return (args.depth + DEPTH - 1) / DEPTH; }
-    IRIS_DEVICE void prefetch() const { prefetch_map(map_a); }
+    IRIS_DEVICE u32 addends(const Place&) const { return 0; }
+    IRIS_DEVICE void prefetch() const {
+        prefetch_map(map_a);
+        prefetch_map(map_c);
+    }
 
     IRIS_DEVICE Place place(u32 tile, u32 rank) const {
         const Place unit = this->unit(tile);
@@ -38,7 +51,14 @@ class Whole {
         }
     };
 
-    IRIS_DEVICE void stored(const Place&, u32) const {}
+    struct Storer {
+        const Whole& of;
+        IRIS_DEVICE explicit Storer(const Whole& of) : of(of) {}
+        IRIS_DEVICE void store(u32 from, const Place& place, u32 group, u32 chunk) const {
+            store_chunk(from, of.map_c, place.row + group * GROUP_ROWS, place.col + chunk * CHUNK_COLS);
+        }
+        IRIS_DEVICE void stored(const Place&, u32) const {}
+    };
 
     /// The bias of each column of C, or of each row where C is flipped.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
@@ -73,7 +93,7 @@ class Whole {
     }
 
     const Arguments& args;
-    const TensorMap& map_a;
+    const TensorMap &map_a, &map_c;
 
   private:
     IRIS_DEVICE float bias_at(u32 index, u32 count) const {
@@ -86,10 +106,10 @@ class Whole {
 
 /// The workgroup's part of the product of `op`, with its dynamic shared memory.
 template <class Op>
-IRIS_DEVICE void multiply_whole(const Op& op, const TensorMap& b, const TensorMap& c, u64 deadline_ns) {
+IRIS_DEVICE void multiply_whole(const Op& op, const TensorMap& b, u64 deadline_ns) {
     extern __shared__ unsigned char memory[];
     const u32 begin = static_cast<u32>(__cvta_generic_to_shared(memory));
-    Core<Op>(op, b, c, (begin + 1023) / 1024 * 1024, deadline_ns).run();
+    Core<Op>(op, b, (begin + 1023) / 1024 * 1024, deadline_ns).run();
 }
 
 } // namespace iris::gemm
