@@ -302,6 +302,19 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.waiting(|wg| wg.signal_of(word, source, tile))
     }
 
+    /// Wait for so many tiles of `source`, from `first` on, and for agreement with it: each thread for some.
+    pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Stop> {
+        self.wait_entry(source)?;
+        let passed = divergent(self.m, || {
+            let (thread, threads) = (self.m.thread() as usize, self.m.threads() as usize);
+            (first..first + parts).skip(thread).step_by(threads).all(|part| {
+                let word = self.channel.signal(self.channel.rank, source, part);
+                self.signal_of(word, source, part).is_ok()
+            })
+        });
+        if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
+    }
+
     /// Wait for `tile` of each of these peers, and for agreement with all.
     pub fn wait_tiles(&mut self, sources: barrier::Members, tile: u32) -> Result<(), Stop> {
         let sources = sources.bits() & self.others();

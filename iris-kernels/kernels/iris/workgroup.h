@@ -230,6 +230,18 @@ class Workgroup {
                waiting([&] { return signal_of(m.signal(rank(), source, tile), source, tile); });
     }
 
+    /// Wait for so many tiles of `source`, from `first` on, and for agreement with it: each thread for some.
+    [[nodiscard]] IRIS_DEVICE bool wait_parts(u32 source, u32 first, u32 parts) {
+        if (!wait_entry(source)) return false;
+        const bool passed = port::divergent([&] {
+            for (u32 part = first + port::thread(); part < first + parts; part += port::threads()) {
+                if (!signal_of(m.signal(rank(), source, part), source, part)) return false;
+            }
+            return true;
+        });
+        return port::vote(passed, Site::Waited);
+    }
+
     /// Wait for `tile` of each of these peers, and for agreement with all.
     [[nodiscard]] IRIS_DEVICE bool wait_tiles(Members from, u32 tile) {
         const u64 sources = from.bits & others();

@@ -27,7 +27,7 @@ use crate::{Target, rtc, source};
 
 pub use crate::gemm_config::CoreConfig as Config;
 pub use gathering::{Gathering, Parts};
-pub use scattering::Scattering;
+pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;
 
 /// The longest that the loader of a workgroup waits for its consumers: none of them waits for another

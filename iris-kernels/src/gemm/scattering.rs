@@ -1,5 +1,5 @@
-//! A product of which each rank owns some rows of the sum over all ranks: one launch, which stores to others
-//! what they own, and adds what they have stored here.
+//! A product whose rows ranks own: one launch, which stores to others what they own, adds what they have stored
+//! here, and stores to all what this rank owns, as the operator wants it.
 //!
 //! **Problem.** A product that is finished before its message leaves costs the time of both; in parts, each
 //! part costs a wave of tiles that is not full, copies, launches that only wait, and sums apart.
@@ -7,7 +7,9 @@
 //! **Solution.** `kernels/gemm_sm90_scatter.cu`: what others own is multiplied first, and stored by tensor
 //! maps of their inboxes; the thread that stored a consumer's part of a tile waits until it is there and
 //! signals it, as `flow::Departures` says. This rank's own tiles come last; the thread that loads waits for
-//! what the others have stored of a tile, and brings it as further slabs of the ring.
+//! what the others have stored of a tile, and brings it as further slabs of the ring. Tiles are taken in
+//! rounds, so that each workgroup stores what others need of a round before it waits for what it needs of them:
+//! nobody waits in a circle.
 //!
 //! **Limits.** Those of [`Gemm`]; besides, each rank owns as many rows, which are whole tiles of a cluster;
 //! partials have the type of A; up to eight ranks. All workgroups of the launch are resident.
@@ -31,9 +33,23 @@ pub(crate) const SIGNALLED: [u32; 2] = [64, 256];
 #[repr(C)]
 struct Blocks {
     rows: u32,
+    span: u32,
     first: u32,
+    results: u32,
     across: u32,
+    adds: u32,
+    sends: u32,
     reserved: u32,
+}
+
+/// Messages that such a launch does itself: the arguments of the kernels that would do them, and the number of
+/// the first signal.
+#[derive(Clone, Copy, Debug)]
+pub struct Messages<'a> {
+    /// Of partials, from each rank's A to the C of their owners.
+    pub blocks: Option<(&'a OpArgs, u32)>,
+    /// Of what ranks own, to the C of all.
+    pub results: Option<(&'a OpArgs, u32)>,
 }
 
 /// Loaded kernels for such products.
@@ -65,10 +81,12 @@ impl Scattering {
     }
 
     /// The build for this call, if there is one.
-    fn fitting(&self, args: &OpArgs, message: &OpArgs) -> Option<&(Config, Function)> {
-        let size = message.channel.size;
-        let tile = [message.tile_m, message.tile_n];
-        let alike = message.c.dtype == args.c.dtype && tile == SIGNALLED;
+    fn fitting(&self, args: &OpArgs, messages: &Messages<'_>) -> Option<&(Config, Function)> {
+        let Messages { blocks, results } = *messages;
+        let alike = [blocks, results].into_iter().flatten().all(|(message, _)| {
+            message.c.dtype == args.c.dtype && [message.tile_m, message.tile_n] == SIGNALLED
+        });
+        let size = args.channel.size;
         if !alike || size as usize > PEERS + 1 || !args.m.is_multiple_of(size) {
             return None;
         }
@@ -76,62 +94,94 @@ impl Scattering {
     }
 
     /// Enqueues the product of a call, if there is a build for it; whether there is. `args` are those of the
-    /// product, of which C has this rank's rows; `message` are the arguments of the kernels that would
-    /// bring partials, to its C on all ranks, with signals from number `first` on.
+    /// product, of which C has this rank's rows, and A the rows of all ranks if there are blocks, else this
+    /// rank's.
     ///
     /// # Errors
     /// As [`Gemm::launch`].
     ///
     /// # Safety
-    /// As for [`Gemm::launch`], of the message's matrices, too, on all ranks. The call is open; no other rank
+    /// As for [`Gemm::launch`], of the messages' matrices, too, on all ranks. The call is open; no other rank
     /// has workgroups on this device.
     #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
     pub unsafe fn launch(
         &self,
         (gpu, stream): (&Gpu, &Stream),
         args: &OpArgs,
-        (message, first): (&OpArgs, u32),
+        messages: &Messages<'_>,
     ) -> Result<bool> {
-        let Some((config, function)) = self.fitting(args, message) else { return Ok(false) };
-        let OpArgs { ref heap, ref channel, c: inbox, .. } = *message;
+        let Some((config, function)) = self.fitting(args, messages) else { return Ok(false) };
+        let OpArgs { ref heap, ref channel, .. } = *args;
         let (dtype, size, rank) = (self.0.dtype, channel.size, channel.rank);
         let rows = args.m / size;
-        let of_rank = |address: u64| Matrix { address, rows, ..inbox };
-        let (maps, inbox_map, owners) = gpu.current(|| {
-            let mut owners = [TensorMap::zeroed(); PEERS];
-            for (map, peer) in owners.iter_mut().zip(channel.peers()) {
-                let block = u64::from(rank * rows) * inbox.ld * inbox.element_bytes();
+        let own = |matrix: &Matrix| {
+            let skipped = u64::from(rank * rows) * matrix.ld * matrix.element_bytes();
+            Matrix { address: matrix.address + skipped, rows, ..*matrix }
+        };
+        // Rows of this rank in a matrix that all have, at each peer.
+        let at_peers = |message: Option<(&OpArgs, u32)>| -> Result<_> {
+            let mut maps = [TensorMap::zeroed(); PEERS];
+            let Some((OpArgs { c, .. }, _)) = message else { return Ok(maps) };
+            for (map, peer) in maps.iter_mut().zip(channel.peers()) {
                 let [here, there] = [heap.rank, peer].map(|it| heap.data[it as usize]);
-                let to = of_rank(inbox.address - here + there + block);
+                let to = own(&Matrix { address: c.address - here + there, ..*c });
                 *map = config.maps(dtype, [&args.a, &args.b, &to])?[2];
             }
-            let added = [config.chunk_cols(), config.rows()];
-            let inbox = TensorMap::new(dtype, &inbox, added)?;
-            Ok((config.maps(dtype, [&args.a, &args.b, &args.c])?, inbox, owners))
+            Ok(maps)
+        };
+        let (maps, inbox, owners, all) = gpu.current(|| {
+            let inbox = match messages.blocks {
+                Some((OpArgs { c, .. }, _)) => {
+                    TensorMap::new(dtype, c, [config.chunk_cols(), config.rows()])?
+                }
+                None => TensorMap::zeroed(),
+            };
+            let maps = config.maps(dtype, [&args.a, &args.b, &args.c])?;
+            Ok((maps, inbox, at_peers(messages.blocks)?, at_peers(messages.results)?))
         })?;
-        let across = args.n.div_ceil(config.width);
-        let rows = rows / config.unit_rows();
-        let blocks = Blocks { rows, first, across, reserved: 0 };
-        let (mut given, shape) = self.0.given(config, args);
-        given.group = given.group.min(rows);
+        let (mut given, shape) = self.0.given(config, &OpArgs { m: args.a.rows, ..*args });
+        given.row_units = rows / config.unit_rows();
+        given.group = given.group.min(given.row_units);
         given.wait_for_peers(heap);
-        debug_assert!(rank < size);
+        let (tiles, clusters) = (given.row_units * given.col_tiles, shape.groups / config.cluster);
+        let first = |message: Option<(&OpArgs, u32)>| message.map_or(0, |(_, first)| first);
+        let blocks = Blocks {
+            rows: given.row_units,
+            // One after the other where links are slower than products, or results go on.
+            span: if Self::takes_turns(args, messages) { clusters.min(tiles) } else { tiles },
+            first: first(messages.blocks),
+            results: first(messages.results),
+            across: given.col_tiles,
+            adds: messages.blocks.is_some().into(),
+            sends: messages.results.is_some().into(),
+            reserved: 0,
+        };
         let [a, b, c] = &maps;
         let given = [
             a.bytes(),
             b.bytes(),
             c.bytes(),
-            inbox_map.bytes(),
+            inbox.bytes(),
             bytemuck::bytes_of(&owners),
+            bytemuck::bytes_of(&all),
             bytemuck::bytes_of(&given),
             bytemuck::bytes_of(&blocks),
-            bytemuck::bytes_of(message),
+            bytemuck::bytes_of(args),
         ];
         // SAFETY: the parameters are those of `iris_gemm_scatter`; the caller vouches for the matrices, and
         // that peers are there; workgroups wait for others of their cluster, which start together, and for
         // tiles of peers, which these store before they wait.
         unsafe { function.launch(stream, shape, &given) }.map(|()| true)
     }
+
+    fn takes_turns(args: &OpArgs, messages: &Messages<'_>) -> bool {
+        match std::env::var("IRIS_TURNS").as_deref() {
+            Ok("1") => return true,
+            Ok("0") => return false,
+            _ => {}
+        }
+        messages.results.is_some() || args.k < 2048
+    }
 }
 
-const _: () = assert!(size_of::<Blocks>() == 16);
+const _: () = assert!(size_of::<Blocks>() == 32);

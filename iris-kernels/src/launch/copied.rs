@@ -12,7 +12,7 @@ use iris_heap::{DeviceCopy, Result, Stream, SymmetricHeap};
 
 use super::{Ahead, Launcher, Role, rows_of};
 use crate::args::{Matrix, OpArgs, producer};
-use crate::gemm::Parts;
+use crate::gemm::{Messages, Parts};
 use crate::kernel::Kernel;
 use crate::schedule::split;
 use crate::whole::WholeProduct;
@@ -156,8 +156,11 @@ impl Call<'_> {
     fn scatter(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
         let (args, message) = (self.args, &self.message);
         let stores = self.ahead.whole.stores;
-        if stores && by_engine && self.scatters()? {
-            return Ok(());
+        let results = self.results.as_ref().map(|it| (&it.args, it.first));
+        let messages = Messages { blocks: Some((&message.args, message.first)), results };
+        let whole = OpArgs { c: self.own_c(), ..*args };
+        if stores && by_engine && self.scatters(&whole, &messages)? {
+            return self.results.as_ref().map_or(Ok(()), |results| self.take(results));
         }
         let by_engine = by_engine && !stores;
         let partial = self.ahead.partial(args);
@@ -209,19 +212,25 @@ impl Call<'_> {
         self.results.as_ref().map_or(Ok(()), |results| self.take(results))
     }
 
-    /// One product, which stores to others what they own and adds what they have stored, if there is a build
-    /// for it: whether there is.
-    fn scatters(&self) -> Result<bool> {
+    /// One product, which does these messages itself, if there is a build for it: whether there is.
+    fn scatters(&self, args: &OpArgs, messages: &Messages<'_>) -> Result<bool> {
         let Some(scattering) = &self.ahead.scattering else { return Ok(false) };
-        let (on, message) = ((self.heap.gpu()?, self.stream), &self.message);
+        let on = (self.heap.gpu()?, self.stream);
         // SAFETY: as the caller of `copied` says: the call is open. No rank shares the device.
-        unsafe { scattering.launch(on, self.args, (&message.args, message.first)) }
+        unsafe { scattering.launch(on, args, messages) }
     }
 
     /// The products of this rank's rows of C, which leave for all.
     fn rows(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
         let (args, message) = (self.args, &self.message);
         let own = message.own();
+        let messages = Messages { blocks: None, results: Some((&message.args, message.first)) };
+        let whole = OpArgs { c: rows_of(args.c, &own), ..*args };
+        let stores = self.ahead.whole.stores;
+        if stores && by_engine && self.scatters(&whole, &messages)? {
+            return self.take(message);
+        }
+        let by_engine = by_engine && !stores;
         let product = |rows: Range<u32>| {
             let within = rows.start - own.start..rows.end - own.start;
             self.product(rows_of(args.a, &within), rows, args)
@@ -351,16 +360,27 @@ impl Call<'_> {
 
     /// What has come from all, to its place in C.
     fn take(&self, message: &Message) -> Result<()> {
+        if self.ahead.whole.stores {
+            // All at once: there are many parts, and they have come when the product is over.
+            self.arrive(message, |source| message.all(source))?;
+            return self.args.channel.peers().try_for_each(|source| {
+                let rows = split(self.args.m, self.args.channel.size, source);
+                self.take_rows(message, &rows)
+            });
+        }
         for at in 0..message.most() {
             for source in self.args.channel.peers() {
                 let Some(part) = message.comes(source).nth(at) else { continue };
                 self.gate(message, source, part.tiles)?;
-                let rows = message.placed(source, &part.rows);
-                let (a, c) = (rows_of(message.args.c, &rows), rows_of(self.args.c, &rows));
-                self.spread(OpArgs { a, c, sources: 1, ..message.args })?;
+                self.take_rows(message, &message.placed(source, &part.rows))?;
             }
         }
         Ok(())
+    }
+
+    fn take_rows(&self, message: &Message, rows: &Range<u32>) -> Result<()> {
+        let (a, c) = (rows_of(message.args.c, rows), rows_of(self.args.c, rows));
+        self.spread(OpArgs { a, c, sources: 1, ..message.args })
     }
 
     /// A sum of rows that are there, by all workgroups.

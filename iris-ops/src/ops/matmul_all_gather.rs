@@ -34,6 +34,9 @@ variants! { ROW;
     /// The product of whole matrices in a few parts, each of which goes to all by a copy engine while the
     /// next is multiplied. The rows of a tile are those of a part.
     CopyEngine,
+    /// One product of whole matrices, on NVIDIA's sm_90, which stores each tile to all when it is finished.
+    /// Elsewhere, and for operands that it does not take, `Unfused`, with its own messages.
+    Epilogue,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -47,6 +50,7 @@ pub(crate) const ROW: Row = Row {
         FORMS[0],
         FORMS[0].of(kind::Variant::Unfused).whole(Whole::Rows),
         Form::push(kind::Variant::CopyEngine, COPIED, Memory::Copied(1)).whole(Whole::Rows),
+        Form::push(kind::Variant::Epilogue, COPIED, Memory::Copied(1)).whole(Whole::Rows).stores(),
     ],
     rule: Rule::Only,
 };

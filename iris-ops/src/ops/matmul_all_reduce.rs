@@ -48,6 +48,9 @@ variants! { ROW;
     /// by a copy engine while the next is multiplied. The rows of C are split over the ranks: a rank adds
     /// its own partial first, and all have the same bits.
     CopyEngine,
+    /// As that of [`MatmulReduceScatter`](crate::MatmulReduceScatter), and the same product stores each tile
+    /// of the sums to all when it is added up.
+    Epilogue,
 }
 
 pub(crate) const ROW: Row = Row {
@@ -66,6 +69,9 @@ pub(crate) const ROW: Row = Row {
         FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial),
         LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial),
         Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2)).whole(Whole::Partial),
+        Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(2))
+            .whole(Whole::Partial)
+            .stores(),
     ],
     rule: Rule::Sum,
 };

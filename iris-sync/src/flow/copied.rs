@@ -54,12 +54,7 @@ pub fn gate<M: Memory + ?Sized>(
     source: u32,
     (first, parts): (u32, u32),
 ) -> Result<(), Stop> {
-    launch.run(End::Keep, |wg| {
-        for part in first..first + parts {
-            wg.wait_tile(source, part)?;
-        }
-        Ok(())
-    })
+    launch.run(End::Keep, |wg| wg.wait_parts(source, first, parts))
 }
 
 /// The same within a launch that reads what is copied while it runs, for one thread of a workgroup, which

@@ -45,10 +45,7 @@ IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body&
 /// In front of what reads `parts` parts of `source`, from number `first` on: one workgroup.
 IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
-        for (u32 part = first; part < first + parts; ++part) {
-            if (!wg.wait_tile(source, part)) return false;
-        }
-        return true;
+        return wg.wait_parts(source, first, parts);
     });
 }
 

@@ -462,6 +462,7 @@ template <class Op> class Core {
                 const u32 number = group * BUFFERS + buffer.at;
                 await(chunk_full + 8 * number, buffer.parity);
                 storer.store(staging + number * CHUNK_BYTES, place, group, chunk);
+                end_stores();
                 // The one before is read by now, or soon.
                 await_reads<1>();
                 if (any) arrive(chunk_empty + 8 * last);

@@ -93,14 +93,15 @@ IRIS_DEVICE void load_box_to(u16 to_whom, u32 to, const TensorMap& map, u32 barr
                  "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(to_whom)
                  : "memory");
 }
-/// A box of shared memory to (x, y) of a matrix, as one group of stores; what is beyond an edge stays.
+/// A box of shared memory to (x, y) of a matrix; what is beyond an edge stays.
 IRIS_DEVICE void store_box(u32 from, const TensorMap& map, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%1, {%2, %3}], [%0];" ::"r"(
                      from),
                  "l"(&map), "r"(x), "r"(y)
                  : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+/// This thread's stores since the last are a group.
+IRIS_DEVICE void end_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Wait until all but the last `LEFT` groups of this thread's stores have read shared memory.
 template <u32 LEFT> IRIS_DEVICE void await_reads() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
