@@ -36,7 +36,8 @@ class Gathering : public Whole {
 
     IRIS_DEVICE Place place(u32 tile, u32 rank) const {
         const Place unit = this->unit(tile);
-        const u32 row = parts.columns == 1 ? unit.row : where(unit.row);
+        const Arriving arriving{parts.rows, parts.part_rows, op.channel.size, op.channel.rank};
+        const u32 row = parts.columns == 1 ? unit.row : arriving.row(unit.row);
         return Place{(row * CLUSTER + rank) * ROWS, unit.col};
     }
 
@@ -84,21 +85,6 @@ class Gathering : public Whole {
 
   private:
     static constexpr u32 UNIT = CLUSTER * ROWS;
-
-    /// Rows in the order in which they are there: this rank's own, then part by part those of its peers, of
-    /// which the one before this rank sends it its part first.
-    IRIS_DEVICE u32 where(u32 turn) const {
-        const u32 size = op.channel.size, rank = op.channel.rank, rows = parts.rows;
-        if (turn < rows) return rank * rows + turn;
-        const u32 others = size - 1, of_part = parts.part_rows * others, whole = rows / parts.part_rows;
-        u32 part = (turn - rows) / of_part;
-        part = part < whole ? part : whole;
-        const u32 begin = part * parts.part_rows, left = rows - begin;
-        const u32 height = left < parts.part_rows ? left : parts.part_rows;
-        const u32 within = turn - rows - part * of_part;
-        const u32 source = (rank + size - 1 - within / height) % size;
-        return source * rows + begin + within % height;
-    }
 
     const Parts& parts;
     const OpArgs& op;

@@ -11,7 +11,10 @@ using namespace iris;
 using namespace iris::gemm;
 
 /// Most peers that a launch stores to.
-constexpr u32 PEERS = 7;
+#ifndef IRIS_GEMM_PEERS
+#define IRIS_GEMM_PEERS 7
+#endif
+constexpr u32 PEERS = IRIS_GEMM_PEERS;
 
 /// Where something is stored at each peer, in the order of Channel::peer.
 struct Peers {
@@ -20,8 +23,8 @@ struct Peers {
 
 /// As iris_kernels::gemm::scattering::Blocks on the host.
 struct Blocks {
-    /// What one rank owns, in rows of tiles of a cluster; and how many of its tiles are taken before as many of
-    /// the next rank's.
+    /// What the first rank owns, and no other more, in rows of tiles of a cluster; and tiles of a round, as
+    /// Rounds says.
     u32 rows, span;
     /// Signals: one for the rows of a consumer in each tile, row by row of what a rank owns. Of partials, and
     /// of results.
@@ -38,8 +41,10 @@ class Scattering : public Whole {
     static constexpr bool ADDS = true, SPREADS = true;
 
     IRIS_DEVICE Scattering(const Arguments& args, const Blocks& blocks, const OpArgs& op, const TensorMap& a,
-                           const TensorMap& c, const TensorMap& inbox, const Peers& owners, const Peers& all)
-        : Whole(args, a, c), blocks(blocks), op(op), map_inbox(inbox), owners(owners), all(all) {}
+                           const TensorMap& c, const TensorMap& inbox, const Peers& owners, const Peers& all,
+                           const Peers& direct)
+        : Whole(args, a, c), blocks(blocks), op(op), map_inbox(inbox), owners(owners), all(all),
+          direct(direct) {}
 
     IRIS_DEVICE void prefetch() const {
         Whole::prefetch();
@@ -52,15 +57,11 @@ class Scattering : public Whole {
 
     IRIS_DEVICE u32 tiles() const { return owned() * turns(); }
 
-    /// In rounds: so many tiles of the next rank's, as many of the one after it, and this rank's own last, so
-    /// that what others need of a round, and what they wait for first, comes before what waits for them.
+    /// Rows are counted as if all ranks owned as many: those of A are at run.
     IRIS_DEVICE Place place(u32 tile, u32 rank) const {
-        const u32 size = op.channel.size, begin = tile / (blocks.span * turns()) * blocks.span;
-        const u32 left = owned() - begin, width = left < blocks.span ? left : blocks.span;
-        const u32 within = tile - begin * turns(), turn = within / width;
-        const Place unit = this->unit(begin + within - turn * width);
-        u32 owner = 0;
-        if (blocks.adds == 1) owner = (op.channel.rank + 1 + turn) % size;
+        const Rounds::Turn turn = Rounds{owned(), blocks.span, turns()}.at(tile);
+        const Place unit = this->unit(turn.tile);
+        const u32 owner = blocks.adds == 1 ? (op.channel.rank + 1 + turn.rank) % op.channel.size : 0;
         return Place{((owner * blocks.rows + unit.row) * CLUSTER + rank) * ROWS, unit.col};
     }
     IRIS_DEVICE u32 addends(const Place& place) const {
@@ -72,16 +73,23 @@ class Scattering : public Whole {
         IRIS_DEVICE explicit Loader(const Scattering& of)
             : Whole::Loader(of), scattering(of), arrivals(launch_of(of.op)) {}
 
+        IRIS_DEVICE Run run(const Place& place, u32) const {
+            const Scattering& of = scattering;
+            const u32 first = of.blocks.adds == 1 ? of.owned_by(place.row / of.rows()).start : 0;
+            return Run{of.map_a, first + place.row % of.rows(), 0, 0, of.slabs()};
+        }
         /// The others' in ascending order of their ranks.
         IRIS_DEVICE Addend addend(const Place& place, u32 i) {
             const Scattering& of = scattering;
-            const u32 source = i + (i >= of.op.channel.rank), row = place.row % of.rows();
+            const u32 rank = of.op.channel.rank, source = i + (i >= rank), row = place.row % of.rows();
+            const u32 len = of.owned_by(rank).len();
             for (u32 group = 0; group < GROUPS; ++group) {
-                arrivals.wait_part(source, of.blocks.first + of.signal(row + group * GROUP_ROWS, place.col));
+                const u32 at = row + group * GROUP_ROWS;
+                if (at < len) arrivals.wait_part(source, of.blocks.first + of.signal(at, place.col));
             }
             // What the owner of the signal has stored is read by copies of this thread.
             follow_with_copies();
-            return Addend{of.map_inbox, source * of.rows() + row, place.col};
+            return Addend{of.map_inbox, source * len + row, place.col};
         }
 
       private:
@@ -91,7 +99,13 @@ class Scattering : public Whole {
 
     class Storer {
       public:
-        IRIS_DEVICE explicit Storer(const Scattering& of) : of(of), departures(launch_of(of.op)) {}
+        IRIS_DEVICE explicit Storer(const Scattering& of)
+            : of(of), departures(launch_of(of.op)), directs(0) {
+            if (of.blocks.sends == 0) return;
+            for (u32 i = 0; i + 1 < of.op.channel.size; ++i) {
+                directs |= u32(departures.is_direct(of.op.channel.peer(i + 1))) << i;
+            }
+        }
 
         IRIS_DEVICE void store(u32 from, const Place& place, u32 group, u32 chunk) const {
             const u32 rank = of.op.channel.rank, size = of.op.channel.size;
@@ -102,7 +116,10 @@ class Scattering : public Whole {
                 const u32 owner = place.row / of.rows();
                 store_chunk(from, of.owners.map[(owner + size - rank) % size - 1], row, col);
             } else if (of.blocks.sends == 1) {
-                for (u32 i = 0; i + 1 < size; ++i) store_chunk(from, of.all.map[i], row, col);
+                for (u32 i = 0; i + 1 < size; ++i) {
+                    const Peers& to = (directs >> i & 1) == 1 ? of.direct : of.all;
+                    store_chunk(from, to.map[i], row, col);
+                }
             }
         }
         IRIS_DEVICE void stored(const Place& place, u32 group) const {
@@ -110,8 +127,11 @@ class Scattering : public Whole {
             if ((own && of.blocks.sends == 0) || !departures.may_store()) return;
             await_stores();
             follow_copies();
-            const u32 number = of.signal(place.row % of.rows() + group * GROUP_ROWS, place.col);
-            if (!own) return departures.signal_part(place.row / of.rows(), of.blocks.first + number);
+            const u32 owner = own ? of.op.channel.rank : place.row / of.rows();
+            const u32 row = place.row % of.rows() + group * GROUP_ROWS, number = of.signal(row, place.col);
+            // There may be fewer rows than tiles have.
+            if (row >= of.owned_by(owner).len()) return;
+            if (!own) return departures.signal_part(owner, of.blocks.first + number);
             for (u32 step = 1; step < of.op.channel.size; ++step) {
                 departures.signal_part(of.op.channel.peer(step), of.blocks.results + number);
             }
@@ -120,6 +140,8 @@ class Scattering : public Whole {
       private:
         const Scattering& of;
         const flow::Departures departures;
+        /// Peers whose C is written where it lies: one bit each, in the order of Channel::peer.
+        u32 directs;
     };
 
     /// The bias is added once, where the sums are.
@@ -128,8 +150,9 @@ class Scattering : public Whole {
     }
 
   private:
-    /// Rows that one rank owns, and its tiles.
+    /// Rows of the tiles of one rank, its tiles, and which rows it owns.
     IRIS_DEVICE u32 rows() const { return blocks.rows * CLUSTER * ROWS; }
+    IRIS_DEVICE Range owned_by(u32 owner) const { return split(op.m, op.channel.size, owner); }
     IRIS_DEVICE u32 owned() const { return blocks.rows * args.col_tiles; }
     /// How many ranks' tiles this one multiplies.
     IRIS_DEVICE u32 turns() const { return blocks.adds == 1 ? op.channel.size : 1; }
@@ -143,11 +166,12 @@ class Scattering : public Whole {
     const Blocks& blocks;
     const OpArgs& op;
     const TensorMap& map_inbox;
-    const Peers &owners, &all;
+    const Peers &owners, &all, &direct;
 };
 
 IRIS_GEMM_KERNEL iris_gemm_scatter(IRIS_ARGS TensorMap a, IRIS_ARGS TensorMap b, IRIS_ARGS TensorMap c,
                                    IRIS_ARGS TensorMap inbox, IRIS_ARGS Peers owners, IRIS_ARGS Peers all,
-                                   IRIS_ARGS Arguments args, IRIS_ARGS Blocks blocks, IRIS_ARGS OpArgs op) {
-    multiply_whole(Scattering(args, blocks, op, a, c, inbox, owners, all), b, args.deadline_ns);
+                                   IRIS_ARGS Peers direct, IRIS_ARGS Arguments args, IRIS_ARGS Blocks blocks,
+                                   IRIS_ARGS OpArgs op) {
+    multiply_whole(Scattering(args, blocks, op, a, c, inbox, owners, all, direct), b, args.deadline_ns);
 }

@@ -458,7 +458,7 @@ impl Ahead {
 }
 
 /// Some rows of a matrix.
-fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
+pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
     let apart = if matrix.transposed == 0 { matrix.ld } else { 1 };
     let address =
         matrix.address + u64::from(rows.start) * apart * element_bytes(matrix.dtype) as u64;

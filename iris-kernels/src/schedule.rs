@@ -390,6 +390,71 @@ impl Items {
     }
 }
 
+/// The order in which a rank multiplies tiles of a product whose rows ranks own, `tiles` of each of
+/// `ranks`: in rounds of `span` tiles of each. First a round of the others', of the next rank's first; then
+/// a round of the others' and this rank's own of the round before, which the others have stored meanwhile; at
+/// the end its own of the last.
+///
+/// A workgroup that takes every span-th tile has thus stored what others need of two rounds before it waits
+/// for what it needs of the first of them: nobody waits in a circle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "as the type says")]
+pub struct Rounds {
+    pub tiles: u32,
+    pub span: u32,
+    pub ranks: u32,
+}
+
+impl Rounds {
+    /// Of the ranks from the next on, this one the last, which; and which of its tiles.
+    pub fn at(&self, position: u32) -> (u32, u32) {
+        let Self { tiles, span, ranks } = *self;
+        let (others, first, last) = (ranks - 1, span.min(tiles), (tiles - 1) / span * span);
+        let end = ranks * tiles - (tiles - last);
+        if position >= end {
+            return (others, last + position - end);
+        }
+        if position < others * first {
+            return (position / first, position % first);
+        }
+        let behind = position - others * first;
+        let begin = (behind / (ranks * span) + 1) * span;
+        let (within, width) = (behind % (ranks * span), span.min(tiles - begin));
+        if within < others * width {
+            return (within / width, begin + within % width);
+        }
+        (others, begin - span + within - others * width)
+    }
+}
+
+/// Rows that are gathered while they are multiplied, `rows` of each rank, in parts of `part`, of which the
+/// last may be smaller: in the order in which they are there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "as the type says")]
+pub struct Arriving {
+    pub rows: u32,
+    pub part: u32,
+    pub size: u32,
+    pub rank: u32,
+}
+
+impl Arriving {
+    /// This rank's own rows first, then part by part those of its peers, of which the one before this
+    /// rank sends it its part first.
+    pub fn row(&self, turn: u32) -> u32 {
+        let Self { rows, part, size, rank } = *self;
+        if turn < rows {
+            return rank * rows + turn;
+        }
+        let (others, behind) = (size - 1, turn - rows);
+        let number = (behind / (part * others)).min(rows / part);
+        let begin = number * part;
+        let (height, within) = (part.min(rows - begin), behind - begin * others);
+        let source = (rank + size - 1 - within / height) % size;
+        source * rows + begin + within % height
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -410,5 +475,50 @@ mod tests {
             (0..4).map(|part| split(107, 4, part).len()).collect::<Vec<_>>(),
             [27, 27, 27, 26]
         );
+    }
+
+    #[test]
+    fn a_round_of_a_rank_comes_behind_two_of_the_others() {
+        for (tiles, span, ranks) in
+            [(64, 16, 2), (7, 3, 2), (10, 4, 3), (3, 8, 4), (1, 1, 2), (9, 4, 1), (100, 33, 8)]
+        {
+            let rounds = Rounds { tiles, span, ranks };
+            let all: Vec<_> = (0..ranks * tiles).map(|position| rounds.at(position)).collect();
+            let mut sorted = all.clone();
+            sorted.sort_unstable();
+            let each = (0..ranks).flat_map(|rank| (0..tiles).map(move |tile| (rank, tile)));
+            assert_eq!(sorted, each.collect::<Vec<_>>(), "{rounds:?}");
+            for (position, &(rank, tile)) in all.iter().enumerate() {
+                // What of others' comes before this rank's own, and the other way round.
+                let before = &all[..position];
+                if rank == ranks - 1 {
+                    let needed = ((tile / span + 2) * span).min(tiles) * (ranks - 1);
+                    let stored = before.iter().filter(|(rank, _)| *rank < ranks - 1).count();
+                    assert!(stored as u32 >= needed, "{rounds:?} at {position}");
+                } else {
+                    let own = before.iter().filter(|(rank, _)| *rank == ranks - 1);
+                    assert!(
+                        own.clone().all(|(_, own)| own + span <= tile),
+                        "{rounds:?} at {position}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_taken_as_they_arrive() {
+        for (rows, part, size) in [(8, 4, 2), (8, 8, 4), (7, 3, 3), (5, 2, 8), (3, 3, 2)] {
+            for rank in 0..size {
+                let arriving = Arriving { rows, part, size, rank };
+                let all: Vec<_> = (0..size * rows).map(|turn| arriving.row(turn)).collect();
+                assert!(all[..rows as usize].iter().all(|row| row / rows == rank));
+                let parts = all[rows as usize..].iter().map(|row| row % rows / part);
+                assert!(parts.is_sorted(), "{arriving:?}: {all:?}");
+                let mut sorted = all.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..size * rows).collect::<Vec<_>>(), "{arriving:?}");
+            }
+        }
     }
 }

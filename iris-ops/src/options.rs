@@ -20,12 +20,15 @@ pub struct Ranks {
     pub size: usize,
     /// What they run on.
     pub backend: BackendKind,
+    /// Whether the products of whole matrices there store to peers: taken for granted where no heap says
+    /// otherwise.
+    pub(crate) stores: bool,
 }
 
 impl Ranks {
     /// Rank `rank` of `size`, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
-        Self { rank, size, backend: BackendKind::Cpu }
+        Self { rank, size, backend: BackendKind::Cpu, stores: true }
     }
 
     /// The same ranks on another kind of device.
@@ -45,7 +48,8 @@ impl From<&World> for Ranks {
 impl From<&SymmetricHeap> for Ranks {
     /// On the device of the heap.
     fn from(heap: &SymmetricHeap) -> Self {
-        Self::new(heap.rank(), heap.size()).on(heap.options().backend)
+        let stores = iris_kernels::gemm::Gemm::is_there_for(&heap.device());
+        Self { stores, ..Self::new(heap.rank(), heap.size()).on(heap.options().backend) }
     }
 }
 

@@ -471,7 +471,7 @@ impl fmt::Display for Plan {
     /// What it will do, what it takes, as one line: `all_reduce of f32, rank 0 of 4 on cpu: two_shot
     /// up to 512 by tiles of 4 x 4096; 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ranks { rank, size, backend } = self.ranks;
+        let Ranks { rank, size, backend, .. } = self.ranks;
         let Request { m, n, k, dtype, elements, .. } = self.request;
         write!(f, "{}", self.op())?;
         match (self.op(), elements) {

@@ -71,6 +71,26 @@ u32 iris_schedule_grid(const Grid& grid, u32 size, u32* values, u32 room) {
     return out.count;
 }
 
+/// The tiles of a product whose rows ranks own: tiles, span, ranks.
+u32 iris_schedule_rounds(const u32 (&shape)[3], u32* values, u32 room) {
+    Out out{values, room, 0};
+    const Rounds rounds{shape[0], shape[1], shape[2]};
+    for (u32 position = 0; position < rounds.tiles * rounds.ranks; ++position) {
+        const Rounds::Turn turn = rounds.at(position);
+        out.put(turn.rank);
+        out.put(turn.tile);
+    }
+    return out.count;
+}
+
+/// Rows that are multiplied as they come: rows, part, size, rank.
+u32 iris_schedule_arriving(const u32 (&shape)[4], u32* values, u32 room) {
+    Out out{values, room, 0};
+    const Arriving arriving{shape[0], shape[1], shape[2], shape[3]};
+    for (u32 turn = 0; turn < arriving.rows * arriving.size; ++turn) out.put(arriving.row(turn));
+    return out.count;
+}
+
 /// The units of a staged gather, and what each rank fetches, works on and needs, in its order.
 u32 iris_schedule_units(const Units& units, u32* values, u32 room) {
     Out out{values, room, 0};

@@ -300,6 +300,46 @@ struct Items {
     IRIS_DEVICE u32 before(u32 rank) const { return rank * each + min_of(rank, more); }
 };
 
+/// The order in which a rank multiplies tiles of a product whose rows ranks own, `tiles` of each of `ranks`:
+/// in rounds of `span` tiles of each. First a round of the others', of the next rank's first; then a round of the
+/// others' and this rank's own of the round before, which the others have stored meanwhile; at the end its own of
+/// the last.
+///
+/// A workgroup that takes every span-th tile has thus stored what others need of two rounds before it waits for
+/// what it needs of the first of them: nobody waits in a circle.
+struct Rounds {
+    u32 tiles, span, ranks;
+    /// Of the ranks from the next on, this one the last; and which of its tiles.
+    struct Turn {
+        u32 rank, tile;
+    };
+    IRIS_DEVICE Turn at(u32 position) const {
+        const u32 others = ranks - 1, first = min_of(span, tiles), last = (tiles - 1) / span * span;
+        const u32 end = ranks * tiles - (tiles - last);
+        if (position >= end) return Turn{others, last + position - end};
+        if (position < others * first) return Turn{position / first, position % first};
+        const u32 behind = position - others * first, begin = (behind / (ranks * span) + 1) * span;
+        const u32 within = behind % (ranks * span), width = min_of(span, tiles - begin);
+        if (within < others * width) return Turn{within / width, begin + within % width};
+        return Turn{others, begin - span + within - others * width};
+    }
+};
+
+/// Rows that are gathered while they are multiplied, `rows` of each rank, in parts of `part`, of which the last may
+/// be smaller: in the order in which they are there.
+struct Arriving {
+    u32 rows, part, size, rank;
+    /// This rank's own rows first, then part by part those of its peers, of which the one before this rank
+    /// sends it its part first.
+    IRIS_DEVICE u32 row(u32 turn) const {
+        if (turn < rows) return rank * rows + turn;
+        const u32 others = size - 1, behind = turn - rows, number = min_of(behind / (part * others), rows / part);
+        const u32 begin = number * part, height = min_of(part, rows - begin), within = behind - begin * others;
+        const u32 source = (rank + size - 1 - within / height) % size;
+        return source * rows + begin + within % height;
+    }
+};
+
 } // namespace iris
 
 #endif

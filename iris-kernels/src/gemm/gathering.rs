@@ -94,7 +94,7 @@ impl Gathering {
             .into_iter()
             .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
             .collect();
-        let kernel = (&source::GEMMS[1], "iris_gemm_gather");
+        let kernel = (&source::GEMMS[1], "iris_gemm_gather", &[][..]);
         Ok(if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))?.map(Gathering))
     }
 

@@ -20,7 +20,9 @@ mod tensor_map;
 
 use bytemuck::{Pod, Zeroable};
 use iris_heap::abi::HeapView;
-use iris_heap::{DType, Error, Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
+use iris_heap::{
+    DType, DeviceInfo, Error, Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap,
+};
 
 use crate::args::{Matrix, OpArgs, dtype_code};
 use crate::{Target, rtc, source};
@@ -71,6 +73,11 @@ impl Gemm {
         target.arch == "sm_90a" && matches!(dtype, DType::F16 | DType::BF16)
     }
 
+    /// Whether there are such products, of any type, for a device.
+    pub fn is_there_for(device: &DeviceInfo) -> bool {
+        Target::of(device).is_ok_and(|target| Self::is_there(&target, DType::BF16))
+    }
+
     /// Loads these builds, for C (up to `shape[0]` x `shape[1]`) = A B of depth `shape[2]`. Compiles
     /// those that were not compiled before.
     ///
@@ -83,16 +90,16 @@ impl Gemm {
         dtype: DType,
         configs: &[Config],
     ) -> Result<Gemm> {
-        Self::load(heap, shape, dtype, configs, (&source::GEMMS[0], "iris_gemm"))
+        Self::load(heap, shape, dtype, configs, (&source::GEMMS[0], "iris_gemm", &[]))
     }
 
-    /// The same of another source, by its kernel's name.
+    /// The same of another source, by its kernel's name, with what it defines besides.
     fn load(
         heap: &SymmetricHeap,
         shape: [usize; 3],
         dtype: DType,
         configs: &[Config],
-        (source, name): (&source::Text, &str),
+        (source, name, defines): (&source::Text, &str, &[(&str, u32)]),
     ) -> Result<Gemm> {
         let target = Target::of(&heap.device())?;
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
@@ -103,7 +110,8 @@ impl Gemm {
             });
         };
         let load = |config: &Config| -> Result<_> {
-            let options = config.options(code);
+            let plain = config.options(code);
+            let options = defines.iter().fold(plain, |all, &(name, value)| all.define(name, value));
             let Target { vendor, arch } = &target;
             let image =
                 rtc::compile(*vendor, (*source).into(), &options, arch).map_err(Error::other)?;

@@ -11,18 +11,21 @@
 //! rounds, so that each workgroup stores what others need of a round before it waits for what it needs of them:
 //! nobody waits in a circle.
 //!
-//! **Limits.** Those of [`Gemm`]; besides, each rank owns as many rows, which are whole tiles of a cluster;
-//! partials have the type of A; up to eight ranks. All workgroups of the launch are resident.
+//! **Limits.** Those of [`Gemm`]; besides, each rank owns some rows; partials have the type of A; up to eight ranks, which if there are more than six takes CUDA 12.1. All
+//! workgroups of the launch are resident.
 
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, Result, Stream, SymmetricHeap};
 
 use super::{Config, Gemm, TensorMap, if_compiled};
 use crate::args::{Matrix, OpArgs};
+use crate::launch::rows_of;
+use crate::schedule::split;
 use crate::source;
 use crate::whole::Whole;
 
-/// Most peers: `PEERS` of `gemm_sm90_scatter.cu`.
+/// Most peers. From six on the parameters of the kernel take more than 4 KiB, which compilers know from CUDA
+/// 12.1 on.
 const PEERS: usize = 7;
 
 /// Rows and columns that have a signal.
@@ -76,7 +79,9 @@ impl Scattering {
             .take(1)
             .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
             .collect();
-        let kernel = (&source::GEMMS[2], "iris_gemm_scatter");
+        let peers = (heap.world().size() as usize - 1).clamp(1, PEERS);
+        let kernel =
+            (&source::GEMMS[2], "iris_gemm_scatter", &[("IRIS_GEMM_PEERS", peers as u32)][..]);
         Ok(if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))?.map(Scattering))
     }
 
@@ -87,10 +92,14 @@ impl Scattering {
             message.c.dtype == args.c.dtype && [message.tile_m, message.tile_n] == SIGNALLED
         });
         let size = args.channel.size;
-        if !alike || size as usize > PEERS + 1 || !args.m.is_multiple_of(size) {
-            return None;
-        }
-        self.0.fitting_of(args, |config| (args.m / size).is_multiple_of(config.unit_rows()))
+        // Each rank owns something.
+        let fits = alike && size as usize <= PEERS + 1 && args.m >= size;
+        self.0.fitting_of(args, |_| fits)
+    }
+
+    /// Whether there is a build for this call.
+    pub fn fits(&self, args: &OpArgs, messages: &Messages<'_>) -> bool {
+        self.fitting(args, messages).is_some()
     }
 
     /// Enqueues the product of a call, if there is a build for it; whether there is. `args` are those of the
@@ -113,23 +122,31 @@ impl Scattering {
         let Some((config, function)) = self.fitting(args, messages) else { return Ok(false) };
         let OpArgs { ref heap, ref channel, .. } = *args;
         let (dtype, size, rank) = (self.0.dtype, channel.size, channel.rank);
-        let rows = args.m / size;
-        let own = |matrix: &Matrix| {
-            let skipped = u64::from(rank * rows) * matrix.ld * matrix.element_bytes();
-            Matrix { address: matrix.address + skipped, rows, ..*matrix }
+        let owned = |rank| split(args.m, size, rank);
+        let at_peer = |rows: Matrix, peer: u32| {
+            let [here, there] = [heap.rank, peer].map(|it| heap.data[it as usize]);
+            Matrix { address: rows.address - here + there, ..rows }
         };
-        // Rows of this rank in a matrix that all have, at each peer.
-        let at_peers = |message: Option<(&OpArgs, u32)>| -> Result<_> {
-            let mut maps = [TensorMap::zeroed(); PEERS];
-            let Some((OpArgs { c, .. }, _)) = message else { return Ok(maps) };
-            for (map, peer) in maps.iter_mut().zip(channel.peers()) {
-                let [here, there] = [heap.rank, peer].map(|it| heap.data[it as usize]);
-                let to = own(&Matrix { address: c.address - here + there, ..*c });
-                *map = config.maps(dtype, [&args.a, &args.b, &to])?[2];
-            }
-            Ok(maps)
+        // Of the block of what a peer owns, this rank's rows; of what all have, this rank's; and C itself, of
+        // peers that have it at the same place.
+        let block = |peer| {
+            let len = owned(peer).end - owned(peer).start;
+            messages.blocks.map(|(it, _)| rows_of(it.c, &(rank * len..(rank + 1) * len)))
         };
-        let (maps, inbox, owners, all) = gpu.current(|| {
+        let result = |_| messages.results.map(|(it, _)| rows_of(it.c, &owned(rank)));
+        let sends = messages.results.is_some() && args.record.direct != 0;
+        let direct = |_| sends.then_some(args.c);
+        let maps_of = |of: &dyn Fn(u32) -> Option<Matrix>| -> Result<Vec<TensorMap>> {
+            let map = |peer| match of(peer) {
+                Some(rows) => {
+                    let to = at_peer(rows, peer);
+                    Ok(config.maps(dtype, [&args.a, &args.b, &to])?[2])
+                }
+                None => Ok(TensorMap::zeroed()),
+            };
+            channel.peers().map(map).collect()
+        };
+        let (maps, inbox, at) = gpu.current(|| {
             let inbox = match messages.blocks {
                 Some((OpArgs { c, .. }, _)) => {
                     TensorMap::new(dtype, c, [config.chunk_cols(), config.rows()])?
@@ -137,18 +154,19 @@ impl Scattering {
                 None => TensorMap::zeroed(),
             };
             let maps = config.maps(dtype, [&args.a, &args.b, &args.c])?;
-            Ok((maps, inbox, at_peers(messages.blocks)?, at_peers(messages.results)?))
+            Ok((maps, inbox, [maps_of(&block)?, maps_of(&result)?, maps_of(&direct)?]))
         })?;
+        let [owners, all, direct] = at;
         let (mut given, shape) = self.0.given(config, &OpArgs { m: args.a.rows, ..*args });
-        given.row_units = rows / config.unit_rows();
+        given.row_units = owned(0).end.div_ceil(config.unit_rows());
         given.group = given.group.min(given.row_units);
         given.wait_for_peers(heap);
-        let (tiles, clusters) = (given.row_units * given.col_tiles, shape.groups / config.cluster);
+        let tiles = given.row_units * given.col_tiles;
         let first = |message: Option<(&OpArgs, u32)>| message.map_or(0, |(_, first)| first);
         let blocks = Blocks {
             rows: given.row_units,
-            // One after the other where links are slower than products, or results go on.
-            span: if Self::takes_turns(args, messages) { clusters.min(tiles) } else { tiles },
+            // One for each cluster at a time.
+            span: (shape.groups / config.cluster).min(tiles),
             first: first(messages.blocks),
             results: first(messages.results),
             across: given.col_tiles,
@@ -162,8 +180,9 @@ impl Scattering {
             b.bytes(),
             c.bytes(),
             inbox.bytes(),
-            bytemuck::bytes_of(&owners),
-            bytemuck::bytes_of(&all),
+            bytemuck::cast_slice(&owners),
+            bytemuck::cast_slice(&all),
+            bytemuck::cast_slice(&direct),
             bytemuck::bytes_of(&given),
             bytemuck::bytes_of(&blocks),
             bytemuck::bytes_of(args),
@@ -172,15 +191,6 @@ impl Scattering {
         // that peers are there; workgroups wait for others of their cluster, which start together, and for
         // tiles of peers, which these store before they wait.
         unsafe { function.launch(stream, shape, &given) }.map(|()| true)
-    }
-
-    fn takes_turns(args: &OpArgs, messages: &Messages<'_>) -> bool {
-        match std::env::var("IRIS_TURNS").as_deref() {
-            Ok("1") => return true,
-            Ok("0") => return false,
-            _ => {}
-        }
-        messages.results.is_some() || args.k < 2048
     }
 }
 

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use iris_heap::{DeviceCopy, Result, Stream, SymmetricHeap};
 
 use super::{Ahead, Launcher, Role, rows_of};
+use iris_sync::Record;
+
 use crate::args::{Matrix, OpArgs, producer};
 use crate::gemm::{Messages, Parts};
 use crate::kernel::Kernel;
@@ -34,6 +36,8 @@ struct Call<'a> {
     message: Message,
     /// The sums of blocks, which travel then.
     results: Option<Message>,
+    /// Whether one product does these messages itself.
+    stores: bool,
 }
 
 impl Launcher {
@@ -50,11 +54,20 @@ impl Launcher {
         (ahead, args): (&Ahead, &OpArgs),
         groups: u32,
     ) -> Result<()> {
-        let [message, results] = ahead.messages(args);
-        let Some(message) = message else {
-            return Err(super::unsupported(format!("copies of {op}"), "it sends nothing"));
+        let nothing = || super::unsupported(format!("copies of {op}"), "it sends nothing");
+        let of = |args| -> Result<Call<'_>> {
+            let [message, results] = ahead.messages(args);
+            let message = message.ok_or_else(nothing)?;
+            let stores = false;
+            Ok(Call { launcher: self, ahead, heap, stream, op, args, message, results, stores })
         };
-        let call = Call { launcher: self, ahead, heap, stream, op, args, message, results };
+        let mut call = of(args)?;
+        call.stores = call.stores_itself();
+        // Only such a product writes into C of peers; what it says of C has to be the same in all launches.
+        let indirect = OpArgs { record: Record { direct: 0, ..args.record }, ..*args };
+        if ahead.whole.stores && !call.stores {
+            call = of(&indirect)?;
+        }
         let by_engine = kernel != Kernel::Open && call.goes_by_engine();
         match kernel {
             Kernel::Open => call.enqueue(kernel, 1),
@@ -155,14 +168,11 @@ impl Call<'_> {
     /// the next of the others, so that theirs has come by then, and the sums leave among what follows.
     fn scatter(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
         let (args, message) = (self.args, &self.message);
-        let stores = self.ahead.whole.stores;
-        let results = self.results.as_ref().map(|it| (&it.args, it.first));
-        let messages = Messages { blocks: Some((&message.args, message.first)), results };
-        let whole = OpArgs { c: self.own_c(), ..*args };
-        if stores && by_engine && self.scatters(&whole, &messages)? {
+        if self.stores {
+            self.stored()?;
             return self.results.as_ref().map_or(Ok(()), |results| self.take(results));
         }
-        let by_engine = by_engine && !stores;
+        let by_engine = by_engine && !self.ahead.whole.stores;
         let partial = self.ahead.partial(args);
         let own = message.own();
         let product = |rows: Range<u32>| self.product(rows_of(args.a, &rows), rows, &partial);
@@ -212,25 +222,45 @@ impl Call<'_> {
         self.results.as_ref().map_or(Ok(()), |results| self.take(results))
     }
 
-    /// One product, which does these messages itself, if there is a build for it: whether there is.
-    fn scatters(&self, args: &OpArgs, messages: &Messages<'_>) -> Result<bool> {
-        let Some(scattering) = &self.ahead.scattering else { return Ok(false) };
+    /// What a product stores itself, and its arguments.
+    fn to_store(&self) -> (OpArgs, Messages<'_>) {
+        let first = Some((&self.message.args, self.message.first));
+        let then = self.results.as_ref().map(|it| (&it.args, it.first));
+        let (messages, c) = match self.ahead.role {
+            Role::Rows => {
+                let own = rows_of(self.args.c, &self.message.own());
+                (Messages { blocks: None, results: first }, own)
+            }
+            _ => (Messages { blocks: first, results: then }, self.own_c()),
+        };
+        (OpArgs { c, ..*self.args }, messages)
+    }
+
+    /// Whether one product does the messages itself: there is a build for it, and no rank shares the device.
+    fn stores_itself(&self) -> bool {
+        let (args, messages) = self.to_store();
+        let scattering = self.ahead.scattering.as_ref();
+        self.goes_by_engine() && scattering.is_some_and(|it| it.fits(&args, &messages))
+    }
+
+    /// That product.
+    fn stored(&self) -> Result<()> {
+        let (args, messages) = self.to_store();
+        let Some(scattering) = &self.ahead.scattering else { return Ok(()) };
         let on = (self.heap.gpu()?, self.stream);
         // SAFETY: as the caller of `copied` says: the call is open. No rank shares the device.
-        unsafe { scattering.launch(on, args, messages) }
+        unsafe { scattering.launch(on, &args, &messages) }.map(drop)
     }
 
     /// The products of this rank's rows of C, which leave for all.
     fn rows(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
         let (args, message) = (self.args, &self.message);
         let own = message.own();
-        let messages = Messages { blocks: None, results: Some((&message.args, message.first)) };
-        let whole = OpArgs { c: rows_of(args.c, &own), ..*args };
-        let stores = self.ahead.whole.stores;
-        if stores && by_engine && self.scatters(&whole, &messages)? {
+        if self.stores {
+            self.stored()?;
             return self.take(message);
         }
-        let by_engine = by_engine && !stores;
+        let by_engine = by_engine && !self.ahead.whole.stores;
         let product = |rows: Range<u32>| {
             let within = rows.start - own.start..rows.end - own.start;
             self.product(rows_of(args.a, &within), rows, args)
@@ -365,22 +395,22 @@ impl Call<'_> {
             self.arrive(message, |source| message.all(source))?;
             return self.args.channel.peers().try_for_each(|source| {
                 let rows = split(self.args.m, self.args.channel.size, source);
-                self.take_rows(message, &rows)
+                self.take_rows(message, source, &rows)
             });
         }
         for at in 0..message.most() {
             for source in self.args.channel.peers() {
                 let Some(part) = message.comes(source).nth(at) else { continue };
                 self.gate(message, source, part.tiles)?;
-                self.take_rows(message, &message.placed(source, &part.rows))?;
+                self.take_rows(message, source, &message.placed(source, &part.rows))?;
             }
         }
         Ok(())
     }
 
-    fn take_rows(&self, message: &Message, rows: &Range<u32>) -> Result<()> {
+    fn take_rows(&self, message: &Message, root: u32, rows: &Range<u32>) -> Result<()> {
         let (a, c) = (rows_of(message.args.c, rows), rows_of(self.args.c, rows));
-        self.spread(OpArgs { a, c, sources: 1, ..message.args })
+        self.spread(OpArgs { a, c, sources: 1, root, ..message.args })
     }
 
     /// A sum of rows that are there, by all workgroups.

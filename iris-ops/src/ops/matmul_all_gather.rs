@@ -50,7 +50,10 @@ pub(crate) const ROW: Row = Row {
         FORMS[0],
         FORMS[0].of(kind::Variant::Unfused).whole(Whole::Rows),
         Form::push(kind::Variant::CopyEngine, COPIED, Memory::Copied(1)).whole(Whole::Rows),
-        Form::push(kind::Variant::Epilogue, COPIED, Memory::Copied(1)).whole(Whole::Rows).stores(),
+        Form::push(kind::Variant::Epilogue, COPIED, Memory::Copied(1))
+            .whole(Whole::Rows)
+            .direct(None)
+            .stores(),
     ],
     rule: Rule::Only,
 };

@@ -71,6 +71,7 @@ pub(crate) const ROW: Row = Row {
         Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2)).whole(Whole::Partial),
         Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(2))
             .whole(Whole::Partial)
+            .direct(None)
             .stores(),
     ],
     rule: Rule::Sum,

@@ -4,7 +4,7 @@
 use super::{Delivery, Launch};
 use crate::barrier::Members;
 use crate::wait::{Awaited, has_given_up, wait_for};
-use crate::{Access, Call, Channel, DevWord, End, Limit, Memory, Stop};
+use crate::{Access, Call, Channel, DevWord, End, Limit, Memory, Record, Stop, entry};
 
 /// The parts of what this rank sends.
 pub trait CopiedTiles {
@@ -98,6 +98,7 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
 pub struct Departures<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
+    record: &'a Record,
     call: Call,
     muted: bool,
 }
@@ -105,14 +106,19 @@ pub struct Departures<'a, M: Memory + ?Sized> {
 impl<'a, M: Memory + ?Sized> Departures<'a, M> {
     /// Reads the number of the call, and whether this rank has given up.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
-        let Launch { m, channel, .. } = *launch;
+        let Launch { m, channel, record, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
-        Self { m, channel, call, muted: has_given_up(m, channel) }
+        Self { m, channel, record, call, muted: has_given_up(m, channel) }
     }
 
     /// Whether anything may be stored to peers.
     pub fn may_store(&self) -> bool {
         !self.muted
+    }
+
+    /// Whether results go straight into C, between this rank and `peer`: both sides come to the same answer.
+    pub fn is_direct(&self, peer: u32) -> bool {
+        entry::is_direct(self.m, self.channel, self.call, self.record, peer)
     }
 
     /// Say that this thread's stores of this part are done at `peer`.

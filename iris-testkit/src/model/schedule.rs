@@ -1,7 +1,7 @@
 //! The schedules of `schedule.h` against those of [`iris_kernels::schedule`]: all answers must be equal.
 
 use iris_kernels::schedule::{
-    Collective, Grid, Items, Shard, SplitGrid, Tile, Units, owner, part_of, split,
+    Arriving, Collective, Grid, Items, Rounds, Shard, SplitGrid, Tile, Units, owner, part_of, split,
 };
 use proptest::prelude::*;
 
@@ -16,6 +16,10 @@ pub enum Shape {
     Units(Units),
     /// Items of a small message.
     Items(Items),
+    /// Tiles of a product whose rows ranks own.
+    Rounds(Rounds),
+    /// Rows that are multiplied as they come.
+    Arriving(Arriving),
 }
 
 fn put(out: &mut Vec<u32>, tile: Tile) {
@@ -53,6 +57,15 @@ impl Shape {
                     out.extend([items.rows_sent(from, to), items.sent(from, to)]);
                     out.extend([items.source_row(to), items.target_row(from, to)]);
                 }
+            }
+            Shape::Rounds(rounds) => {
+                for position in 0..rounds.tiles * rounds.ranks {
+                    let (rank, tile) = rounds.at(position);
+                    out.extend([rank, tile]);
+                }
+            }
+            Shape::Arriving(arriving) => {
+                out.extend((0..arriving.rows * arriving.size).map(|turn| arriving.row(turn)));
             }
             Shape::Units(units) => {
                 for unit in 0..units.units() {
@@ -106,6 +119,14 @@ impl Shape {
                 // SAFETY: as above.
                 unsafe { iris_schedule_items(&shape, values, room) }
             }
+            Shape::Rounds(Rounds { tiles, span, ranks }) => {
+                // SAFETY: as above.
+                unsafe { iris_schedule_rounds(&[tiles, span, ranks], values, room) }
+            }
+            Shape::Arriving(Arriving { rows, part, size, rank }) => {
+                // SAFETY: as above.
+                unsafe { iris_schedule_arriving(&[rows, part, size, rank], values, room) }
+            }
             Shape::Units(units) => {
                 let units = CxxUnits {
                     shard: u32::from(units.shard == Shard::Columns),
@@ -143,6 +164,8 @@ unsafe extern "C-unwind" {
     fn iris_schedule_split(total: u32, parts: u32, values: *mut u32, room: u32) -> u32;
     fn iris_schedule_grid(grid: &[u32; 4], size: u32, values: *mut u32, room: u32) -> u32;
     fn iris_schedule_items(shape: &[u32; 6], values: *mut u32, room: u32) -> u32;
+    fn iris_schedule_rounds(shape: &[u32; 3], values: *mut u32, room: u32) -> u32;
+    fn iris_schedule_arriving(shape: &[u32; 4], values: *mut u32, room: u32) -> u32;
     fn iris_schedule_units(units: &CxxUnits, values: *mut u32, room: u32) -> u32;
 }
 
@@ -173,7 +196,17 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
     let items = (collective, 1..9u32, 0..2000u32, 0..2000u32, per_item).prop_map(
         |(collective, size, rows, cols, per_item)| Items { collective, size, rows, cols, per_item },
     );
+    let rounds = (1..90u32, 1..40u32, 1..9u32).prop_map(|(tiles, span, ranks)| Rounds {
+        tiles,
+        span,
+        ranks,
+    });
+    let arriving = (1..40u32, 1..40u32, 2..9u32, 0..8u32).prop_map(|(rows, part, size, rank)| {
+        Arriving { rows, part: part.min(rows), size, rank: rank % size }
+    });
     prop_oneof![
+        rounds.prop_map(Shape::Rounds),
+        arriving.prop_map(Shape::Arriving),
         items.prop_map(Shape::Items),
         (0..2000u32, 1..70u32).prop_map(|(total, parts)| Shape::Split(total, parts)),
         (grid, 1..9u32).prop_map(|(grid, size)| Shape::Tiles(grid, size)),

@@ -82,8 +82,10 @@ IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 col
 }
 
 /// C = A, this rank's own, and what has come from the others, added in ascending order. B is that of rank 0,
-/// and `slot` bytes further on lies that of the next; of one source there is nothing to add.
+/// and `slot` bytes further on lies that of the next; of one source, the root, there is nothing to add, nor
+/// to be done if it has stored its results straight into C.
 IRIS_DEVICE void run_sums(const OpArgs& args) {
+    if (args.sources == 1 && flow::Departures(launch_of(args)).is_direct(args.root)) return;
     const Matrix &a = args.a, &b = args.b, &c = args.c;
     const u32 me = args.channel.rank, sources = args.sources;
     const u64 starts = a.address | b.address | c.address | args.slot;

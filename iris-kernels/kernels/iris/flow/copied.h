@@ -80,11 +80,14 @@ class Arrivals {
 class Departures {
   public:
     IRIS_DEVICE explicit Departures(const Launch& launch)
-        : m(launch.heap, launch.channel), number(m.dev_load<Access::CallLoad>(m.call_word())),
-          muted(has_given_up(m)) {}
+        : m(launch.heap, launch.channel), own(launch.record),
+          number(m.dev_load<Access::CallLoad>(m.call_word())), muted(has_given_up(m)) {}
 
     /// Whether anything may be stored to peers.
     IRIS_DEVICE bool may_store() const { return !muted; }
+
+    /// Whether results go straight into C, between this rank and `peer`: both sides come to the same answer.
+    IRIS_DEVICE bool is_direct(u32 peer) const { return entry::is_direct(m, number, own, peer); }
 
     /// Say that this thread's stores of this part are done at `peer`.
     IRIS_DEVICE void signal_part(u32 peer, u32 part) const {
@@ -93,6 +96,7 @@ class Departures {
 
   private:
     const Words m;
+    const Record& own;
     const Call number;
     const bool muted;
 };

@@ -1,4 +1,4 @@
-use iris_sync::flow::Launch;
+use iris_sync::flow::{Departures, Launch};
 use iris_sync::{Memory, Span, Stop};
 
 use crate::args::{Matrix, OpArgs};
@@ -8,13 +8,17 @@ use crate::cpu::words::Words;
 use crate::schedule::Grid;
 
 /// C = A, this rank's own, and what has come from the others, added in ascending order. B is that of
-/// rank 0, and `slot` bytes further on lies that of the next; of one source there is nothing to add.
+/// rank 0, and `slot` bytes further on lies that of the next; of one source, the root, there is nothing to
+/// add, nor to be done if it has stored its results straight into C.
 pub(crate) fn run(
     launch: &Launch<'_, Words<'_>>,
     grid: Grid,
     mut partial: Partial<'_>,
 ) -> Result<(), Stop> {
-    let OpArgs { a, b, slot, sources, channel, .. } = *partial.args;
+    let OpArgs { a, b, slot, sources, root, channel, .. } = *partial.args;
+    if sources == 1 && Departures::begin(launch).is_direct(root) {
+        return Ok(());
+    }
     let others = (0..sources).filter(|&source| sources > 1 && source != channel.rank);
     for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {
         launch.m.begin(Span::Reduce, tile);
