@@ -74,6 +74,16 @@ impl Function {
         self.inner.resident(threads, shared_bytes)
     }
 
+    /// Clusters of `cluster` workgroups, as the kernel was compiled for, that run at the same time on the whole
+    /// device, of a launch of this shape, if nothing else does. They may be fewer than the workgroups that do
+    /// would make: those of a cluster need multiprocessors side by side.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device).
+    pub fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32> {
+        self.inner.resident_clusters(shape, cluster)
+    }
+
     /// Enqueues a launch behind the heap's last op, on whatever stream that was; the next op waits
     /// for it. The stream is of the heap that the module was loaded for: another heap would neither
     /// order the launch with these ops nor wait for it.

@@ -4,10 +4,12 @@
 mod device;
 mod table;
 
+use iris_heap::{BackendKind, DType};
+use iris_kernels::Library;
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
 use crate::kind::{Op, Variant};
-use crate::options::{Ranks, Request, Shard, TileShape};
+use crate::options::{Epilogue, Ranks, Request, Shard, TileShape};
 use crate::plan::words;
 use crate::spec::{Form, Memory, Row, Rule, Tiles, Whole};
 
@@ -70,7 +72,9 @@ pub(crate) fn varies(ranks: Ranks, row: &Row) -> bool {
         Rule::Sum | Rule::Gather => true,
         Rule::Broadcast => relayed_bytes(ranks) < usize::MAX,
     };
-    ruled || most_in_words(ranks, row.op) > 0 || least_copied(ranks, row.op).is_some()
+    ruled
+        || most_in_words(ranks, row.op) > 0
+        || least_bytes(ranks, row.op, Variant::CopyEngine).is_some()
 }
 
 /// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
@@ -96,8 +100,10 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
         if let Some(variant) = in_words(ranks, request, Variant::UnfusedLl) {
             return variant;
         }
-        if by_copy_engine(ranks, request) {
-            return Variant::CopyEngine;
+        for variant in [Variant::Epilogue, Variant::CopyEngine] {
+            if by_size(ranks, request, variant) {
+                return variant;
+            }
         }
         return match row.form(Variant::UnfusedOneShot) {
             Some(form) if bytes <= one_shot_bytes(ranks) => form.variant,
@@ -127,20 +133,41 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     }
 }
 
-/// What one rank must send another for a product with a message to take copy engines, in bytes.
-fn least_copied(ranks: Ranks, op: Op) -> Option<usize> {
-    let sizes = device::of(ranks.backend)?.copied;
+/// What one rank must send another for a product with a message to be done in this way, in bytes: by copy
+/// engines, or by a product that stores to others itself.
+fn least_bytes(ranks: Ranks, op: Op, variant: Variant) -> Option<usize> {
+    let device = device::of(ranks.backend)?;
+    let sizes = if variant == Variant::Epilogue { device.stored } else { device.copied };
     let (_, by_world) = sizes.iter().find(|(of, _)| *of == op)?;
     Some(by_world[usize::from(ranks.size > 2)])
 }
 
-/// Whether what one rank sends another is large enough for copy engines beside the products.
-fn by_copy_engine(ranks: Ranks, request: &Request) -> bool {
-    let Some(form) = request.row.form(Variant::CopyEngine) else { return false };
-    let Some(least) = least_copied(ranks, request.op()) else { return false };
+/// Whether what one rank sends another is large enough for that, and the operands are what it takes.
+fn by_size(ranks: Ranks, request: &Request, variant: Variant) -> bool {
+    let Some(form) = request.row.form(variant) else { return false };
+    let Some(least) = least_bytes(ranks, request.op(), variant) else { return false };
     let Message { m, n, .. } = Message::of(ranks, request, form);
     let bytes = m.saturating_mul(n).saturating_mul(request.dtype.size());
-    bytes >= least && request.tile.is_none() && request.shard == Shard::Rows
+    let rows = request.shard == Shard::Rows;
+    let takes = match variant {
+        Variant::Epilogue => has_stores(ranks, request),
+        // Columns that come are multiplied before all are there, or not sooner than without engines.
+        _ => rows || has_stores(ranks, request),
+    };
+    bytes >= least && request.tile.is_none() && takes
+}
+
+/// Whether there is a product of whole matrices, of such operands, that waits for peers and stores to them.
+fn has_stores(ranks: Ranks, request: &Request) -> bool {
+    let Request { dtype, n, epilogue, library, .. } = *request;
+    let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;
+    ranks.stores
+        && ranks.backend == BackendKind::Cuda
+        && alike
+        && matches!(dtype, DType::F16 | DType::BF16)
+        && epilogue == Epilogue::None
+        && n.is_multiple_of(8)
+        && matches!(library, Library::Auto | Library::Ours)
 }
 
 /// This variant, if the operator has it and the call is small enough for words that carry their data.

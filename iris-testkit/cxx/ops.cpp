@@ -82,6 +82,27 @@ struct Tiles : Partials {
             }
         }
     }
+    /// What this workgroup stores to others, and then takes of what they stored.
+    void store_to_owners(const Launch& launch, bool mutes) {
+        if (port::thread() != 0) return;
+        const flow::Departures departures(launch);
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 peer = in.channel->peer(step);
+            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
+                if (!departures.may_store() && mutes) continue;
+                put(at(peer, OUT, me(), tile, 0), value(me(), call, tile, 0));
+                departures.signal_part(peer, tile);
+            }
+        }
+        flow::Arrivals arrivals(launch);
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
+                if (!arrivals.wait_part(source, tile)) continue;
+                expect(at(me(), OUT, source, tile, 0), value(source, call, tile, 0));
+            }
+        }
+    }
     /// What the others have added up.
     void take_sums(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
@@ -385,6 +406,23 @@ int iris_model_copied(const Input& in) {
             if (is_stream) body.take_sums(alone);
             iris_model_boundary();
         }
+        return !is_stream || flow::close(alone);
+    });
+}
+
+/// Option 1: stores although its rank had given up.
+int iris_model_stored(const Input& in) {
+    const bool is_stream = port::workgroup() == 0;
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
+        // A stream goes on after a launch that failed.
+        if (is_stream) (void)flow::open(alone);
+        iris_model_boundary();
+        body.store_to_owners(Launch{*in.heap, *in.channel, *in.record, port::workgroup(), port::workgroups(),
+                                    Trace(0, 0, 0, 0)},
+                             (in.option & 1) == 0);
+        iris_model_boundary();
         return !is_stream || flow::close(alone);
     });
 }

@@ -236,6 +236,12 @@ pub(crate) trait FunctionBackend: Send + Sync {
     /// Those of the device.
     fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32>;
 
+    /// See [`crate::Function::resident_clusters`].
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32>;
+
     /// Enqueues a launch on a stream of the heap that the code was loaded for.
     ///
     /// # Errors

@@ -15,7 +15,7 @@
 //! workgroups of the launch are resident.
 
 use bytemuck::{Pod, Zeroable};
-use iris_heap::{Function, Gpu, Result, Stream, SymmetricHeap};
+use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use super::{Config, Gemm, TensorMap, if_compiled};
 use crate::args::{Matrix, OpArgs};
@@ -57,7 +57,12 @@ pub struct Messages<'a> {
 
 /// Loaded kernels for such products.
 #[derive(Debug)]
-pub struct Scattering(Gemm);
+pub struct Scattering {
+    gemm: Gemm,
+    /// Workgroups that run at the same time: tiles of a peer's that is not under way would be awaited by those
+    /// that are.
+    resident: u32,
+}
 
 impl Scattering {
     /// Loads the builds for a product; none where there are none for the device and types.
@@ -82,7 +87,20 @@ impl Scattering {
         let peers = (heap.world().size() as usize - 1).clamp(1, PEERS);
         let kernel =
             (&source::GEMMS[2], "iris_gemm_scatter", &[("IRIS_GEMM_PEERS", peers as u32)][..]);
-        Ok(if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))?.map(Scattering))
+        let Some(gemm) = if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))? else {
+            return Ok(None);
+        };
+        let mut resident = u32::MAX;
+        for (config, function) in &gemm.kernels {
+            let shape = LaunchShape {
+                groups: gemm.multiprocessors / config.cluster * config.cluster,
+                threads: config.threads(),
+                shared_bytes: config.shared_bytes(),
+            };
+            let clusters = function.resident_clusters(shape, config.cluster)?;
+            resident = resident.min(clusters * config.cluster);
+        }
+        Ok((resident > 0).then_some(Scattering { gemm, resident }))
     }
 
     /// The build for this call, if there is one.
@@ -94,7 +112,7 @@ impl Scattering {
         let size = args.channel.size;
         // Each rank owns something.
         let fits = alike && size as usize <= PEERS + 1 && args.m >= size;
-        self.0.fitting_of(args, |_| fits)
+        self.gemm.fitting_of(args, |_| fits)
     }
 
     /// Whether there is a build for this call.
@@ -121,7 +139,7 @@ impl Scattering {
     ) -> Result<bool> {
         let Some((config, function)) = self.fitting(args, messages) else { return Ok(false) };
         let OpArgs { ref heap, ref channel, .. } = *args;
-        let (dtype, size, rank) = (self.0.dtype, channel.size, channel.rank);
+        let (dtype, size, rank) = (self.gemm.dtype, channel.size, channel.rank);
         let owned = |rank| split(args.m, size, rank);
         let at_peer = |rows: Matrix, peer: u32| {
             let [here, there] = [heap.rank, peer].map(|it| heap.data[it as usize]);
@@ -157,7 +175,8 @@ impl Scattering {
             Ok((maps, inbox, [maps_of(&block)?, maps_of(&result)?, maps_of(&direct)?]))
         })?;
         let [owners, all, direct] = at;
-        let (mut given, shape) = self.0.given(config, &OpArgs { m: args.a.rows, ..*args });
+        let (mut given, mut shape) = self.gemm.given(config, &OpArgs { m: args.a.rows, ..*args });
+        shape.groups = shape.groups.min(self.resident);
         given.row_units = owned(0).end.div_ceil(config.unit_rows());
         given.group = given.group.min(given.row_units);
         given.wait_for_peers(heap);

@@ -113,10 +113,7 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
     assert_eq!((sum(64, 3, Cuda), sum(65, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
     // To each peer 8 MiB of two ranks, 16 of four.
-    assert_eq!(
-        (sum(1024, 2, Cuda), sum(4096, 4, Cuda)),
-        (Variant::CopyEngine, Variant::CopyEngine)
-    );
+    assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::CopyEngine));
     assert_eq!(
         (sum(2048, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
         (Variant::Unfused, Variant::Unfused)
@@ -125,7 +122,7 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
         let options = matmul_reduce_scatter::Options::new(m, 8192, 3584).dtype(DType::BF16);
         options.plan(Ranks::new(0, size).on(Cuda)).unwrap().at(m).variant
     };
-    assert_eq!((scattered(512, 2), scattered(512, 4)), (Variant::CopyEngine, Variant::Unfused));
+    assert_eq!((scattered(512, 2), scattered(512, 4)), (Variant::Epilogue, Variant::Unfused));
     let gather = all_gather_matmul::Options::new(512, 7168, 8192).dtype(DType::BF16);
     let variant = |options: all_gather_matmul::Options| {
         options.plan(Ranks::new(0, 2).on(Cuda)).unwrap().variant()

@@ -85,7 +85,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 16] = [
+    let ops: [Op; 18] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
@@ -101,6 +101,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         ("gather, barrier", |ranks, calls| ops::gather(ranks, 1, calls, true)),
         ("copied", |ranks, calls| ops::copied(ranks, 1, calls, true)),
         ("copied on", |ranks, calls| ops::copied_on(ranks, 1, calls)),
+        ("copied beside", |ranks, calls| ops::copied_beside(ranks, 1, calls)),
+        ("stored", |ranks, calls| ops::stored(ranks, 1, calls, true)),
         ("accumulate", |ranks, calls| {
             let how = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
             ops::accumulate(ranks, 1, calls, how)
@@ -113,7 +115,10 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         // Block barriers and single-thread signals; several workgroups; calls that follow each other.
         let wide = scenario(3, 3).threads(2).groups(&[2, 1, 2]);
         // Several launches a call take several times as long.
-        let runs = if matches!(name, "accumulate" | "gather, barrier" | "copied" | "copied on") {
+        let runs = if matches!(
+            name,
+            "accumulate" | "gather, barrier" | "copied" | "copied on" | "copied beside"
+        ) {
             runs / 4
         } else {
             runs
@@ -122,7 +127,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
         // That memory is written while a peer reads it would be a race, or a wrong value, to the models, also
         // where the peer finds out before its call ends.
-        if !matches!(name, "pull" | "staged" | "copied" | "copied on") {
+        if !matches!(name, "pull" | "staged" | "copied" | "copied on" | "copied beside") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
         }
         if full {

@@ -236,6 +236,7 @@ fn orders() -> Vec<Mutant> {
         credit,
         relaxed("signal-store-relaxed", SignalStore, ops::one_shot(2, 1, 1), Check::Race),
         relaxed("signal-load-relaxed", SignalLoad, ops::one_shot(2, 1, 1), Check::Race),
+        relaxed("departure-store-relaxed", SignalStore, ops::stored(2, 1, 1, true), Check::Race),
         relaxed("arrival-load-relaxed", SignalLoad, ops::copied_beside(2, 1, 1), Check::Race),
         relaxed("done-store-relaxed", DoneStore, ops::pull(2, 1, 2), Check::Race),
         relaxed("done-load-relaxed", DoneLoad, ops::pull(2, 1, 2), Check::Race),
@@ -447,7 +448,11 @@ fn given_up() -> Vec<Mutant> {
     let unchecked = |name, scenario, expected| {
         mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
     };
+    let unmuted = ops::given_up(ops::stored(2, 1, 2, false));
+    let mut unmuted = mutant("stores-of-who-gave-up", unmuted, [], Check::Race).by(Engine::Search);
+    unmuted.in_scenario = true;
     vec![
+        unmuted,
         unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
         // One workgroup of the root gives up, another finds its credit: the call is half there.
         unchecked(

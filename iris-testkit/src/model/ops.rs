@@ -737,6 +737,31 @@ pub fn copied_beside(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
+/// A product that stores to others what they own and waits for what they stored: one launch between those
+/// that open and close the call, whose threads store, signal and wait alone. `mutes` is false where a mutant
+/// stores although its rank had given up.
+pub fn stored(ranks: u32, tiles: u32, calls_: u32, mutes: bool) -> Scenario {
+    Scenario::new(format!("stored, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 1)
+        .headers(Headers::new(programs::STORED, tiles).option(u32::from(!mutes)))
+        .program(move |thread| {
+            let is_stream = thread.id().group == 0;
+            calls(thread, tiles, |launch, body| {
+                let Launch { m, channel, record, .. } = *launch;
+                let alone = Launch { m, channel, record, index: 0, count: 1 };
+                // A stream goes on after a launch that failed.
+                if is_stream {
+                    let _ = flow::open(&alone);
+                }
+                thread.boundary();
+                body.store_to_owners(launch, mutes);
+                thread.boundary();
+                if is_stream { flow::close(&alone) } else { Ok(()) }
+            });
+        })
+}
+
 fn copied_in(rounds: u32, ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
     let name = if rounds == 1 { "copied" } else { "copied on" };
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
@@ -827,6 +852,33 @@ impl<'b> Tiles<'_, 'b> {
                     let place = self.at(self.me(), OUT, source, tile, element);
                     self.thread.expect(place, value(source, self.call, tile, element));
                 }
+            }
+        }
+    }
+
+    /// What this workgroup stores to others, and then takes of what they stored.
+    fn store_to_owners(self, launch: &Launch<'_, Thread<'b>>, mutes: bool) {
+        if self.thread.id().thread != 0 {
+            return;
+        }
+        let share = || (launch.index..self.tiles).step_by(launch.count as usize);
+        let departures = flow::Departures::begin(launch);
+        for (peer, tile) in
+            launch.channel.peers().flat_map(|peer| share().map(move |it| (peer, it)))
+        {
+            if departures.may_store() || !mutes {
+                let place = self.at(peer, OUT, self.me(), tile, 0);
+                self.thread.write(place, value(self.me(), self.call, tile, 0));
+                departures.signal_part(peer, tile);
+            }
+        }
+        let mut arrivals = flow::Arrivals::begin(launch);
+        for (source, tile) in
+            launch.channel.peers().flat_map(|peer| share().map(move |it| (peer, it)))
+        {
+            if arrivals.wait_part(source, tile).is_ok() {
+                let place = self.at(self.me(), OUT, source, tile, 0);
+                self.thread.expect(place, value(source, self.call, tile, 0));
             }
         }
     }

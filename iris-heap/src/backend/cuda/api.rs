@@ -103,6 +103,7 @@ macro_rules! functions {
                 cuFuncGetAttribute(*mut c_int, c_uint, RawFunction);
                 cuFuncSetAttribute(RawFunction, c_uint, c_int);
                 cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, RawFunction, c_int, usize);
+                cuOccupancyMaxActiveClusters(*mut c_int, RawFunction, *const Configuration);
                 cuLaunchKernel(
                     RawFunction,
                     c_uint,
@@ -185,6 +186,20 @@ pub(super) struct Properties {
     pub(super) meta: *mut c_void,
     /// Compression, GPUDirect RDMA, usage.
     pub(super) flags: [u8; 8],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct Configuration {
+    /// Workgroups, along three axes.
+    pub(super) groups: [c_uint; 3],
+    /// Threads of one, likewise.
+    pub(super) threads: [c_uint; 3],
+    pub(super) shared_bytes: c_uint,
+    pub(super) reserved: u32,
+    /// A stream, attributes and their number: none.
+    pub(super) rest: [u64; 3],
 }
 
 /// Where lines lie, of `CUDA_MEMCPY2D`.

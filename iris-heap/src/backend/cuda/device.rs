@@ -551,6 +551,27 @@ impl Driver for Device {
         Ok(each as u32)
     }
 
+    unsafe fn resident_clusters(
+        &self,
+        function: RawFunction,
+        LaunchShape { groups, threads, shared_bytes }: LaunchShape,
+        _: u32,
+    ) -> Result<u32> {
+        let _bound = self.bind_apart()?;
+        let shape = api::Configuration {
+            groups: [groups, 1, 1],
+            threads: [threads, 1, 1],
+            shared_bytes,
+            ..Zeroable::zeroed()
+        };
+        let mut clusters = 0;
+        // SAFETY: `clusters` is where the answer goes; the function is alive.
+        let code =
+            unsafe { (self.driver.cuOccupancyMaxActiveClusters)(&mut clusters, function, &shape) };
+        check("cuOccupancyMaxActiveClusters", code)?;
+        Ok(clusters as u32)
+    }
+
     unsafe fn launch(
         &self,
         function: RawFunction,

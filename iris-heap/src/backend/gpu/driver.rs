@@ -152,6 +152,20 @@ pub(crate) trait Driver: Send + Sync {
     /// Workgroups of a kernel that a multiprocessor takes at a time. Apart.
     unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32>;
 
+    /// Clusters of a kernel that the whole device takes at a time, for a launch of this shape whose workgroups
+    /// come in clusters of so many. Apart.
+    unsafe fn resident_clusters(
+        &self,
+        function: RawFunction,
+        shape: LaunchShape,
+        cluster: u32,
+    ) -> Result<u32> {
+        let LaunchShape { threads, shared_bytes, .. } = shape;
+        // SAFETY: as the caller says.
+        let each = unsafe { self.resident(function, threads, shared_bytes) }?;
+        Ok(each * self.multiprocessors() / cluster)
+    }
+
     /// Enqueues a launch. The parameters, as the kernel has them, are copied before it returns.
     unsafe fn launch(
         &self,

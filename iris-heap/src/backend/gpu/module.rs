@@ -69,6 +69,11 @@ impl FunctionBackend for GpuFunction {
         Ok(each * device.multiprocessors())
     }
 
+    fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32> {
+        // SAFETY: the function is alive.
+        unsafe { self.module.device.resident_clusters(self.raw, shape, cluster) }
+    }
+
     unsafe fn launch(
         &self,
         stream: &dyn StreamBackend,
