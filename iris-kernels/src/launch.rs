@@ -160,10 +160,12 @@ impl Launcher {
         let product = WholeProduct::new(heap, whole)?;
         let message = OpBuild { op: name, product: false, ..*op };
         let observed = op.observed || op.injected != Injected::default();
+        // Of more than two ranks nobody has timed it.
+        let preferred = whole.library == Library::Auto && heap.size() == 2;
         let gathers = role == Role::Gather && kernels.contains(&Kernel::Open);
-        let gathering = match whole.library {
-            Library::Auto | Library::Ours if gathers => Gathering::new(heap, whole)?,
-            _ => None,
+        let gathering = match gathers && (preferred || whole.library == Library::Ours) {
+            true => Gathering::new(heap, whole)?,
+            false => None,
         };
         let scattering = match whole.library {
             Library::Auto | Library::Ours if whole.stores => Scattering::new(heap, whole)?,

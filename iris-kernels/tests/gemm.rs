@@ -11,6 +11,7 @@ use iris_heap::{BackendKind, DType, Error, HeapOptions, SymSlice, SymmetricHeap,
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::gemm::{Config, Gemm};
 use iris_kernels::rtc::{self, Compiler};
+use iris_kernels::source::Text;
 use iris_kernels::{Kept, Library, Target, Whole, WholeProduct, source};
 use iris_testkit::harness::{self, Group, named};
 
@@ -51,27 +52,36 @@ fn builds() -> Vec<Config> {
     wide.into_iter().chain(not_held).chain(flipped).chain([alone, pair]).collect()
 }
 
-fn compile(config: &Config, dtype: DType) {
+fn compile(source: &Text, config: &Config, dtype: DType) {
     let options = config.options(dtype_code(dtype).unwrap());
     let begun = std::time::Instant::now();
     let code = Compiler::nvrtc()
-        .and_then(|compiler| compiler.compile(source::GEMM.into(), &options, "sm_90a"))
-        .unwrap_or_else(|error| panic!("{config:?}: {error}"));
+        .and_then(|compiler| compiler.compile((*source).into(), &options, "sm_90a"))
+        .unwrap_or_else(|error| panic!("{}: {config:?}: {error}", source.name));
     assert!(code.starts_with(b"\x7fELF"), "{config:?}");
     println!("{:.1} s: {dtype} {config:?}", begun.elapsed().as_secs_f64());
 }
 
 fn a_build_of_each_kind_compiles() {
-    compile(&Config::wide(256, 2, 4), DType::BF16);
-    compile(&Config::wide(64, 1, 7).with_layout((true, true)), DType::F16);
-    compile(&Config::flipped(32, 2, 8), DType::BF16);
+    let [plain, gather, scatter] = source::GEMMS else { panic!("three sources") };
+    compile(plain, &Config::wide(256, 2, 4), DType::BF16);
+    compile(plain, &Config::wide(64, 1, 7).with_layout((true, true)), DType::F16);
+    compile(plain, &Config::flipped(32, 2, 8), DType::BF16);
+    compile(gather, &Config::wide(224, 2, 4), DType::F16);
+    compile(scatter, &Config::wide(256, 2, 4).with_layout((false, true)), DType::F16);
 }
 
 fn every_build_compiles() {
     for config in builds() {
         for layout in LAYOUTS {
             for dtype in [DType::F16, DType::BF16] {
-                compile(&config.with_layout(layout), dtype);
+                compile(&source::GEMMS[0], &config.with_layout(layout), dtype);
+                if !config.flipped && !layout.0 {
+                    compile(&source::GEMMS[1], &config.with_layout(layout), dtype);
+                }
+                if config.width == 256 && !layout.0 {
+                    compile(&source::GEMMS[2], &config.with_layout(layout), dtype);
+                }
             }
         }
     }

@@ -98,6 +98,11 @@ impl Gathering {
         Ok(if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))?.map(Gathering))
     }
 
+    /// Whether there is a build for this call.
+    pub fn fits(&self, args: &OpArgs, parts: &Parts) -> bool {
+        self.0.fitting_of(args, |config| parts.suit(config)).is_some()
+    }
+
     /// Enqueues the product of a call, if there is a build for it; whether there is. `args` are those of the
     /// product, of which A is what this rank has of it; `all` is where that of all ranks comes, and `message` the
     /// arguments of the kernels that would bring them.

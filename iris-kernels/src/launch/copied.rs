@@ -14,7 +14,7 @@ use super::{Ahead, Launcher, Role, rows_of};
 use iris_sync::Record;
 
 use crate::args::{Matrix, OpArgs, producer};
-use crate::gemm::{Messages, Parts};
+use crate::gemm::{Gathering, Messages, Parts};
 use crate::kernel::Kernel;
 use crate::schedule::split;
 use crate::whole::WholeProduct;
@@ -100,13 +100,18 @@ impl Call<'_> {
     /// Shards of A, then the products of what has come.
     fn gather(&self, kernel: Kernel, groups: u32, by_engine: bool) -> Result<()> {
         let (args, message) = (self.args, &self.message);
-        if by_engine {
+        let gathering = self.gathering().filter(|_| by_engine);
+        // Of columns all go to where A is gathered, this rank's own, too, but for a product that finds them.
+        if by_engine && (args.shard == 0 || gathering.is_some()) {
             self.copy(message, message.sent(args.channel.rank))?;
         } else {
             self.enqueue(kernel, groups)?;
         }
         let a = self.ahead.gathered(args);
-        if by_engine && self.gathers(a)? {
+        if let Some((gathering, parts)) = gathering {
+            let (on, to) = ((self.heap.gpu()?, self.stream), (&a, &parts));
+            // SAFETY: as the caller of `copied` says: the call is open, and engines copy.
+            unsafe { gathering.launch(on, args, to, &message.args) }?;
             return Ok(());
         }
         if args.shard == 1 {
@@ -137,17 +142,17 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// One product, which waits for what comes from others itself, if there is a build for it: whether there
-    /// is. `all` is where A is gathered.
-    fn gathers(&self, all: Matrix) -> Result<bool> {
+    /// The product that waits for what comes from others itself, and how that comes, if there is a build for
+    /// it.
+    fn gathering(&self) -> Option<(&Gathering, Parts)> {
         let Self { args, message, .. } = self;
-        let Some(gathering) = &self.ahead.gathering else { return Ok(false) };
+        let gathering = self.ahead.gathering.as_ref()?;
         let (size, columns) = (args.channel.size, args.shard == 1);
         let split = usize::from(columns);
         let mut shard = [args.m, args.k];
         // As much of each rank.
         if !shard[split].is_multiple_of(size) {
-            return Ok(false);
+            return None;
         }
         shard[split] /= size;
         let (mut part, mut step) =
@@ -158,9 +163,7 @@ impl Call<'_> {
             step.reverse();
         }
         let parts = Parts { shard, part, first: message.first, step, columns };
-        let (on, to) = ((self.heap.gpu()?, self.stream), (&all, &parts));
-        // SAFETY: as the caller of `copied` says: the call is open, and engines copy.
-        unsafe { gathering.launch(on, args, to, &message.args) }
+        gathering.fits(args, &parts).then_some((gathering, parts))
     }
 
     /// The products of what others own, which leaves for them; then of what this rank owns, to which theirs
