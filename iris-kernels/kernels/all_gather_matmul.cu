@@ -24,7 +24,7 @@ IRIS_KERNEL iris_pull(IRIS_ARGS OpArgs args) {
 IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
-    const StagingPlan staging{body.shards.units, args.channel.rank, body.across()};
+    const StagingPlan staging{body.shards.units, args.channel.rank, body};
     // The first workgroups fetch, and are not to be of one die: nobody is renumbered.
     flow::staged(launch_of(args), args.fetchers, staging, body);
 }

@@ -142,6 +142,9 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 2, wire: 2, gelu: false, rows: 19, cols: 88, gap: 8 },
         Message { dtype: 1, wire: 1, gelu: false, rows: 13, cols: 88, gap: 8 },
         Message { dtype: 0, wire: 0, gelu: false, rows: 13, cols: 88, gap: 8 },
+        // So few that no thread has more than one of a tile.
+        Message { dtype: 1, wire: 1, gelu: false, rows: 7, cols: 16, gap: 0 },
+        Message { dtype: 0, wire: 0, gelu: false, rows: 11, cols: 8, gap: 8 },
     ];
     for (kernel, collective) in kernels {
         let entry: usize = symbol(&library, &format!("iris_{}", kernel.name()));

@@ -239,7 +239,17 @@ const IN_KERNELS: &[Twins] = &[
         "cpu/body/sums.rs",
         "body/sums.h",
         &["run"],
-        &["BYTES", "Sources", "add_to", "add_vectors", "add_whole", "run_sums", "source_in_turn"],
+        &[
+            "BYTES",
+            "DEEP",
+            "Sources",
+            "add_deep",
+            "add_to",
+            "add_vectors",
+            "add_whole",
+            "run_sums",
+            "source_in_turn",
+        ],
     ),
     sync(
         "cpu/body/gather.rs",

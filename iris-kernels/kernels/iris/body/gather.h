@@ -73,7 +73,7 @@ class GatherBody {
 template <bool PULLS> class GatheredBody {
   public:
     IRIS_DEVICE GatheredBody(const OpArgs& args, Product::Shared& shared)
-        : shards(args), args(args), product(shared) {
+        : shards(args), args(args), product(shared), last(~0u), block(0) {
         product.clear();
     }
 
@@ -82,8 +82,14 @@ template <bool PULLS> class GatheredBody {
     // Tiles of C are numbered row block by row block, in the order in which this rank works on them.
     IRIS_DEVICE u32 across() const { return div_up(args.n, args.tile_n); }
     IRIS_DEVICE u32 tiles() const { return shards.units.row_blocks() * across(); }
-    IRIS_DEVICE u32 block_of(u32 tile) const {
-        return shards.units.worked(tile / across(), args.channel.rank);
+    /// The row block that `tile` is in. It is asked for with each source, with each unit and to store, and looked
+    /// for once: that takes more instructions than a slab of the product.
+    IRIS_DEVICE u32 block_of(u32 tile) {
+        if (tile != last) {
+            last = tile;
+            block = shards.units.worked(tile / across(), args.channel.rank);
+        }
+        return block;
     }
 
     IRIS_DEVICE void multiply(u32 tile, u32 source, u32 parity) {
@@ -148,22 +154,22 @@ template <bool PULLS> class GatheredBody {
 
     const OpArgs& args;
     Product product;
+    /// The tile that was looked for last, and its row block.
+    u32 last, block;
 };
 
 /// The units of a staged gather, for the skeleton.
 struct StagingPlan {
     const Units units_;
-    const u32 rank, across;
+    const u32 rank;
+    GatheredBody<true>& body;
 
     IRIS_DEVICE u32 units() const { return units_.units(); }
     IRIS_DEVICE u32 source(u32 unit) const { return units_.source(unit); }
     IRIS_DEVICE u32 fetched(u32 position) const { return units_.fetched(position, rank); }
-    IRIS_DEVICE u32 tiles() const { return units_.row_blocks() * across; }
-    IRIS_DEVICE u32 needs(u32 tile) const { return units_.needs(block_of(tile)); }
-    IRIS_DEVICE u32 need(u32 tile, u32 i) const { return units_.need(block_of(tile), rank, i); }
-
-  private:
-    IRIS_DEVICE u32 block_of(u32 tile) const { return units_.worked(tile / across, rank); }
+    IRIS_DEVICE u32 tiles() const { return body.tiles(); }
+    IRIS_DEVICE u32 needs(u32 tile) const { return units_.needs(body.block_of(tile)); }
+    IRIS_DEVICE u32 need(u32 tile, u32 i) const { return units_.need(body.block_of(tile), rank, i); }
 };
 
 } // namespace iris

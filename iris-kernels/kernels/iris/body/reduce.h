@@ -58,7 +58,7 @@ struct ScatterPlan {
 template <class Plan, class Producer> class ReduceBody {
   public:
     IRIS_DEVICE ReduceBody(const OpArgs& args, typename Producer::Shared& shared)
-        : plan(args), args(args), places{args}, producer(args, shared) {}
+        : plan(args), args(args), places{args}, producer(args, shared), from_a(reads_a()) {}
 
     const Plan plan;
     static constexpr bool AT_ONCE = Producer::REPEATS;
@@ -67,7 +67,7 @@ template <class Plan, class Producer> class ReduceBody {
 
     IRIS_DEVICE void keep(u32 tile, u32 parity) {
         // In A it lies already.
-        if (!reads_a()) put(me(), tile, parity);
+        if (!from_a) put(me(), tile, parity);
     }
 
     IRIS_DEVICE void push(u32 peer, u32 tile, u32 parity) {
@@ -94,7 +94,7 @@ template <class Plan, class Producer> class ReduceBody {
         const View slots = slot(me(), 0, tile, parity);
         const u64 apart = places.apart();
         const u32 wire = args.wire;
-        if (reads_a()) {
+        if (from_a) {
             const Tile from = plan.tile(tile);
             const View own = View::of(args.a).from(from.row, from.col);
             const Sources sources{own.address, own.ld, slots.address, slots.ld, apart, me(), first, size};
@@ -170,6 +170,8 @@ template <class Plan, class Producer> class ReduceBody {
     const OpArgs& args;
     const Places places;
     Producer producer;
+    /// What reads_a says of this call.
+    const bool from_a;
 };
 
 /// The kernels, over either producer.

@@ -23,11 +23,11 @@ struct Sources {
     u32 rank, first, size;
 };
 
-/// Add up a tile that is whole vectors of one type everywhere. A thread has several vectors under way
+/// Add up a tile that is whole vectors of one type everywhere. A thread has `DEEP` vectors under way
 /// at once, each from two sources: memory is far away, and few threads are at work on a message.
-template <u32 DTYPE>
+template <u32 DTYPE, u32 DEEP>
 IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
-    constexpr u32 BYTES = DTYPE == F32 ? 4 : 2, DEEP = DTYPE == F32 ? 2 : 4;
+    constexpr u32 BYTES = DTYPE == F32 ? 4 : 2;
     const u32 across = cols / WIDTH, vectors = rows * across, step = port::threads();
     for (u32 begin = port::thread(); begin < vectors; begin += DEEP * step) {
         u64 own[DEEP], slots[DEEP];
@@ -72,12 +72,20 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
+/// The same, as deep as there is work: of a small tile a thread has one vector, and would read that again.
+template <u32 DTYPE>
+IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
+    constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;
+    if (rows * (cols / WIDTH) <= port::threads()) add_vectors<DTYPE, 1>(c, c_ld, from, rows, cols);
+    else add_vectors<DTYPE, DEEP>(c, c_ld, from, rows, cols);
+}
+
 /// The same of a type that is known when it runs.
 IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 cols) {
     switch (c.dtype) {
-    case F32: return add_vectors<F32>(c.address, c.ld, from, rows, cols);
-    case F16: return add_vectors<F16>(c.address, c.ld, from, rows, cols);
-    default: return add_vectors<BF16>(c.address, c.ld, from, rows, cols);
+    case F32: return add_deep<F32>(c.address, c.ld, from, rows, cols);
+    case F16: return add_deep<F16>(c.address, c.ld, from, rows, cols);
+    default: return add_deep<BF16>(c.address, c.ld, from, rows, cols);
     }
 }
 

@@ -71,6 +71,8 @@ class WgMma {
             if (step < steps) load<A_ACROSS, B_ACROSS>(step, a, b, rows, cols, step, depth);
             AsyncCopy::commit();
         }
+        const u32 left = describe<A_ACROSS>(shared.stage[0].a + group * GROUP_M * LINE);
+        const u32 right = describe<B_ACROSS>(shared.stage[0].b);
         u32 stage = 0, next = AHEAD;
         for (u32 step = 0; step < steps; ++step) {
             AsyncCopy::wait<AHEAD - 1>();
@@ -78,13 +80,11 @@ class WgMma {
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             port::barrier(Site::Body);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-            const auto& from = shared.stage[stage];
-            const u64 left = describe<A_ACROSS>(from.a + group * GROUP_M * LINE);
-            const u64 right = describe<B_ACROSS>(from.b);
+            const u32 from = stage * (sizeof(Shared::Stage) / 16);
             IRIS_UNROLL
             for (u32 d = 0; d < LINE / 16; ++d) {
-                multiply_add<A_ACROSS, B_ACROSS>(sums, left + d * advance<A_ACROSS>(),
-                                                 right + d * advance<B_ACROSS>());
+                multiply_add<A_ACROSS, B_ACROSS>(sums, left + from + d * advance<A_ACROSS>(),
+                                                 right + from + d * advance<B_ACROSS>());
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             // The stage that this fills was read by the last product, which both warpgroups had
@@ -101,21 +101,23 @@ class WgMma {
     }
 
     /// What the depth of one product is apart, in 16 bytes: 16 lines, or 32 bytes of each.
-    template <bool ACROSS> IRIS_DEVICE static constexpr u64 advance() {
+    template <bool ACROSS> IRIS_DEVICE static constexpr u32 advance() {
         return ACROSS ? 16 * LINE * 2 / 16 : 2;
     }
 
-    /// A block in shared memory, as the instruction wants it said: eight lines are 1024 bytes, and
-    /// where the depth goes from line to line, the next 64 rows or columns are a block further on.
-    template <bool ACROSS> IRIS_DEVICE static u64 describe(const u16* block) {
-        constexpr u64 EIGHT_LINES = 1024 / 16, BLOCK = ACROSS ? LINE * LINE * 2 / 16 : 1;
-        constexpr u64 SWIZZLE_128 = 1ull << 62;
-        const u64 address = shared_address(block) >> 4 & 0x3fff;
-        return address | BLOCK << 16 | EIGHT_LINES << 32 | SWIZZLE_128;
+    /// A block in shared memory, as the low word of what the instruction wants said has it: where it begins,
+    /// in 16 bytes, and where the depth goes from line to line, that the next 64 rows or columns are a block
+    /// further on. Another block is so many times 16 bytes more: none is above the 14 bits there are.
+    template <bool ACROSS> IRIS_DEVICE static u32 describe(const u16* block) {
+        constexpr u32 BLOCK = ACROSS ? LINE * LINE * 2 / 16 : 1;
+        return (shared_address(block) >> 4 & 0x3fff) | BLOCK << 16;
     }
 
     template <bool A_ACROSS, bool B_ACROSS>
-    IRIS_DEVICE static void multiply_add(float (&d)[SUMS], u64 a, u64 b) {
+    IRIS_DEVICE static void multiply_add(float (&d)[SUMS], u32 left, u32 right) {
+        // The high word: eight lines are 1024 bytes, swizzled by 128.
+        constexpr u64 LINES = u64(1024 / 16 | 1u << 30) << 32;
+        const u64 a = LINES | left, b = LINES | right;
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." IRIS_FACTOR "." IRIS_FACTOR " "
                      "{" IRIS_REGISTERS_64 "}, %64, %65, 1, 1, 1, %66, %67;"
                      : IRIS_SUMS_64
@@ -138,20 +140,28 @@ class WgMma {
     /// others are 0. In shared memory it is in blocks of LINE items a line.
     template <u32 OUTER, u32 INNER>
     IRIS_DEVICE static void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
-        constexpr u32 ACROSS = INNER / WIDTH, TOTAL = OUTER * ACROSS;
-        static_assert(TOTAL % THREADS == 0 && THREADS % ACROSS == 0, "lanes keep their place in a line");
+        constexpr u32 ACROSS = INNER / WIDTH, STEP = THREADS / ACROSS;
+        static_assert(THREADS % ACROSS == 0 && OUTER % STEP == 0 && STEP % 8 == 0,
+                      "a thread keeps its place in a line, and that in the eight");
         const u32 item = port::thread() % ACROSS * WIDTH, first = port::thread() / ACROSS;
-        const u32 vector = item / WIDTH % 8, block = item / LINE * OUTER * LINE;
+        const u32 vector = item / WIDTH % 8 ^ first % 8, block = item / LINE * OUTER * LINE;
         const u32 there = item < inner ? min_of(inner - item, WIDTH) : 0;
-        const bool aligned = ((from | ld * 2) & 15) == 0;
-        IRIS_UNROLL
-        for (u32 i = 0; i < TOTAL / THREADS; ++i) {
-            const u32 line = first + i * (THREADS / ACROSS);
-            u16* place = to + block + line * LINE + (vector ^ line % 8) * WIDTH;
-            const u32 count = line < outer ? there : 0;
-            const u64 address = from + (line * ld + item) * 2;
-            if (aligned) AsyncCopy::vector_or_zero(place, count == 0 ? from : address, count * 2);
-            else AsyncCopy::items(place, address, count);
+        u16* const place = to + block + first * LINE + vector * WIDTH;
+        const u64 start = from + (first * ld + item) * 2, apart = STEP * ld * 2;
+        // Chosen once for all lines: beside a product there is little room for instructions.
+        if (((from | ld * 2) & 15) == 0 && there % WIDTH == 0) {
+            IRIS_UNROLL
+            for (u32 i = 0; i < OUTER / STEP; ++i) {
+                const bool exists = there != 0 && first + i * STEP < outer;
+                AsyncCopy::vector_or_zero(place + i * STEP * LINE, start + i * apart,
+                                          exists ? WIDTH * 2 : 0);
+            }
+        } else {
+            IRIS_NO_UNROLL
+            for (u32 i = 0; i < OUTER / STEP; ++i) {
+                AsyncCopy::items(place + i * STEP * LINE, start + i * apart,
+                                 first + i * STEP < outer ? there : 0);
+            }
         }
     }
 
