@@ -1,4 +1,6 @@
 //! Launching a kernel on the device of a heap.
+//!
+//! Long because a launcher, and what is multiplied ahead of its kernels, know each other.
 
 mod copied;
 

@@ -1,5 +1,7 @@
 //! Who computes what, and who waits for what: pure functions of (shape, tile, world), the same in
 //! `kernels/iris/schedule.h`. Nothing here depends on the size of the grid, but for [`dealt`].
+//!
+//! Long because all schedules stand side by side, as in their twin.
 
 use std::ops::Range;
 

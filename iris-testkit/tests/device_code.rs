@@ -12,7 +12,13 @@ fn main() -> ExitCode {
     let no_nvrtc = Compiler::nvrtc().err().map(|error| error.to_string());
     let no_clang = (!has_clang()).then(|| "no clang with a target amdgcn".into());
     harness::run_together(vec![
-        Group::new(no_nvrtc, named![accesses_have_their_order_and_scope_on_nvidia]),
+        Group::new(
+            no_nvrtc,
+            named![
+                accesses_have_their_order_and_scope_on_nvidia,
+                products_that_wait_have_the_fences_of_their_proxies,
+            ],
+        ),
         Group::new(no_clang, named![accesses_have_their_order_and_scope_on_amd]),
     ])
 }
@@ -23,6 +29,30 @@ fn accesses_have_their_order_and_scope_on_nvidia() {
 
 fn accesses_have_their_order_and_scope_on_amd() {
     every_access("gfx");
+}
+
+/// What is planted into products that wait for peers and store to them is found.
+fn products_that_wait_have_the_fences_of_their_proxies() {
+    let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
+    let fence = r#"asm volatile("fence.proxy.async;" ::: "memory");"#;
+    let with = format!("follow_with_copies() {{ {fence} }}");
+    let behind = format!("follow_copies() {{ {fence} }}");
+    for (file, text, planted, expected) in [
+        ("iris/gemm/sm90_ptx.h", &*with, "follow_with_copies() {}", "a copy behind an acquire"),
+        ("iris/gemm/sm90_ptx.h", &*behind, "follow_copies() {}", "a release behind copies"),
+    ] {
+        let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
+        let header = source.headers.iter_mut().find(|(name, _)| *name == file).expect(file);
+        assert!(header.1.contains(text), "{file} has no {text}");
+        header.1 = header.1.replace(text, planted);
+        match check(arch, &source).outcome {
+            Outcome::Failed(findings) => {
+                assert!(format!("{findings:?}").contains(expected), "{findings:#?}");
+            }
+            Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
+            outcome => panic!("{planted} in {file}: {outcome:?}"),
+        }
+    }
 }
 
 /// Of all architectures whose names begin so.

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             named![
                 ranks_that_are_threads_share_memory_by_peer_access,
                 ranks_that_are_processes_share_memory_by_handles,
-                shards_go_by_copy_engines_where_their_rows_have_no_gaps,
+                shards_go_by_copy_engines_in_lines_where_they_have_gaps,
                 products_leave_by_copy_engines_as_they_are_finished,
                 a_release_before_6_has_other_numbers,
                 streams_without_a_queue_of_their_own_are_told_of,
@@ -116,11 +116,20 @@ fn launches<const N: usize>(calls: &str, names: [&str; N]) -> [usize; N] {
     names.map(|name| launches.iter().filter(|call| call.starts_with(name)).count())
 }
 
-/// Copies of so many bytes on a device, and of words.
-fn copies(calls: &str, bytes: u32) -> [usize; 2] {
-    let copies = calls_of(calls, "hipMemcpyAsync");
-    let of = |bytes| copies.iter().filter(|it| it.starts_with(&format!("{bytes} on"))).count();
-    [bytes, 4].map(of)
+/// Copies of so many bytes on a device, in one piece or in lines, and of words.
+fn copies(calls: &str, bytes: u32) -> [usize; 3] {
+    let of = |name, bytes| {
+        let all = calls_of(calls, name);
+        all.iter().filter(|it| it.starts_with(&format!("{bytes} on"))).count()
+    };
+    [("hipMemcpyAsync", bytes), ("hipMemcpy2DAsync", bytes), ("hipMemcpyAsync", 4)]
+        .map(|(name, bytes)| of(name, bytes))
+}
+
+/// What `--trace` writes to, for a test: what is traced is moved by workgroups.
+fn traced(test: &str) -> String {
+    let file = format!("iris-{test}-{}.json", std::process::id());
+    format!(" --trace {}", std::env::temp_dir().join(file).display())
 }
 
 fn ranks_that_are_threads_share_memory_by_peer_access() {
@@ -163,10 +172,11 @@ fn ranks_that_are_processes_share_memory_by_handles() {
     right(Fake::of(7), "barrier --ranks 2", &[]);
 }
 
-fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
+fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
     let line = "all-gather-matmul --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --n 24";
-    let count = |k: u32| {
-        let (calls, _) = right(Fake::of(7), &format!("{line} --k {k}"), &[]);
+    let trace = traced("shards");
+    let count = |k: u32, trace: &str| {
+        let (calls, _) = right(Fake::of(7), &format!("{line} --k {k}{trace}"), &[]);
         assert_eq!(failed(&calls), [""; 0]);
         let [opened, pushed, gates, closed] =
             launches(&calls, ["iris_open", "iris_copies", "iris_gate", "iris_close"]);
@@ -175,11 +185,13 @@ fn shards_go_by_copy_engines_where_their_rows_have_no_gaps() {
         // Rows, as large as half of A, and words.
         (opened, pushed, copies(&calls, 20 * k * 4), waits)
     };
-    let (calls, pushed, copied, waits) = count(16);
-    assert_eq!((pushed, copied), (0, [calls; 2]));
-    // Rows of 17 elements do not follow each other in the gathered matrix: workgroups push them.
-    let (calls, pushed, copied, others) = count(17);
-    assert_eq!((pushed, copied), (calls, [0, 0]));
+    let (calls, pushed, copied, waits) = count(16, "");
+    assert_eq!((pushed, copied), (0, [calls, 0, calls]));
+    // Rows of 17 elements do not follow each other in the gathered matrix.
+    let (lines, pushed, copied, _) = count(17, "");
+    assert_eq!((pushed, copied), (0, [0, lines, lines]));
+    let (calls, pushed, copied, others) = count(16, &trace);
+    assert_eq!((pushed, copied), (calls, [0; 3]));
     // Copies begin behind what opens their call, and it ends behind them.
     assert_eq!(waits, others + 2 * calls);
 }
@@ -194,8 +206,9 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
     ];
     for (op, sums, rounds) in cases {
         let line = format!("{op} --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --k 16");
-        let count = |n: u32| {
-            let (calls, _) = right(Fake::of(7), &format!("{line} --n {n}"), &[]);
+        let trace = traced(op);
+        let count = |n: u32, trace: &str| {
+            let (calls, _) = right(Fake::of(7), &format!("{line} --n {n}{trace}"), &[]);
             assert_eq!(failed(&calls), [""; 0]);
             let [opened, gates, summed, closed] =
                 launches(&calls, ["iris_open", "iris_gate", "iris_sums", "iris_close"]);
@@ -205,11 +218,15 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
             let waits = calls_of(&calls, "hipStreamWaitEvent").len();
             (opened, pushed.iter().sum::<usize>(), copies(&calls, 20 * n * 4), waits)
         };
-        let (calls, pushed, copied, waits) = count(24);
-        assert_eq!((pushed, copied), (0, [rounds * calls; 2]), "{op}");
-        // Rows of 17 elements have gaps where they are kept: workgroups push them.
-        let (calls, pushed, copied, others) = count(17);
-        assert_eq!((pushed, copied), (rounds * calls, [0, 0]), "{op}");
+        let (calls, pushed, copied, waits) = count(24, "");
+        let all = rounds * calls;
+        assert_eq!((pushed, copied), (0, [all, 0, all]), "{op}");
+        // Rows of 17 elements have gaps where they are kept.
+        let (lines, pushed, copied, _) = count(17, "");
+        let all = rounds * lines;
+        assert_eq!((pushed, copied), (0, [0, all, all]), "{op}");
+        let (calls, pushed, copied, others) = count(24, &trace);
+        assert_eq!((pushed, copied), (rounds * calls, [0; 3]), "{op}");
         // Copies begin behind what they copy, and the call ends behind the last.
         assert_eq!(waits, others + (rounds + 1) * calls, "{op}");
     }

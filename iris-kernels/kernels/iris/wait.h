@@ -133,6 +133,19 @@ IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     });
 }
 
+/// Wait for the signal of `tile` from `source`. One thread calls this, where the ranks have agreed before.
+IRIS_DEVICE bool wait_signal(const Words& m, Call call, u32 source, u32 tile) {
+    const SymWord word = m.signal(m.channel.rank, source, tile);
+    const Awaited awaited{call, call, source, static_cast<i32>(tile), Limit::Progress};
+    return wait_for<Access::SignalLoad>(
+        m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
+}
+
+/// Say that this thread's stores to `peer` of `tile` are done.
+IRIS_DEVICE void raise_signal(const Words& m, Call call, u32 peer, u32 tile) {
+    m.store<Access::SignalStore>(m.signal(peer, m.channel.rank, tile), call.number());
+}
+
 /// Wait until `word` holds `value` by `compare(seen, value)`. All threads of a user's kernel call it
 /// together; false, on all threads, when the deadline of progress passes or somebody gave up, with a
 /// fault record whose op is -1 and whose awaited rank is `from`.

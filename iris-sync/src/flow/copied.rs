@@ -3,8 +3,8 @@
 
 use super::{Delivery, Launch};
 use crate::barrier::Members;
-use crate::wait::{Awaited, has_given_up, wait_for};
-use crate::{Access, Call, Channel, DevWord, End, Limit, Memory, Record, Stop, entry};
+use crate::wait::{has_given_up, raise_signal, wait_signal};
+use crate::{Access, Call, Channel, DevWord, End, Memory, Record, Stop, entry};
 
 /// The parts of what this rank sends.
 pub trait CopiedTiles {
@@ -81,12 +81,7 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
         if self.lost {
             return Err(Stop);
         }
-        let Self { m, channel, call, .. } = *self;
-        let word = channel.signal(channel.rank, source, part);
-        let tile = part as i32;
-        let awaited = Awaited { call, want: call, rank: source, tile, limit: Limit::Progress };
-        let look = || m.load(word, Access::SignalLoad);
-        let passed = wait_for(m, channel, Access::SignalLoad, awaited, look).map(drop);
+        let passed = wait_signal(self.m, self.channel, self.call, source, part);
         self.lost = passed.is_err();
         passed
     }
@@ -123,8 +118,7 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
 
     /// Say that this thread's stores of this part are done at `peer`.
     pub fn signal_part(&self, peer: u32, part: u32) {
-        let word = self.channel.signal(peer, self.channel.rank, part);
-        self.m.store(word, self.call.number(), Access::SignalStore);
+        raise_signal(self.m, self.channel, self.call, peer, part);
     }
 }
 

@@ -129,7 +129,7 @@ const TWINS: &[Twins] = &[
         &["Launch", "peer", "peer_in_turn", "rank", "size"],
     ),
     sync("flow/accumulate.rs", "flow/accumulate.h", &["AccumulateTiles", "produce"], &[]),
-    sync("flow/copied.rs", "flow/copied.h", &["CopiedTiles", "copy"], &[]),
+    sync("flow/copied.rs", "flow/copied.h", &["CopiedTiles", "copy", "begin"], &[]),
     sync(
         "flow/deliver.rs",
         "flow/deliver.h",

@@ -61,10 +61,7 @@ class Arrivals {
     /// failed, and what the launch still reads is of no use, but it must come to its end.
     IRIS_DEVICE bool wait_part(u32 source, u32 part) {
         if (lost) return false;
-        const SymWord word = m.signal(m.channel.rank, source, part);
-        const Awaited awaited{number, number, source, static_cast<i32>(part), Limit::Progress};
-        lost = !wait_for<Access::SignalLoad>(
-            m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
+        lost = !wait_signal(m, number, source, part);
         return !lost;
     }
 
@@ -91,7 +88,7 @@ class Departures {
 
     /// Say that this thread's stores of this part are done at `peer`.
     IRIS_DEVICE void signal_part(u32 peer, u32 part) const {
-        m.store<Access::SignalStore>(m.signal(peer, m.channel.rank, part), number.number());
+        raise_signal(m, number, peer, part);
     }
 
   private:

@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use iris_kernels::gemm_config::{TileConfig, TileSize};
 use iris_kernels::rtc::{KernelSource, Options};
-use iris_kernels::source::{HEADERS, KERNELS};
+use iris_kernels::source::{GEMMS, HEADERS, KERNELS};
 
 pub use amd::{has_clang, resources};
 pub use resources::Resources;
@@ -107,6 +107,8 @@ pub struct Source {
     pub headers: Vec<(&'static str, String)>,
     /// The kernels, one source an op.
     pub kernels: Vec<(&'static str, String)>,
+    /// Products of whole matrices, for one architecture.
+    pub gemms: Vec<(&'static str, String)>,
 }
 
 impl Source {
@@ -115,7 +117,7 @@ impl Source {
         let all = |texts: &[iris_kernels::source::Text]| {
             texts.iter().map(|text| (text.name, text.text.to_string())).collect()
         };
-        Self { headers: all(HEADERS), kernels: all(KERNELS) }
+        Self { headers: all(HEADERS), kernels: all(KERNELS), gemms: all(GEMMS) }
     }
 
     /// Write all files to a folder, so that it can be a compiler's include path.
@@ -123,7 +125,7 @@ impl Source {
     /// # Errors
     /// Those of the file system.
     pub fn write_to(&self, folder: &Path) -> std::io::Result<()> {
-        self.headers.iter().chain(&self.kernels).try_for_each(|(name, text)| {
+        self.headers.iter().chain(&self.kernels).chain(&self.gemms).try_for_each(|(name, text)| {
             let path = folder.join(name);
             path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
             std::fs::write(path, text)

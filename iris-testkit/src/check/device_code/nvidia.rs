@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use iris_kernels::build;
-use iris_kernels::gemm_config::{TileConfig, TileSize};
+use iris_kernels::gemm_config::{CoreConfig, TileConfig, TileSize};
 use iris_kernels::rtc::{Compiler, Error, KernelSource, Options};
 use iris_sync::{Order, Scope};
 
@@ -107,6 +107,13 @@ impl Checker<'_> {
                     self.compile(name, text, &options)?;
                 }
             }
+        }
+        // Those that wait for peers, or store to them.
+        let waiting = |name: &str| name != "gemm_sm90.cu" && self.arch == BY_WARPGROUPS;
+        for (name, text) in self.source.gemms.iter().filter(|(name, _)| waiting(name)) {
+            let ptx = self.ptx(name, text, &CoreConfig::wide(256, 2, 4).options(1))?;
+            let wrong = wrong_in(name, &ptx).chain(unfenced(name, &ptx));
+            findings.extend(wrong.map(|what| Finding::new("ptx", what)));
         }
         Ok((read, twice))
     }
@@ -236,6 +243,41 @@ fn wanted(probe: &Probe) -> Vec<String> {
             return code;
         }
     }]
+}
+
+/// Where copies by tensor maps, which are of another proxy, are not ordered with what a thread acquires or
+/// releases: a fence stands between an acquire of system scope and the next copy to shared memory, and between
+/// the end of copies to global memory and the release that follows.
+fn unfenced(name: &str, ptx: &str) -> impl Iterator<Item = String> {
+    let mut wrong = Vec::new();
+    // Who only waits releases nothing but a record of a fault.
+    let signals = name.contains("scatter");
+    let (mut acquired, mut ended, mut seen) = (false, false, [0; 2]);
+    for line in ptx.lines().map(str::trim) {
+        match first_word(line).trim_end_matches(';') {
+            word if word.starts_with("ld.acquire.sys") => acquired = true,
+            "fence.proxy.async" => {
+                seen = [seen[0] + usize::from(acquired), seen[1] + usize::from(ended)];
+                (acquired, ended) = (false, false);
+            }
+            "cp.async.bulk.wait_group" => ended = signals,
+            word if word.starts_with("cp.async.bulk.tensor") && word.contains("mbarrier") => {
+                if acquired {
+                    wrong.push(format!("{name}: a copy behind an acquire, without a fence"));
+                }
+            }
+            word if word.starts_with("st.release.sys") && ended => {
+                wrong.push(format!("{name}: a release behind copies, without a fence"));
+            }
+            _ => {}
+        }
+    }
+    if seen[0] == 0 || (seen[1] == 0 && signals) {
+        wrong.push(format!(
+            "{name}: no fence between what it waits for, or stores, and its signals"
+        ));
+    }
+    wrong.into_iter()
 }
 
 /// What must not be in the PTX of a kernel.
