@@ -120,6 +120,8 @@ const TWINS: &[Twins] = &[
             "has_given_up",
             "poll",
             "wait_until",
+            "wait_signal",
+            "raise_signal",
         ],
     ),
     sync(
