@@ -164,13 +164,17 @@ impl Launcher {
         let observed = op.observed || op.injected != Injected::default();
         // Of more than two ranks nobody has timed it.
         let preferred = whole.library == Library::Auto && heap.size() == 2;
-        let gathers = role == Role::Gather && kernels.contains(&Kernel::Open);
+        // A host has no products that wait for peers, or store to them.
+        let on_gpu = !heap.device().kind.traits().host_threads;
+        let gathers = on_gpu && role == Role::Gather && kernels.contains(&Kernel::Open);
         let gathering = match gathers && (preferred || whole.library == Library::Ours) {
             true => Gathering::new(heap, whole)?,
             false => None,
         };
         let scattering = match whole.library {
-            Library::Auto | Library::Ours if whole.stores => Scattering::new(heap, whole)?,
+            Library::Auto | Library::Ours if on_gpu && whole.stores => {
+                Scattering::new(heap, whole)?
+            }
             _ => None,
         };
         let ahead =
