@@ -84,7 +84,7 @@ impl Scattering {
             .take(1)
             .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
             .collect();
-        let peers = (heap.world().size() as usize - 1).clamp(1, PEERS);
+        let peers = (heap.world().size() - 1).clamp(1, PEERS);
         let kernel =
             (&source::GEMMS[2], "iris_gemm_scatter", &[("IRIS_GEMM_PEERS", peers as u32)][..]);
         let Some(gemm) = if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))? else {
