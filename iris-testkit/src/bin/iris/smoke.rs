@@ -93,7 +93,10 @@ fn even(backend: BackendKind) -> Vec<Case> {
 
 /// Each operator, variant and shard with these options, in tiles that compile fast.
 fn each(options: &Options) -> Vec<Case> {
-    Case::each(&options.clone().tile(TILE).workgroups(WORKGROUPS))
+    let options = options.clone().tile(TILE).workgroups(WORKGROUPS);
+    let mut cases = Case::each(&options);
+    cases.extend(Case::each_normed(&options));
+    cases
 }
 
 #[cfg(test)]

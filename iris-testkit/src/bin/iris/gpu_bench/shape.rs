@@ -105,7 +105,7 @@ impl Matrices {
         let (dtype, [a, b, c]) = (shape.options.dtype, shapes(shape, ranks));
         let matrix = |slice, shape| matrix(slice, dtype, shape);
         let (a, b, c) = (matrix(self.a, a)?, matrix(self.b, b)?, matrix(self.c, c)?);
-        Ok(Operands { a, b, c, bias: None })
+        Ok(Operands { a, b, c, bias: None, norm: None })
     }
 
     /// What this rank must at least send in a call, as a block of memory, and to whom; of what
@@ -135,7 +135,7 @@ impl Matrices {
         let c = if scattered { self.between } else { self.other_c };
         let matrix = |slice, size| matrix(slice, shape.options.dtype, size);
         let (a, b, c) = (matrix(a, (m, k))?, matrix(self.b, (k, n))?, matrix(c, (m, n))?);
-        Ok(Operands { a, b, c, bias: None })
+        Ok(Operands { a, b, c, bias: None, norm: None })
     }
 }
 
