@@ -46,6 +46,30 @@ impl MatmulArgs {
 ///
 /// The second line is reckoned in f32 from C as it was rounded, and rounded to the same type. Sums of
 /// squares are added in one order: where ranks have the same residual and weight, they get the same bits.
+///
+/// ```
+/// use iris_heap::{HeapOptions, SymmetricHeap, World};
+/// use iris_ops::{AllReduce, CollectiveArgs, MatRef, NormArgs, all_reduce::Options};
+///
+/// let all = World::run_threads(2, |world| -> anyhow::Result<_> {
+///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+///     let op = AllReduce::new(&heap, &Options::rows(3, 4).rms_norm(1e-5).plan(&heap)?)?;
+///     let (x, residual) = (heap.full::<f32>(12, 1.5)?, heap.ones::<f32>(12)?);
+///     let (weight, normed) = (heap.full::<f32>(4, 0.5)?, heap.zeros::<f32>(12)?);
+///     let [x, c, y] = [x, residual, normed].map(|slice| MatRef::sym(slice, 3, 4));
+///     // The new residual takes the place of the old one.
+///     let norm = NormArgs::new(MatRef::vector(weight), y).residual(c);
+///     let stream = heap.stream()?;
+///     op.run(&CollectiveArgs::new(x, c).norm(norm), &stream)?;
+///     stream.sync()?;
+///     Ok((heap.read(residual)?, heap.read(normed)?))
+/// })?;
+/// for (residual, normed) in all {
+///     assert_eq!(residual, [4.0; 12]); // 1.5 + 1.5 + 1
+///     assert!(normed.iter().all(|&y| (y - 0.5).abs() < 1e-6));
+/// }
+/// # Ok::<(), anyhow::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NormArgs {
