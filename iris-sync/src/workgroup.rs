@@ -199,7 +199,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         let count = if thread < carriers { count } else { 0 };
         let rows =
             ((self.count - 1 - self.index) * len..count).step_by((self.count * len) as usize);
-        rows.flat_map(move |row| (row + thread..row + len).step_by(carriers as usize))
+        let row = move |row: u32| row + thread..(row + len).min(count);
+        rows.flat_map(move |first| row(first).step_by(carriers as usize))
     }
 
     /// Before writing slots at these peers: as [`Workgroup::credit`] of each; where this rank allows
