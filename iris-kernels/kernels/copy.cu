@@ -1,4 +1,5 @@
-// The message of this rank alone: what any op comes to in a world of one.
+// The message of this rank alone, and the norm of its rows: what any op comes to in a world of one.
+#include "iris/body/norm.h"
 #include "iris/body/partial.h"
 
 using namespace iris;
@@ -7,3 +8,5 @@ IRIS_KERNEL iris_local(IRIS_ARGS OpArgs args) {
     LoadProducer::Shared none;
     run_local<LoadProducer>(args, none);
 }
+
+IRIS_KERNEL iris_norm(IRIS_ARGS OpArgs args) { run_norm(args); }

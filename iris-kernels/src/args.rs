@@ -83,8 +83,8 @@ pub struct OpArgs {
     pub channel: Channel,
     /// What this rank says about the call.
     pub record: Record,
-    /// What the record's length leaves over.
-    pub reserved: u32,
+    /// What the mean of squares is never below, in an RMSNorm; 0 without one.
+    pub epsilon: f32,
     /// Left factor, or the message.
     pub a: Matrix,
     /// Right factor.
@@ -93,6 +93,12 @@ pub struct OpArgs {
     pub c: Matrix,
     /// A row of N elements added to every row of the result; address 0 for none.
     pub bias: Matrix,
+    /// Added to the result, element by element, before it is rounded; address 0 for none.
+    pub residual: Matrix,
+    /// A row of N factors of the RMSNorm.
+    pub weight: Matrix,
+    /// The RMSNorm of the rows of C; address 0 for none.
+    pub normed: Matrix,
     /// Offset of the inbox.
     pub inbox: u64,
     /// Bytes of one tile in the inbox.

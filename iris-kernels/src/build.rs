@@ -75,6 +75,8 @@ pub struct OpBuild {
     pub op: &'static str,
     /// Whether there is a product in it.
     pub product: bool,
+    /// Whether rows of its result are normalised.
+    pub norm: bool,
     /// Type of A and B, or of the message.
     pub dtype: DType,
     /// Rows of a tile.
@@ -139,7 +141,8 @@ impl OpBuild {
         let name = match kernel {
             Kernel::Barrier { .. } => "barrier",
             Kernel::Local if self.product => "matmul",
-            Kernel::Local => "copy",
+            Kernel::Local | Kernel::Norm => "copy",
+            _ if self.norm => &format!("{}_norm", self.op),
             _ => self.op,
         };
         let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
@@ -228,6 +231,7 @@ mod tests {
     const OP: OpBuild = OpBuild {
         op: "matmul_all_reduce",
         product: true,
+        norm: false,
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,

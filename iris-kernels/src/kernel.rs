@@ -22,6 +22,8 @@ pub enum Kernel {
     AddAtomic,
     /// Accumulating all-reduce: read the sums.
     Convert,
+    /// The RMSNorm of the rows of C, behind what a rank does alone.
+    Norm,
     /// All-gather in front of a product: push the shard to all.
     Gather,
     /// All-gather in front of a product: multiply what was pushed.
@@ -86,7 +88,8 @@ impl Kernel {
         use Kernel::*;
         !matches!(
             self,
-            Zero | Convert
+            Norm | Zero
+                | Convert
                 | Gather
                 | AllToAll
                 | Broadcast
@@ -111,6 +114,7 @@ impl Kernel {
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Local => "local",
+            Kernel::Norm => "norm",
             Kernel::OneShot => "one_shot",
             Kernel::TwoShot => "two_shot",
             Kernel::ReduceScatter => "reduce_scatter",

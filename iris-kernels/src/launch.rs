@@ -157,7 +157,7 @@ impl Launcher {
             unsupported(format!("unfused {}", op.op), "it is not a product and a message")
         })?;
         let (tile_m, tile_n) = whole.tile;
-        let matmul = OpBuild { op: "matmul", product: true, tile_m, tile_n, ..*op };
+        let matmul = OpBuild { op: "matmul", product: true, norm: false, tile_m, tile_n, ..*op };
         let local = Some(Self::new(heap, &matmul, &[Kernel::Local])?);
         let product = WholeProduct::new(heap, whole)?;
         let message = OpBuild { op: name, product: false, ..*op };
@@ -254,7 +254,7 @@ impl Launcher {
             return unsafe { ahead.product(heap, stream, OpArgs { m: args.a.rows, ..args }) }
                 .map(drop);
         }
-        if let Some(ahead) = &self.ahead {
+        if let Some(ahead) = self.ahead.as_ref().filter(|_| kernel != Kernel::Norm) {
             // SAFETY: as the caller says.
             match unsafe { ahead.multiply(heap, stream, kernel, &args) }? {
                 Multiplied::All => return Ok(()),
@@ -428,6 +428,7 @@ impl Ahead {
             _ => {
                 product.c = self.kept(args, (args.a.rows, args.n), args.wire);
                 (product.bias, product.epilogue) = (Matrix::default(), 0);
+                product.residual = Matrix::default();
             }
         }
         // SAFETY: as the caller says.
@@ -445,7 +446,8 @@ impl Ahead {
         mut product: OpArgs,
     ) -> Result<Multiplied> {
         let workspace = product.heap.data[product.heap.rank as usize] + product.workspace;
-        if let Some(whole) = &self.product
+        // What adds a residual is our own kernel.
+        if let Some(whole) = self.product.as_ref().filter(|_| product.residual.address == 0)
             // SAFETY: the caller vouches for the matrices and the workspace, where there is room.
             && unsafe { whole.enqueue(heap, stream, &product, workspace) }?
         {

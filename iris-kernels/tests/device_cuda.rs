@@ -36,6 +36,7 @@ fn main() -> ExitCode {
                 a_users_source_compiles_and_errors_carry_the_log,
                 the_kernels_of_the_examples_compile,
                 the_kernels_of_the_stress_test_compile,
+                the_kernel_of_the_benchmark_compiles,
                 kernels_that_are_held_up_compile,
                 a_slow_first_start_is_told_once,
             ],
@@ -167,6 +168,14 @@ fn the_kernels_of_the_stress_test_compile() {
     for name in ["iris_stress_fill", "iris_stress_compare", "iris_stress_ring"] {
         assert!(code.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name}");
     }
+}
+
+fn the_kernel_of_the_benchmark_compiles() {
+    let text = include_str!("../../iris-testkit/src/bin/iris/gpu_bench/norm.cu");
+    let options = Options::new().define("IRIS_THREADS", 512);
+    let code = nvrtc().compile(KernelSource { name: "norm.cu", text }, &options, "sm_90a");
+    let code = code.unwrap_or_else(|error| panic!("{error}"));
+    assert!(code.windows(8).any(|bytes| bytes == b"add_norm"));
 }
 
 /// The places of memory.h where a build can hold workgroups up are in the kernels that need them.

@@ -6,7 +6,7 @@ use iris_heap::{DType, Stream, SymmetricHeap};
 use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
 
-use crate::args::Matrices;
+use crate::args::{Matrices, NormArgs};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
@@ -35,6 +35,8 @@ pub struct Operands {
     pub c: MatRef,
     /// The bias, if there is one; not used by an op without a product.
     pub bias: Option<MatRef>,
+    /// What belongs to an RMSNorm, if the plan has one.
+    pub norm: Option<NormArgs>,
 }
 
 impl AnyOp {
@@ -73,10 +75,10 @@ impl AnyOp {
     }
 
     fn matrices(&self, operands: &Operands) -> Matrices {
-        let Operands { a, b, c, bias } = *operands;
+        let Operands { a, b, c, bias, norm } = *operands;
         let product = self.plan().op().multiplies();
         let (b, bias) = if product { (Some(b), bias) } else { (None, None) };
-        Matrices { a: Some(a), b, c: Some(c), bias }
+        Matrices { a: Some(a), b, c: Some(c), bias, norm }
     }
 
     /// What it was planned for.
@@ -155,6 +157,7 @@ impl Request {
             ("output", name(self.output)),
             ("wire", name(self.wire)),
             ("tile", self.tile.map(|tile| tile.to_string())),
+            ("rms_norm", self.rms_norm.map(|epsilon| epsilon.to_string())),
             ("epilogue", asked(self.epilogue != unasked.epilogue, &self.epilogue)),
             ("shard", asked(self.shard != unasked.shard, &self.shard)),
             ("root", asked(self.root != unasked.root, &self.root)),

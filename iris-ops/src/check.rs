@@ -2,7 +2,7 @@
 
 use iris_heap::DType;
 
-use crate::args::Matrices;
+use crate::args::{Matrices, NormArgs};
 use crate::error::{Error, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
@@ -68,7 +68,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
             false => Error::TooManyRows { op, rows: size, planned },
         });
     }
-    let Matrices { a, b, c, bias } = matrices;
+    let Matrices { a, b, c, bias, norm } = matrices;
     for (name, matrix, part) in [(names[0], a, row.a), (names[1], c, row.c)] {
         let Some(matrix) = matrix else { continue };
         let (shape, why) = shape(plan, part, call, name == "A");
@@ -87,7 +87,32 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
             shaped(op, "bias", bias, (1, n), "1 x N of the plan")?;
         }
     }
+    normed(plan, norm, (call.m, n))?;
     Ok(call)
+}
+
+/// A call has what belongs to an RMSNorm if the plan has one, and only then.
+fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<()> {
+    let op = plan.op();
+    let invalid = |value: &str, expected: &str| {
+        let (value, expected) = (value.into(), expected.into());
+        Err(Error::Invalid { op, what: "norm of the call".into(), value, expected })
+    };
+    let NormArgs { residual, weight, normed } = match (norm, plan.request().rms_norm) {
+        (Some(norm), Some(_)) => norm,
+        (None, None) => return Ok(()),
+        (None, Some(_)) => {
+            return invalid("missing", "weight and normed, as the plan has rms_norm");
+        }
+        (Some(_), None) => return invalid("given", "none, as the plan has no rms_norm"),
+    };
+    let output = plan.request().output_dtype();
+    for (name, matrix) in [("residual", residual), ("normed", Some(normed))] {
+        let Some(matrix) = matrix else { continue };
+        shaped(op, name, &matrix, shape, "M x N, as C has")?;
+        typed(op, name, &matrix, output)?;
+    }
+    shaped(op, "weight", &weight, (1, shape.1), "1 x N of the plan")
 }
 
 /// The shape of what a rank has of A or of C in a call, and where its numbers come from.
@@ -222,7 +247,7 @@ mod tests {
                 let mut request = Request::new(&TO_ROOT, (m, n, 0));
                 (request.root, request.elements) = (1, elements);
                 let plan = Plan::new(Ranks::new(rank, 2), &request).unwrap();
-                let of = |c| call(&plan, &Matrices { a: Some(matrix), c, b: None, bias: None });
+                let of = |c| call(&plan, &Matrices { a: Some(matrix), c, ..Matrices::default() });
                 let made = of(Some(matrix)).unwrap();
                 assert_eq!(made.matrices.c.is_some(), rank == 1);
                 assert_eq!(made.size(&plan), if elements { 12 } else { 3 });

@@ -88,7 +88,7 @@ mod tune;
 mod workspace;
 
 pub use any::{AnyOp, Operands};
-pub use args::{CollectiveArgs, MatmulArgs};
+pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use counters::Counters;
 pub use error::{Error, Result};
 pub use iris_kernels::Library;

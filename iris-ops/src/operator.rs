@@ -126,7 +126,7 @@ impl Operator {
 
     fn fill(&self, call: &Call) -> Result<OpArgs> {
         let (op, row) = (self.plan.op(), self.plan.row());
-        let Matrices { a, b, c, bias } = &call.matrices;
+        let Matrices { a, b, c, bias, norm } = &call.matrices;
         let resolve = |name, matrix: &Option<MatRef>| match matrix {
             Some(matrix) => matrix.resolve(op, name, &self.heap),
             None => Ok(Matrix::default()),
@@ -134,14 +134,29 @@ impl Operator {
         let mut args = self.ready(call).args;
         (args.a, args.b) = (resolve("A", a)?, resolve("B", b)?);
         (args.c, args.bias) = (resolve("C", c)?, resolve("bias", bias)?);
-        if let Some(written) = c {
-            for (name, other, theirs) in
-                [("A", a, &args.a), ("B", b, &args.b), ("bias", bias, &args.bias)]
-            {
+        let (residual, weight) = (norm.and_then(|norm| norm.residual), norm.map(|it| it.weight));
+        let normed = norm.map(|norm| norm.normed);
+        args.residual = resolve("residual", &residual)?;
+        (args.weight, args.normed) = (resolve("weight", &weight)?, resolve("normed", &normed)?);
+        let read = [
+            ("A", *a, args.a),
+            ("B", *b, args.b),
+            ("bias", *bias, args.bias),
+            ("residual", residual, args.residual),
+            ("weight", weight, args.weight),
+            ("C", *c, args.c),
+        ];
+        // C is read again to be normalised, by nobody else.
+        let written = [("C", *c, args.c, &read[..5]), ("normed", normed, args.normed, &read[..])];
+        for (first, written, own, others) in written {
+            let Some(written) = written else { continue };
+            for &(second, other, theirs) in others {
                 let Some(other) = other else { continue };
-                let same = name == "A" && row.in_place && args.c == *theirs;
-                if !same && written.overlaps(&args.c, other, theirs) {
-                    return Err(Error::Overlap { op, first: "C", second: name });
+                // An element is read before it is written, by the same thread.
+                let may = second == "residual" || second == "A" && row.in_place;
+                let same = first == "C" && may && own == theirs;
+                if !same && written.overlaps(&own, &other, &theirs) {
+                    return Err(Error::Overlap { op, first, second });
                 }
             }
         }

@@ -11,6 +11,9 @@ use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::spec::{Form, Row};
 
+/// Rows, and columns, that a tile may have.
+pub(crate) const WIDEST: usize = 65536;
+
 /// A rank among others, and the kind of device they have: all that planning needs of a world or heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ranks {
@@ -172,6 +175,8 @@ pub struct Request {
     pub tile: Option<TileShape>,
     /// What is done to a finished element.
     pub epilogue: Epilogue,
+    /// The epsilon of the RMSNorm of the result's rows; none for no norm.
+    pub rms_norm: Option<f32>,
     /// Dimension of A that is split.
     pub shard: Shard,
     /// Of the variant `staged`.
@@ -208,6 +213,7 @@ impl Request {
             wire: None,
             tile: None,
             epilogue: Epilogue::None,
+            rms_norm: None,
             shard: Shard::Rows,
             staged: Staged::default(),
             root: 0,
@@ -291,8 +297,8 @@ impl Request {
             }
         }
         if let Some(tile @ TileShape { m, n }) = self.tile {
-            if m.min(n) == 0 || m.max(n) > 65536 {
-                return invalid("tile", &tile, "from 1 to 65536 either way");
+            if m.min(n) == 0 || m.max(n) > WIDEST {
+                return invalid("tile", &tile, &format!("from 1 to {WIDEST} either way"));
             }
             if !ranks.backend.traits().host_threads
                 && op.multiplies()
@@ -304,6 +310,7 @@ impl Request {
                 return invalid("tile", &tile, &expected);
             }
         }
+        self.check_norm()?;
         if let Some(columns) = self.staged.columns_per_flag
             && (columns == 0 || columns > limit)
         {
@@ -330,6 +337,48 @@ impl Request {
             return invalid("members", &format!("{members:?}"), &expected);
         }
         Ok(())
+    }
+
+    /// Whether it can be done so.
+    pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
+        if form.serves(self) {
+            return Ok(());
+        }
+        let able = self.row.forms.iter().filter(|form| form.norms);
+        let names: Vec<_> = able.map(|form| form.variant.name()).collect();
+        Err(Error::Invalid {
+            op: self.op(),
+            what: "variant with rms_norm".into(),
+            value: form.variant.to_string(),
+            expected: format!("auto, {}", names.join(", ")),
+        })
+    }
+
+    /// What can be said of an RMSNorm before it is known how a call is done.
+    fn check_norm(&self) -> Result<()> {
+        let Some(epsilon) = self.rms_norm else { return Ok(()) };
+        let invalid = |what: &str, value: String, expected: String| {
+            Err(Error::Invalid { op: self.op(), what: what.into(), value, expected })
+        };
+        if !(epsilon.is_finite() && epsilon > 0.0) {
+            let expected = "a finite number above 0".into();
+            return invalid("epsilon of rms_norm", epsilon.to_string(), expected);
+        }
+        if self.elements {
+            let expected = "rows, as of Options::rows: it is rows that are normalised".into();
+            return invalid("message with rms_norm", format!("{} elements", self.n), expected);
+        }
+        if self.n > WIDEST {
+            let expected = format!("at most {WIDEST}: a workgroup normalises whole rows");
+            return invalid("n with rms_norm", self.n.to_string(), expected);
+        }
+        match self.tile {
+            Some(tile) if tile.n < self.n => {
+                let expected = format!("{} columns or more: rows are normalised whole", self.n);
+                invalid("tile with rms_norm", tile.to_string(), expected)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -435,6 +484,17 @@ macro_rules! setter {
         #[must_use]
         pub fn epilogue(mut self, epilogue: $crate::Epilogue) -> Self {
             self.request.epilogue = epilogue;
+            self
+        }
+    };
+    (rms_norm) => {
+        /// Beside the result each call writes the RMSNorm of its rows, and it may add a residual:
+        /// [`NormArgs`](crate::NormArgs) says what is what. `epsilon` is added to the mean of squares.
+        /// Only some variants do it, those that give a workgroup whole rows; the others are refused, as is
+        /// a tile that is narrower than a row.
+        #[must_use]
+        pub fn rms_norm(mut self, epsilon: f32) -> Self {
+            self.request.rms_norm = Some(epsilon);
             self
         }
     };

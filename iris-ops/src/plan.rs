@@ -102,6 +102,9 @@ impl Plan {
                 .collect::<Vec<_>>()
                 .join(", "),
         })?;
+        if !self.alone() {
+            sized.check_form(form)?;
+        }
         let tile = sized.tile.unwrap_or_else(|| tune::tile(self.ranks, &sized, form));
         let sized = Self { request: sized, ..self.clone() };
         sized.check_words(form, tile)?;
@@ -367,6 +370,7 @@ impl Plan {
         items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));
         items.extend([
             ("epilogue", format!("{:?}", request.epilogue)),
+            ("rms_norm", format!("{:?}", request.rms_norm)),
             ("library", request.library.to_string()),
             ("shard", format!("{:?}", request.shard)),
             ("staging", format!("{:?}", request.staged.layout)),
@@ -447,8 +451,10 @@ impl Plan {
     pub(crate) fn launches(&self, choice: &Choice) -> Vec<(Kernel, Option<u32>)> {
         // Alone there is nothing but the product, or the copy.
         const LOCAL: &[Step] = &[Step::Tiles(Kernel::Local)];
+        const NORMED: &[Step] = &[Step::Tiles(Kernel::Local), Step::Tiles(Kernel::Norm)];
         let steps = match choice.form.launches {
             barrier @ [Step::Call] => barrier,
+            _ if self.alone() && self.request.rms_norm.is_some() => NORMED,
             _ if self.alone() => LOCAL,
             steps => steps,
         };

@@ -7,6 +7,7 @@ use iris_kernels::schedule::Collective;
 use iris_sync::barrier::Members;
 
 use crate::kind::{Op, Variant};
+use crate::options::Request;
 
 /// One operator.
 #[derive(Debug)]
@@ -98,6 +99,8 @@ pub(crate) struct Form {
     pub(crate) whole: Whole,
     /// Whether that product stores to others what they own, where there is one that does.
     pub(crate) stores: bool,
+    /// Whether a workgroup has whole rows of the result, as a norm of them takes.
+    pub(crate) norms: bool,
 }
 
 /// Where in a form a product of whole matrices is multiplied.
@@ -186,6 +189,7 @@ impl Form {
             fetches: false,
             whole: Whole::None,
             stores: false,
+            norms: false,
         }
     }
 
@@ -207,6 +211,16 @@ impl Form {
     /// The same by another name.
     pub(crate) const fn of(self, variant: Variant) -> Form {
         Form { variant, ..self }
+    }
+
+    /// The same, whose tiles may be whole rows, which are normalised.
+    pub(crate) const fn norms(self) -> Form {
+        Form { norms: true, ..self }
+    }
+
+    /// Whether it does all that is asked for.
+    pub(crate) fn serves(&self, request: &Request) -> bool {
+        self.norms || request.rms_norm.is_none()
     }
 
     /// The same with a product of whole matrices.

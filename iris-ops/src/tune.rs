@@ -9,7 +9,7 @@ use iris_kernels::Library;
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
 use crate::kind::{Op, Variant};
-use crate::options::{Epilogue, Ranks, Request, Shard, TileShape};
+use crate::options::{Epilogue, Ranks, Request, Shard, TileShape, WIDEST};
 use crate::plan::words;
 use crate::spec::{Form, Memory, Row, Rule, Tiles, Whole};
 
@@ -19,9 +19,6 @@ pub(crate) const LL_ITEMS: u32 = 1 << 17;
 
 /// Most workgroups of such a message on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
-
-/// Rows, and columns, that a tile of a message may have.
-const WIDEST: usize = 65536;
 
 /// Bytes of the signal segment that such words of an op take at most where nobody asked for them: an
 /// eighth of what a heap has by default.
@@ -86,8 +83,8 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
 /// The variant of a call of this size.
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     let Request { row, m, n, .. } = *request;
-    let known = table::variant(ranks, request);
-    if let Some(form) = known.and_then(|variant| row.form(variant)) {
+    let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
+    if let Some(form) = known.filter(|form| form.serves(request)) {
         return form.variant;
     }
     let cpu = ranks.backend.traits().host_threads;
@@ -96,7 +93,9 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21), an all-gather and then
     // the product 0.4 to 0.6 of what all_gather_matmul took (9665f85, 2026-11-22). What is traced,
     // counted or held up, or told its workgroups, are the fused kernels. On AMD's GPUs nobody has measured.
-    if !cpu && ranks.size > 1 && request.is_plain() && row.form(Variant::Unfused).is_some() {
+    // What is normalised are rows of a message, whoever has multiplied.
+    let unfused = !cpu && ranks.size > 1 && request.is_plain() || request.rms_norm.is_some();
+    if unfused && row.form(Variant::Unfused).is_some() {
         if let Some(variant) = in_words(ranks, request, Variant::UnfusedLl) {
             return variant;
         }
@@ -144,7 +143,8 @@ fn least_bytes(ranks: Ranks, op: Op, variant: Variant) -> Option<usize> {
 
 /// Whether what one rank sends another is large enough for that, and the operands are what it takes.
 fn by_size(ranks: Ranks, request: &Request, variant: Variant) -> bool {
-    let Some(form) = request.row.form(variant) else { return false };
+    let form = request.row.form(variant).filter(|form| form.serves(request));
+    let Some(form) = form else { return false };
     let Some(least) = least_bytes(ranks, request.op(), variant) else { return false };
     let Message { m, n, .. } = Message::of(ranks, request, form);
     let bytes = m.saturating_mul(n).saturating_mul(request.dtype.size());
@@ -173,10 +173,12 @@ fn has_stores(ranks: Ranks, request: &Request) -> bool {
 /// This variant, if the operator has it and the call is small enough for words that carry their data.
 fn in_words(ranks: Ranks, request: &Request, variant: Variant) -> Option<Variant> {
     let Request { row, m, n, .. } = *request;
-    let Memory::Pairs(collective) = row.form(variant)?.memory else { return None };
+    let form = row.form(variant).filter(|form| form.serves(request))?;
+    let Memory::Pairs(collective) = form.memory else { return None };
     let items = words::items(ranks, request, collective, (m, n));
     let most = most_in_words(ranks, row.op);
     let fits = most > 0 && (items.most() as usize).saturating_mul(8) <= most;
+    let fits = fits && words::are_rows_whole(request, items);
     (fits && request.tile.is_none()).then_some(variant)
 }
 
@@ -192,7 +194,11 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     // Of what is unfused the message has tiles; alone there is none.
     let product = row.op.multiplies() && (!form.is_unfused() || ranks.size == 1);
     let unfused = product != row.op.multiplies();
-    if !unfused && let Some(tile) = table::tile(ranks, request) {
+    let normed = request.rms_norm.is_some();
+    if !unfused
+        && !normed
+        && let Some(tile) = table::tile(ranks, request)
+    {
         return tile;
     }
     if form.stores && !product {
@@ -220,7 +226,9 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
             }
             _ => (m, n),
         };
-        let n = n.clamp(1, if request.elements { 16384 } else { 4096 });
+        // Rows that are normalised are whole.
+        let widest = if normed { WIDEST } else { 4096 };
+        let n = n.clamp(1, if request.elements { 16384 } else { widest });
         return TileShape { m: (16384 / n).clamp(1, m.max(1)), n };
     }
     let clamp = |wanted: usize, have: usize| wanted.min(have.max(1).next_multiple_of(8));
@@ -242,7 +250,10 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
     let elements = few.min((few / 4).max(ENOUGH)).clamp(LEAST, MOST);
-    let across = n.div_ceil(elements.min(WIDEST)).max(1);
+    // Rows that are normalised are whole: one of 8192 makes one tile, and one workgroup moves it, where else
+    // there were two.
+    let widest = if request.rms_norm.is_some() { WIDEST } else { elements.min(WIDEST) };
+    let across = n.div_ceil(widest).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
     TileShape { m: (elements / n).clamp(1, m.max(1)), n }
 }

@@ -193,6 +193,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             .step_by((self.count * carriers) as usize)
     }
 
+    /// The same where a workgroup takes whole rows of `len` items: every so many of them.
+    pub fn share_of_rows(&self, count: u32, len: u32) -> impl Iterator<Item = u32> + use<M> {
+        let (carriers, thread, len) = (self.carriers(), self.m.thread(), len.max(1));
+        let count = if thread < carriers { count } else { 0 };
+        let rows =
+            ((self.count - 1 - self.index) * len..count).step_by((self.count * len) as usize);
+        let row = move |row: u32| row + thread..(row + len).min(count);
+        rows.flat_map(move |first| row(first).step_by(carriers as usize))
+    }
+
     /// Before writing slots at these peers: as [`Workgroup::credit`] of each; where this rank allows
     /// results to go straight into C, also as [`Workgroup::wait_entry`].
     pub fn meet(&mut self, peers: barrier::Members) -> Result<(), Stop> {

@@ -10,7 +10,10 @@ constexpr u32 TAKEN = 16;
 constexpr u32 TWO_KINDS = 100;
 
 /// Who sends what; as ll::Pattern.
-enum Pattern : u32 { ALL, PARTS, ROOT };
+enum Pattern : u32 { ALL, PARTS, ROOT, ROWS };
+
+/// Items of a row.
+constexpr u32 ROW = 2;
 
 struct Plan {
     u32 pattern, ranks, items;
@@ -48,6 +51,22 @@ struct Message {
     }
     void end(u32) {}
 
+    /// What a workgroup does with the rows that it has taken: each thread reads those of all.
+    void read_rows() const {
+        const u32 count = port::workgroups(), first = (count - 1 - port::workgroup()) * ROW;
+        for (u32 row = first; row < plan.items; row += count * ROW) {
+            for (u32 source = 0; source < plan.ranks; ++source) {
+                if (source == model.me()) continue;
+                for (u32 item = row; item < row + ROW && item < plan.items; ++item) {
+                    for (u32 half = 0; half < 2; ++half) {
+                        Model::expect(out(source, item, half),
+                                      wanted(source, model.me(), item, half));
+                    }
+                }
+            }
+        }
+    }
+
     /// The next kernel on the stream: each thread reads what another has taken.
     void consume() const {
         for (u32 source = 0; source < plan.ranks; ++source) {
@@ -80,9 +99,18 @@ extern "C" int iris_model_exchange(const Input& in) {
         }
         const Plan plan{in.option, in.channel->size, items};
         Message body{model, plan};
-        const bool done = plan.ranks == 2
-                              ? flow::exchange<1>(model.launch(), plan, body)
-                              : flow::exchange<ll::SOURCES>(model.launch(), plan, body);
+        const bool done = [&] {
+            const Launch launch = model.launch();
+            if (plan.pattern != ROWS) {
+                return plan.ranks == 2 ? flow::exchange<1>(launch, plan, body)
+                                       : flow::exchange<ll::SOURCES>(launch, plan, body);
+            }
+            const bool passed =
+                plan.ranks == 2 ? flow::exchange_rows<1>(launch, plan, ROW, body)
+                                : flow::exchange_rows<ll::SOURCES>(launch, plan, ROW, body);
+            if (passed) body.read_rows();
+            return passed;
+        }();
         iris_model_boundary();
         if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();
         return done;

@@ -143,6 +143,36 @@ pub fn gelu(x: f64) -> f64 {
     x * 0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
 }
 
+/// The RMSNorm of rows as they were rounded to the type `output`, in which it is, too.
+pub fn rms_norm(rows: &Dense, weight: &Dense, epsilon: f32, output: DType) -> Expected {
+    let (cols, single) = (rows.cols, unit_roundoff(DType::F32));
+    // Roundings of f32: of each square and each sum, of which the root takes half; of mean, root, quotient
+    // and two products.
+    let (most, few) = (cols as f64 / 2.0 + 7.0, (cols as f64).sqrt() + 7.0);
+    let mut all = Expected {
+        rows: rows.rows,
+        cols,
+        value: Vec::new(),
+        exact: None,
+        bound: Vec::new(),
+        typical: Vec::new(),
+    };
+    for row in 0..rows.rows {
+        let squares: f64 = (0..cols).map(|col| rows.at(row, col).powi(2)).sum();
+        let root = (squares / cols as f64 + f64::from(epsilon)).sqrt();
+        for col in 0..cols {
+            let value = rows.at(row, col) / root * weight.at(0, col);
+            let error = |steps: f64| {
+                1.01 * (steps * single + unit_roundoff(output)) * value.abs() + underflow(output)
+            };
+            all.value.push(value);
+            all.bound.push(error(most));
+            all.typical.push(error(few.min(most)));
+        }
+    }
+    all
+}
+
 impl Task {
     fn meaning(&self) -> Meaning {
         Meaning::of(self.op)
@@ -214,20 +244,21 @@ impl Task {
     }
 
     /// What `rank` should have, from everybody's contributions, its own right factor (where the
-    /// product comes last) and the bias.
+    /// product comes last), the bias, and the residual that is added behind the epilogue.
     pub fn expected(
         &self,
         rank: usize,
         parts: &[Part],
         b: Option<&Dense>,
         bias: Option<&Dense>,
+        residual: Option<&Dense>,
     ) -> Expected {
         let meaning = self.meaning();
         let sources: Vec<_> =
             (0..self.rows(meaning.gets, rank)).map(|row| self.source(rank, row)).collect();
         if meaning.sums {
             let rows: Vec<_> = sources.into_iter().map(|(_, row)| row).collect();
-            return self.summed(parts, &rows, bias);
+            return self.summed(parts, &rows, bias, residual);
         }
         let part = match self.options.shard {
             Shard::Columns if meaning.gives == Rows::Shard => {
@@ -252,16 +283,22 @@ impl Task {
                 let (bound, typical) = (none.clone(), none);
                 Expected { rows, cols, bound, typical, exact: Some(data.clone()), value: data }
             }
-            Product::First => self.summed(&[part], &all, bias),
+            Product::First => self.summed(&[part], &all, bias, residual),
             Product::Last => {
                 let none = Dense::default();
-                self.summed(&[product(&part.value, b.unwrap_or(&none))], &all, bias)
+                self.summed(&[product(&part.value, b.unwrap_or(&none))], &all, bias, residual)
             }
         }
     }
 
-    /// The sum of `rows` of all parts, plus bias, through the epilogue.
-    fn summed(&self, parts: &[Part], rows: &[usize], bias: Option<&Dense>) -> Expected {
+    /// The sum of `rows` of all parts, plus bias, through the epilogue, plus residual.
+    fn summed(
+        &self,
+        parts: &[Part],
+        rows: &[usize],
+        bias: Option<&Dense>,
+        residual: Option<&Dense>,
+    ) -> Expected {
         let Options { epilogue, .. } = self.options;
         let (output, wire) = (self.options.output_dtype(), self.options.wire_dtype());
         let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
@@ -279,7 +316,10 @@ impl Task {
             bound: Vec::with_capacity(len),
             typical: Vec::with_capacity(len),
         };
-        for (row, col) in rows.iter().flat_map(|&row| (0..cols).map(move |col| (row, col))) {
+        let places = (0..rows.len()).flat_map(|at| (0..cols).map(move |col| (at, col)));
+        for (at, col) in places {
+            let row = rows[at];
+            let residual = residual.map_or(0.0, |residual| residual.at(at, col));
             let bias = bias.map_or(0.0, |bias| bias.at(0, col));
             let values = parts.iter().map(|part| part.value.at(row, col));
             let sum = values.clone().sum::<f64>() + bias;
@@ -291,13 +331,17 @@ impl Task {
             } else {
                 0.0
             };
-            let value = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
+            let finished = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
+            let value = finished + residual;
             let error = |steps: f64| {
                 // 1.01 covers the products of roundings.
                 let mut error = 1.01 * (steps * single * magnitude + onto_wire);
                 if epilogue == Epilogue::Gelu {
                     // The slope is below 1.13; 1 + erf cancels for negative arguments.
                     error = 1.13 * error + 4.0 * single * sum.abs();
+                }
+                if residual != 0.0 {
+                    error += 1.01 * single * (finished.abs() + residual.abs());
                 }
                 1.01 * (error + unit_roundoff(output) * (value.abs() + error)) + underflow(output)
             };
@@ -306,7 +350,8 @@ impl Task {
             all.typical.push(error(2.0 * steps.sqrt()).min(error(steps)));
             if let Some(exact) = &mut all.exact {
                 let onto_wire = |value| if travels { rounded(wire, value) } else { value };
-                exact.push(rounded(output, values.map(onto_wire).sum::<f64>() + bias));
+                let sum = values.map(onto_wire).sum::<f64>() + bias + residual;
+                exact.push(rounded(output, sum));
             }
         }
         all
@@ -346,6 +391,29 @@ mod tests {
         assert!((gelu(1.0) - 0.841_344_746_068_542_9).abs() < 1e-15);
     }
 
+    /// What must not pass: another epsilon, squares of rows that were not rounded.
+    #[test]
+    fn a_norm_by_hand_and_the_bounds_of_one() {
+        let rows = Dense { rows: 1, cols: 2, data: vec![3.0, -4.0] };
+        let weight = Dense { rows: 1, cols: 2, data: vec![1.0, 2.0] };
+        let by_hand = rms_norm(&rows, &weight, 0.5, DType::F32);
+        let root = 13f64.sqrt();
+        assert_eq!(by_hand.value, [3.0 / root, -4.0 / root * 2.0]);
+        let high = random(4, 256, 3).map(|x| 5.0 * x + 1.0);
+        let rows = high.map(|x| rounded(DType::BF16, x));
+        let weight = random(1, 256, 4).map(|x| x + 2.0);
+        let expected = rms_norm(&rows, &weight, 1e-2, DType::F32);
+        let (wanted, allowed) = expected.allowed(true);
+        let verdict = |of: &Dense, epsilon| {
+            let seen = rms_norm(of, &weight, epsilon, DType::F32).value;
+            let seen: Vec<_> = seen.into_iter().map(|x| rounded(DType::F32, x)).collect();
+            compare("normed", (4, 256), &seen, wanted, allowed)
+        };
+        verdict(&rows, 1e-2).unwrap();
+        verdict(&rows, 1e-6).unwrap_err();
+        verdict(&high, 1e-2).unwrap_err();
+    }
+
     #[test]
     fn parts_go_where_the_op_says() {
         let parts: Vec<_> = (0..2)
@@ -356,7 +424,7 @@ mod tests {
             .collect();
         let at = |op, rank| {
             let options = Options::new(3, 1, 0).root(1);
-            task(op, 2, 3, options).expected(rank, &parts, None, None).exact.unwrap()
+            task(op, 2, 3, options).expected(rank, &parts, None, None, None).exact.unwrap()
         };
         assert_eq!(at(Op::AllReduce, 0), [10.0, 12.0, 14.0]);
         assert_eq!(at(Op::ReduceScatter, 0), [10.0, 12.0]);
@@ -374,7 +442,7 @@ mod tests {
         let (a, b) = (random(m, k, 1).map(low), random(k, n, 2).map(low));
         let options = Options::new(m, n, k).dtype(DType::BF16);
         let task = task(Op::Matmul, 1, m, options);
-        let expected = task.expected(0, &[task.contribution(&a, Some(&b))], None, None);
+        let expected = task.expected(0, &[task.contribution(&a, Some(&b))], None, None, None);
         let by = |step: fn(f64) -> f64| {
             Dense::from_fn(m, n, |r, c| {
                 let sum = (0..k).fold(0.0, |sum, d| step(sum + a.at(r, d) * b.at(d, c)));

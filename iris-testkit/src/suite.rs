@@ -30,6 +30,17 @@ pub enum Input {
     Reals,
 }
 
+/// Where the residual lies that is added to a result whose rows are normalised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Residual {
+    /// There is none.
+    None,
+    /// In memory of its own, laid out as C is.
+    Apart,
+    /// In C, where the new one takes its place.
+    InC,
+}
+
 /// What to run and how.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -45,11 +56,13 @@ pub struct Case {
     pub input: Input,
     /// Whether a bias is added.
     pub bias: bool,
+    /// What is added to a result whose rows are normalised.
+    pub residual: Residual,
     /// How A lies, or the message.
     pub a: Layout,
     /// How B lies.
     pub b: Layout,
-    /// How C lies.
+    /// How C lies, and so do the residual and what is normalised.
     pub c: Layout,
     /// Whether rank r has r more of K than rank 0, or of N where A is gathered. Only ops that allow
     /// it take notice.
@@ -75,6 +88,7 @@ impl Case {
             options,
             input: Input::Integers,
             bias: false,
+            residual: Residual::Apart,
             a: Layout::default(),
             b: Layout::default(),
             c: Layout::default(),
@@ -100,6 +114,18 @@ impl Case {
             }
         }
         cases
+    }
+
+    /// Each op and variant that normalises rows, with these options and tiles of whole rows.
+    pub fn each_normed(options: &Options) -> Vec<Self> {
+        let mut options = options.clone().rms_norm(1e-3);
+        options.tile = None;
+        let is_able = |case: &Self| {
+            let ranks = Ranks::new(0, 2);
+            case.op.options().contains(&"rms_norm")
+                && plan(case.op, &case.variant, ranks, &case.options).is_ok()
+        };
+        Self::each(&options).into_iter().filter(is_able).collect()
     }
 
     /// The options of `rank`: they differ between ranks only if the case is uneven.

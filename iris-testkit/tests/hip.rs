@@ -469,14 +469,19 @@ fn every_op_is_timed_beside_the_libraries() {
     cases.extend(messages.map(|op| row(op, "bf16", "", "[8, 64, 0]")));
     cases.extend(products.map(|op| row(op, "bf16", "", "[16, 64, 32]")));
     cases += &row("all_gather_matmul", "bf16", "columns = true", "[16, 64, 32]");
+    // Beside our own sum, and a kernel behind it.
+    let normed = |variants: &str| format!("rms_norm = 1e-5\nvariants = [{variants}]");
+    let [sums, products] = ["\"ll\", \"one_shot\", \"two_shot\"", "\"unfused\", \"unfused_ll\""];
+    cases += &row("all_reduce", "bf16", &normed(sums), "[8, 64, 0]");
+    cases += &row("matmul_all_reduce", "bf16", &normed(products), "[16, 64, 32]");
     let (out, lines, calls) = bench(Fake::with_libraries(), &cases);
     assert!(
         out.starts_with("2 ranks on 2 x a fake of HIP; RCCL 2.27.7; hipBLASLt 1.2.2\n"),
         "{out}"
     );
-    assert!(out.contains("12 shapes, 0 failed, 0 wrong"), "{out}");
+    assert!(out.contains("14 shapes, 0 failed, 0 wrong"), "{out}");
     assert_eq!(failed(&calls), [""; 0]);
-    assert_eq!(lines.len(), 12);
+    assert_eq!(lines.len(), 17);
     for line in &lines {
         let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} of {line}"));
         assert!(

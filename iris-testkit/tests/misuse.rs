@@ -11,7 +11,7 @@ use half::f16;
 use iris_heap::{DType, ErrorKind, HeapOptions, Segment, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, Broadcast, CollectiveArgs, Error, MatRef, MatmulAllReduce,
-    MatmulArgs, Ranks, Shard, TileShape,
+    MatmulArgs, NormArgs, Ranks, Shard, TileShape,
 };
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan};
 
@@ -86,6 +86,70 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
         let after = op.counters()?;
         assert_eq!(after.pushed, before.pushed * 20, "what was refused moved nothing");
         other.close()?;
+        heap.close()?;
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// What belongs to a norm is checked as all matrices are; and nobody has it who did not plan it.
+#[test]
+fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
+    World::run_threads(2, |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let (m, n) = (8, 6);
+        let made = |options: &Options| plan(Op::AllReduce, "two_shot", &world, options);
+        let plain = AllReduce::new(&heap, &made(&Options::new(m, n, 0))?)?;
+        let op = AllReduce::new(&heap, &made(&Options::new(m, n, 0).rms_norm(1e-6))?)?;
+        let stream = heap.stream()?;
+        let matrix = || heap.full::<f32>(60, 1.0);
+        let (a, c, r, w, y) = (matrix()?, matrix()?, matrix()?, matrix()?, matrix()?);
+        let half = heap.zeros::<f16>(60)?;
+        let whole = heap.zeros::<i32>(60)?;
+        let of = |slice| MatRef::sym(slice, m, n);
+        let sum = CollectiveArgs::new(of(a), of(c));
+        let weight = MatRef::sym(w, 1, n);
+        let norm = NormArgs::new(weight, of(y));
+        let right = sum.norm(norm.residual(of(r)));
+        let of_weight = |weight| sum.norm(NormArgs::new(weight, of(y)));
+        let of_normed = |normed| sum.norm(NormArgs::new(weight, normed));
+        let of_residual = |residual| sum.norm(norm.residual(residual));
+        let mistakes = [
+            (sum, "norm of the call is missing, expected weight and normed"),
+            (of_weight(MatRef::sym(w, n, 1)), "weight is 6 x 1, expected 1 x 6"),
+            (of_weight(MatRef::sym(whole, 1, n)), "element type of weight is i32"),
+            (of_normed(MatRef::sym(y, m - 1, n)), "normed is 7 x 6, expected 8 x 6"),
+            (of_normed(MatRef::sym(half, m, n)), "normed is of f16, the plan says f32"),
+            (of_normed(of(y).with_ld(3)), "leading dimension of normed is 3"),
+            (of_normed(of(c)), "normed and C overlap"),
+            (of_normed(of(a)), "normed and A overlap"),
+            (of_normed(MatRef::sym(w.slice(3..)?, m, n)), "normed and weight overlap"),
+            (of_residual(of(y)), "normed and residual overlap"),
+            (of_residual(MatRef::sym(r, m, n - 1)), "residual is 8 x 5, expected 8 x 6"),
+            (of_residual(MatRef::sym(half, m, n)), "residual is of f16, the plan says f32"),
+            (of_residual(MatRef::sym(c.slice(1..)?, m, n)), "C and residual overlap"),
+            (of_weight(MatRef::sym(c.slice(40..)?, 1, n)), "C and weight overlap"),
+        ];
+        for (mistake, message) in mistakes {
+            // Only one of the ranks errs.
+            if world.rank() == 1 {
+                let error = op.run(&mistake, &stream).unwrap_err().to_string();
+                assert!(error.contains(message), "{error}, expected {message}");
+            }
+            heap.write(y, &[f32::NAN; 60])?;
+            op.run(&right, &stream)?;
+            stream.sync()?;
+            // 1 + 1 + 1, and all of a row alike.
+            assert_eq!(heap.read(c)?[..m * n], [3.0; 48], "after: {message}");
+            let normed = heap.read(y)?;
+            let is_one = |value: &f32| (value - 1.0).abs() < 1e-6;
+            assert!(normed[..m * n].iter().all(is_one), "after: {message}: {normed:?}");
+        }
+        let error = plain.run(&right, &stream).unwrap_err().to_string();
+        assert!(error.contains("norm of the call is given, expected none"), "{error}");
+        plain.run(&sum, &stream)?;
+        stream.sync()?;
+        assert_eq!(heap.read(c)?[..m * n], [2.0; 48]);
         heap.close()?;
         Ok(())
     })

@@ -4,12 +4,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::run_all;
 use half::bf16;
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllGatherMatmul, Epilogue, MatRef, MatmulArgs, Shard, StagingLayout, TileShape};
 use iris_testkit::Level;
-use iris_testkit::suite::{Case, Input, Layout, Op, Options, plan};
+use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, plan};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -198,6 +200,82 @@ fn features_of_matrices_and_options() {
         run_all(size, threads, &cases).unwrap();
     }
 }
+
+/// Rows that are normalised beside the sum, with a residual and without: each variant that does it.
+#[test]
+fn rows_are_normalised() {
+    type Change = fn(Case) -> Case;
+    let changes: &[Change] = &[
+        |case| case,
+        |mut case| {
+            case.residual = Residual::None;
+            case
+        },
+        |mut case| {
+            (case.residual, case.input) = (Residual::InC, Input::Reals);
+            case
+        },
+        |mut case| {
+            (case.in_place, case.bias) = (true, true);
+            case
+        },
+        |mut case| {
+            (case.c.transposed, case.c.pad) = (true, 3);
+            case
+        },
+        |mut case| {
+            (case.c.pad, case.c.before, case.a.pad) = (5, 3, 1);
+            (case.residual, case.c.skewed) = (Residual::InC, true);
+            case
+        },
+        |mut case| {
+            (case.c.external, case.uneven) = (true, true);
+            case
+        },
+        |mut case| {
+            let m = case.options.m;
+            (case.bias, case.input, case.burst) = (true, Input::Reals, true);
+            (case.options.epilogue, case.rows) = (Epilogue::Gelu, vec![m, 1, m, 0, m, m]);
+            case
+        },
+        |mut case| {
+            case.options.wire = Some(DType::F32);
+            case
+        },
+        |mut case| {
+            (case.options.tile, case.input) = (Some(TileShape { m: 3, n: 80 }), Input::Reals);
+            case
+        },
+    ];
+    let (mut cases, mut variants) = (Vec::new(), BTreeSet::new());
+    for dtype in TYPES {
+        for (m, n) in [(1, 40), (17, 37), (9, 1), (33, 72)] {
+            let mut each = Case::each_normed(&Options::new(m, n, 13).dtype(dtype));
+            for op in [Op::AllReduce, Op::MatmulAllReduce] {
+                each.push(Case::new(op, "auto", each[0].options.clone()));
+            }
+            for case in each {
+                variants.insert(format!("{} by {}", case.op, case.variant));
+                cases.extend(changes.iter().map(|change| change(case.clone())));
+            }
+        }
+    }
+    assert_eq!(variants.into_iter().collect::<Vec<_>>(), NORMED);
+    for (size, threads) in [(1, 2), (2, 2), (3, 1), (4, 2)] {
+        run_all(size, threads, &cases).unwrap();
+    }
+}
+
+const NORMED: [&str; 8] = [
+    "all_reduce by auto",
+    "all_reduce by ll",
+    "all_reduce by one_shot",
+    "all_reduce by two_shot",
+    "matmul_all_reduce by auto",
+    "matmul_all_reduce by unfused",
+    "matmul_all_reduce by unfused_ll",
+    "matmul_all_reduce by unfused_one_shot",
+];
 
 /// Output and wire types other than the input's.
 #[test]

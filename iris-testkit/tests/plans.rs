@@ -1,7 +1,7 @@
 //! What plans refuse, whatever the numbers in them: no world is needed to make one.
 
 use iris_heap::{BackendKind, DType};
-use iris_ops::{Epilogue, Ranks, TileShape, Variant};
+use iris_ops::{Epilogue, Ranks, TileShape, Variant, all_reduce};
 use iris_testkit::suite::{Op, Options, plan};
 
 #[test]
@@ -54,6 +54,56 @@ fn plans_that_make_no_sense_are_refused() {
     }
     let error = plan(Op::AllReduce, "ring", ranks, &base()).unwrap_err().to_string();
     assert!(error.contains("ring") && error.contains("two_shot"), "{error}");
+}
+
+/// Whoever asks for a norm is told what cannot do it, and what can.
+#[test]
+fn norms_that_make_no_sense_are_refused() {
+    let ranks = Ranks::new(0, 2);
+    let base = || Options::new(8, 6, 4).rms_norm(1e-5);
+    let refused = |op: Op, variant: &str, options: &Options, message: &str| {
+        let error = plan(op, variant, ranks, options).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}, expected {message}");
+        assert!(error.starts_with(op.name()), "{error}");
+    };
+    for epsilon in [0.0, -1e-5, f32::NAN, f32::INFINITY] {
+        let expected =
+            format!("epsilon of rms_norm is {epsilon}, expected a finite number above 0");
+        refused(Op::AllReduce, "auto", &base().rms_norm(epsilon), &expected);
+    }
+    let narrow = base().tile(TileShape { m: 2, n: 5 });
+    refused(Op::AllReduce, "one_shot", &narrow, "tile with rms_norm is 2 x 5, expected 6 columns");
+    let wide = Options::new(1, 65537, 4).rms_norm(1e-5);
+    refused(
+        Op::MatmulAllReduce,
+        "unfused",
+        &wide,
+        "n with rms_norm is 65537, expected at most 65536",
+    );
+    for (op, able) in [
+        (Op::AllReduce, "auto, one_shot, two_shot, ll"),
+        (Op::MatmulAllReduce, "auto, unfused, unfused_one_shot, unfused_ll"),
+    ] {
+        for variant in op.variants() {
+            if able.split(", ").any(|name| name == variant.name()) {
+                plan(op, variant, ranks, &base()).unwrap();
+                continue;
+            }
+            let expected = format!("variant with rms_norm is {variant}, expected {able}");
+            refused(op, variant.name(), &base(), &expected);
+        }
+    }
+    let odd = Options::new(8, 7, 4).rms_norm(1e-5);
+    let expected = "n with rms_norm of variant ll is 7, expected a multiple of 2";
+    refused(Op::AllReduce, "ll", &odd, expected);
+    for op in Op::ALL.into_iter().filter(|op| !op.options().contains(&"rms_norm")) {
+        let what =
+            if op == Op::Barrier { continue } else { "rms_norm is 0.00001, expected nothing" };
+        refused(op, "auto", &base(), what);
+    }
+    // Elements have no rows.
+    let error = all_reduce::Options::new(48).rms_norm(1e-5).plan(ranks).unwrap_err().to_string();
+    assert!(error.contains("message with rms_norm is 48 elements, expected rows"), "{error}");
 }
 
 /// Numbers are checked before anything is computed from them: whatever they are, there is a plan or

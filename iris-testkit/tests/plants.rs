@@ -68,6 +68,7 @@ fn plants() -> Vec<Plant> {
         ("iris/gemm/producer.h", "product.clear();", "matmul.cu"),
         ("iris/body/partial.h", "copy_view(to, View::of(args.a)", "reduce_scatter.cu"),
         ("iris/body/epilogue.h", "if (args.epilogue & EPILOGUE_GELU) {", "matmul.cu"),
+        ("iris/body/norm.h", "squares.of_thread[thread] = own;", "copy.cu"),
         ("iris/body/reduce.h", "producer.produce(plan.tile(tile));", "reduce_scatter.cu"),
         (
             "iris/body/sums.h",

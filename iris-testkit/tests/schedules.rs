@@ -485,8 +485,17 @@ impl LlTiles for Body<'_> {
     fn end(&mut self, _: u32) {}
 }
 
-const SKELETONS: [&str; 10] = [
-    "exchange", "one_shot", "two_shot", "scatter", "deliver", "pull", "staged", "locked", "atomic",
+const SKELETONS: [&str; 11] = [
+    "exchange",
+    "exchange_rows",
+    "one_shot",
+    "two_shot",
+    "scatter",
+    "deliver",
+    "pull",
+    "staged",
+    "locked",
+    "atomic",
     "baseline",
 ];
 
@@ -512,6 +521,7 @@ fn launch_of(
         ("scatter", 0) => flow::reduce_scatter(at, &Parts(split), body),
         ("deliver", 0) => flow::deliver(at, &ToAll(split, me), body),
         ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
+        ("exchange_rows", 0) => flow::exchange_rows(at, &ToAll(split, me), across.max(1), body),
         ("pull", 0) => flow::pull(at, units.row_blocks() * across, body),
         ("staged", 0) => flow::staged(at, fetchers, &Staged(units, me, across), body),
         ("locked" | "atomic", 0) => flow::zero(at, tiles, owner, body),
@@ -530,7 +540,7 @@ fn launch_of(
 fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     match name {
         "scatter" => split.part(rank).tiles(),
-        "deliver" | "exchange" => 0,
+        "deliver" | "exchange" | "exchange_rows" => 0,
         "pull" | "staged" | "baseline" => units.row_blocks() * split.grid.across(),
         _ => split.grid.tiles(),
     }

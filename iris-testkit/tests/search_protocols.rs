@@ -195,6 +195,35 @@ fn words_that_carry_their_data() {
     }
 }
 
+/// The same in rows that a workgroup takes whole: when it has passed, all of its threads may read all of
+/// them.
+#[test]
+fn rows_of_words_that_carry_their_data() {
+    let runs = Level::from_env().pick(100, 1_000, 10_000);
+    for ranks in [2, 3] {
+        report(
+            &search::exhaust(
+                &ll::exchange_rows(ranks, 1).without_heads(),
+                &Rules::default(),
+                STATES,
+            ),
+            50,
+        );
+        // Of two threads one takes a row by itself, of four a row has not items for all that take any.
+        for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
+            let wide = ll::exchange_rows(ranks, 3).threads(threads);
+            let all = wide.clone().groups(&vec![groups; ranks as usize]);
+            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            let first: Vec<u32> =
+                (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
+            let given_up = ops::given_up(wide.groups(&first));
+            for scenario in [all, given_up] {
+                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
 /// From just below the largest number and just below each multiple of the period, calls that use
 /// three of eight tiles, then all of them.
 #[test]

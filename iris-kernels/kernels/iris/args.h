@@ -47,8 +47,8 @@ struct OpArgs {
     HeapView heap;
     Channel channel;
     Record record;
-    u32 reserved;
-    Matrix a, b, c, bias;
+    float epsilon;
+    Matrix a, b, c, bias, residual, weight, normed;
     u64 inbox, slot, results, result_slot, workspace;
     u64 pulled, pulled_ld;
     u64 trace, counters;
@@ -63,11 +63,11 @@ struct OpArgs {
 static_assert(IRIS_OFFSET_OF(OpArgs, channel) == 1064, "channel");
 static_assert(IRIS_OFFSET_OF(OpArgs, record) == 1128, "record");
 static_assert(IRIS_OFFSET_OF(OpArgs, a) == 1176, "a");
-static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1304, "inbox");
-static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1368, "counters");
-static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1376, "m");
-static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1440, "trace_spans");
-static_assert(sizeof(OpArgs) == 1448, "as iris_kernels::args::OpArgs");
+static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1400, "inbox");
+static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1464, "counters");
+static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1472, "m");
+static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1536, "trace_spans");
+static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 
 /// The launch that these arguments, the first of the kernel, describe, as this workgroup sees it. It
 /// refers to them where they are: functions that are not inlined are handed the references. Workgroups are

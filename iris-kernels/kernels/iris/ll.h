@@ -83,6 +83,17 @@ IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take
 /// Which of some things fall to a thread: number `first`, and every so many behind it.
 struct Share {
     u32 first, step;
+    IRIS_DEVICE u32 next(u32 item) const { return item + step; }
+};
+
+/// The same where they come in rows of `len`, of which a workgroup takes whole ones, `apart` from the first
+/// of one to that of the next.
+struct RowShare {
+    u32 first, step, len, apart;
+    IRIS_DEVICE u32 next(u32 item) const {
+        const u32 within = item % len;
+        return within + step < len ? item + step : item - within + apart + first % len;
+    }
 };
 
 /// Push the head of what goes to `peer`: this thread's share of the pairs.

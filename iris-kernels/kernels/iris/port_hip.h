@@ -204,6 +204,11 @@ template <class T> IRIS_DEVICE void write(u64 address, T value) {
     }
 }
 
+/// The square root, rounded to the nearest.
+IRIS_DEVICE float root(float value) { return __builtin_sqrtf(value); }
+/// a * b + c, rounded once.
+IRIS_DEVICE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
 // Between 16-bit formats, as bits, and f32: to nearest, ties to even.
 IRIS_DEVICE float half_to_float(u16 bits) {
     return static_cast<float>(__builtin_bit_cast(_Float16, bits));

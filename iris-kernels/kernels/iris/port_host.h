@@ -148,6 +148,11 @@ template <class T> inline void write(u64 address, T value) {
     iris_hook_write(address, &value, sizeof(T));
 }
 
+/// The square root, rounded to the nearest.
+inline float root(float value) { return __builtin_sqrtf(value); }
+/// a * b + c, rounded once.
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
 // Between 16-bit formats, as bits, and f32: to nearest, ties to even.
 inline float half_to_float(u16 bits) {
     const u32 sign = static_cast<u32>(bits & 0x8000) << 16;

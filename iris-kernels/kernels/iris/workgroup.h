@@ -1,4 +1,6 @@
 // One workgroup in one call: the protocol functions of which ops are made. iris_sync::Workgroup.
+//
+// Long because a workgroup is one type, whose functions share what it has seen of its peers.
 #ifndef IRIS_WORKGROUP_H
 #define IRIS_WORKGROUP_H
 
@@ -92,6 +94,14 @@ class Workgroup {
         const u32 carriers = this->carriers();
         if (port::thread() >= carriers) return ll::Share{~0u, 1};
         return ll::Share{(count - 1 - index) * carriers + port::thread(), count * carriers};
+    }
+
+    /// The same where a workgroup takes whole rows of `len` items: every so many of them.
+    IRIS_DEVICE ll::RowShare share_of_rows(u32 len) const {
+        const u32 carriers = this->carriers(), thread = port::thread();
+        const bool any = thread < carriers && thread < len;
+        const u32 first = any ? (count - 1 - index) * len + thread : ~0u;
+        return ll::RowShare{first, carriers, len, count * len};
     }
 
     /// Count this workgroup out before its end: all of its threads have read the number of the call, and

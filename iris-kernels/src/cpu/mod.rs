@@ -15,7 +15,7 @@ use crate::args::OpArgs;
 use crate::kernel::Kernel;
 use crate::schedule::{Grid, Shard, SplitGrid, Units, owner};
 use body::partial::Partial;
-use body::{accumulate, deliver, gather, ll, reduce, sums};
+use body::{accumulate, deliver, gather, ll, norm, reduce, sums};
 use words::Words;
 
 /// Nanoseconds of the clock that trace spans are given in: the same in all processes of a host.
@@ -59,11 +59,16 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     match kernel {
         Kernel::Local => local(&launch, grid, partial),
         Kernel::OneShot => {
-            flow::one_shot(&launch, grid.tiles(), &mut reduce(partial, reduce::Plan::OneShot(grid)))
+            let plan = reduce::Plan::OneShot(grid);
+            flow::one_shot(&launch, grid.tiles(), &mut reduce(partial, plan))?;
+            reduce::norm_tiles(&launch, plan, args);
+            Ok(())
         }
         Kernel::TwoShot => {
             let plan = reduce::Plan::TwoShot(grid, size);
-            flow::two_shot(&launch, &plan, &mut reduce(partial, plan))
+            flow::two_shot(&launch, &plan, &mut reduce(partial, plan))?;
+            reduce::norm_tiles(&launch, plan, args);
+            Ok(())
         }
         Kernel::ReduceScatter => {
             let plan = reduce::Plan::Scatter(split);
@@ -117,6 +122,10 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
+        Kernel::Norm => {
+            norm::run(args, index, count);
+            Ok(())
+        }
         Kernel::OneShotLl
         | Kernel::ReduceScatterLl
         | Kernel::AllGatherLl

@@ -19,3 +19,10 @@
 
 #define OF(kernel) reduce_scatter_##kernel
 #include "../../kernels/reduce_scatter.cu"
+#undef OF
+
+// Those that normalise have the names of those that do not.
+#define iris_one_shot iris_one_shot_norm
+#define iris_two_shot iris_two_shot_norm
+#define iris_one_shot_ll iris_one_shot_ll_norm
+#include "../../kernels/all_reduce_norm.cu"

@@ -18,13 +18,20 @@ struct Rank {
     control: Box<ControlBlock>,
 }
 
-/// A message: its type, that in which sums travel, its shape and how far apart its rows lie; and whether
-/// GELU is what is done to a sum.
+/// Half of the smallest step of the types.
+const SMALLEST: f64 = 3e-8;
+
+/// What the mean of squares is never below.
+const EPSILON: f32 = 1e-2;
+
+/// A message: its type, that in which sums travel, its shape and how far apart its rows lie; whether
+/// GELU is what is done to a sum; and whether rows are normalised.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     dtype: u32,
     wire: u32,
     gelu: bool,
+    norm: bool,
     rows: u32,
     cols: u32,
     gap: u32,
@@ -85,12 +92,27 @@ impl Message {
 
     /// Whether this is the result for the sum `sum`: its very bits, but for GELU, which each
     /// implementation comes close to in its own way.
-    fn is_result(self, bits: u32, sum: f32) -> bool {
+    /// What is added to it is `added`.
+    fn is_result(self, bits: u32, sum: f32, added: impl Fn(f32) -> f32) -> bool {
         if !self.gelu {
-            return bits == self.rounded(sum);
+            return bits == self.rounded(added(sum));
         }
         let gelu = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
-        (self.value(bits) - gelu).abs() <= 1e-6 * sum.abs().max(1.0)
+        let wanted = added(gelu);
+        (self.value(bits) - wanted).abs() <= self.roundoff() * (sum.abs() + wanted.abs()).max(1.0)
+    }
+
+    /// Whether this is the RMSNorm of the element with bits `bits` of such a row.
+    fn is_normed(self, seen: u32, bits: u32, row: impl Iterator<Item = u32>, weight: u32) -> bool {
+        let squares = row.map(|bits| f64::from(self.value(bits)).powi(2)).sum::<f64>();
+        let root = (squares / f64::from(self.cols) + f64::from(EPSILON)).sqrt();
+        let wanted = f64::from(self.value(bits)) / root * f64::from(self.value(weight));
+        (f64::from(self.value(seen)) - wanted).abs()
+            <= f64::from(self.roundoff()) * wanted.abs() + SMALLEST
+    }
+
+    fn roundoff(self) -> f32 {
+        [1e-6, 5e-4, 4e-3][self.dtype as usize]
     }
 }
 
@@ -133,28 +155,61 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::Relay, Collective::Broadcast { root: 1 }),
     ];
     let messages = [
-        Message { dtype: 2, wire: 2, gelu: false, rows: 6, cols: 8, gap: 0 },
-        Message { dtype: 1, wire: 0, gelu: false, rows: 5, cols: 7, gap: 0 },
-        Message { dtype: 0, wire: 0, gelu: false, rows: 4, cols: 5, gap: 3 },
-        Message { dtype: 2, wire: 2, gelu: false, rows: 1, cols: 1, gap: 0 },
-        Message { dtype: 0, wire: 2, gelu: true, rows: 5, cols: 6, gap: 0 },
+        Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 6, cols: 8, gap: 0 },
+        Message { dtype: 1, wire: 0, gelu: false, norm: false, rows: 5, cols: 7, gap: 0 },
+        Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 4, cols: 5, gap: 3 },
+        Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 1, cols: 1, gap: 0 },
+        Message { dtype: 0, wire: 2, gelu: true, norm: false, rows: 5, cols: 6, gap: 0 },
         // Whole vectors throughout, of each type.
-        Message { dtype: 2, wire: 2, gelu: false, rows: 19, cols: 88, gap: 8 },
-        Message { dtype: 1, wire: 1, gelu: false, rows: 13, cols: 88, gap: 8 },
-        Message { dtype: 0, wire: 0, gelu: false, rows: 13, cols: 88, gap: 8 },
+        Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 19, cols: 88, gap: 8 },
+        Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 13, cols: 88, gap: 8 },
+        Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 13, cols: 88, gap: 8 },
         // So few that no thread has more than one of a tile.
-        Message { dtype: 1, wire: 1, gelu: false, rows: 7, cols: 16, gap: 0 },
-        Message { dtype: 0, wire: 0, gelu: false, rows: 11, cols: 8, gap: 8 },
+        Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 7, cols: 16, gap: 0 },
+        Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 11, cols: 8, gap: 8 },
     ];
-    for (kernel, collective) in kernels {
-        let entry: usize = symbol(&library, &format!("iris_{}", kernel.name()));
+    // Rows of as many vectors as a thread holds and of more, and of no whole vectors.
+    let normed = |dtype, cols, gap| Message {
+        dtype,
+        wire: dtype,
+        gelu: false,
+        norm: true,
+        rows: 11,
+        cols,
+        gap,
+    };
+    let normed = [
+        normed(2, 88, 8),
+        normed(0, 296, 0),
+        normed(2, 296, 0),
+        normed(1, 301, 2),
+        Message { wire: 0, gelu: true, ..normed(2, 40, 8) },
+    ];
+    let normalise = [
+        (Kernel::OneShot, Collective::AllReduce),
+        (Kernel::TwoShot, Collective::AllReduce),
+        (Kernel::OneShotLl, Collective::AllReduce),
+    ];
+    let plain = kernels.map(|(kernel, collective)| (kernel, collective, &messages[..]));
+    let normed = normalise.map(|(kernel, collective)| (kernel, collective, &normed[..]));
+    for (kernel, collective, messages) in plain.into_iter().chain(normed) {
+        let norm = if messages[0].norm { "_norm" } else { "" };
+        let entry: usize = symbol(&library, &format!("iris_{}{norm}", kernel.name()));
         // Nine ranks are more than one wait is for.
-        let worlds =
-            [(2, &messages[..]), (3, &messages[1..3]), (9, &messages[2..3]), (5, &messages[5..])];
+        let worlds = match messages[0].norm {
+            true => vec![(2, messages), (3, &messages[1..])],
+            false => {
+                vec![(2, messages), (3, &messages[1..3]), (9, &messages[2..3]), (5, &messages[5..])]
+            }
+        };
         let each = |(size, messages): (u32, &[Message])| {
             messages.iter().map(move |&message| (size, message)).collect::<Vec<_>>()
         };
-        for (size, message) in worlds.into_iter().flat_map(each) {
+        let are_items = |(_, message): &(u32, Message)| {
+            // In words that carry their data rows are whole items.
+            kernel != Kernel::OneShotLl || !message.norm || message.cols.is_multiple_of(4)
+        };
+        for (size, message) in worlds.into_iter().flat_map(each).filter(are_items) {
             let rust = |args: &OpArgs, index, count| {
                 // SAFETY: every address is that of memory that lives as long as the calls.
                 unsafe { iris_kernels::cpu::run(kernel, args, index, count) }.expect("a call");
@@ -182,7 +237,8 @@ fn exchange(
     let travels = if reduces { message.wire } else { dtype };
     let per_item = if travels == 0 { 2 } else { 4 };
     let items = Items { collective, size, rows, cols, per_item };
-    let (tile_m, tile_n) = (if rows > 8 { 4 } else { 2 }, cols.min(48));
+    let tile_n = if message.norm { cols.next_multiple_of(8) } else { cols.min(48) };
+    let tile_m = if rows > 8 && !message.norm { 4 } else { 2 };
     let grid = Grid { rows, cols, tile_m, tile_n };
     // As many tiles where rows are split, or more.
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
@@ -236,6 +292,14 @@ fn exchange(
             message.set(&mut bias, 0, col, numbers.below(1 << 10) as f32 - 511.5);
         }
         let outputs: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
+        // Every other call has a residual.
+        let has_residual = message.norm && call % 2 == 0;
+        let (mut residual, mut weight) = (message.room(rows), message.room(1));
+        for (row, col) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
+            message.set(&mut residual, row, col, numbers.below(1 << 12) as f32 * 0.013 - 26.0);
+            message.set(&mut weight, 0, col, numbers.below(1 << 8) as f32 * 0.01 - 1.0);
+        }
+        let norms: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
         let args: Vec<OpArgs> = (0..size)
             .map(|rank| {
                 let own = &mut ranks[rank as usize];
@@ -253,6 +317,14 @@ fn exchange(
                 args.c = message.matrix(&outputs[rank as usize], taken(rank));
                 if has_bias {
                     args.bias = message.matrix(&bias, 1);
+                }
+                if message.norm {
+                    args.epsilon = EPSILON;
+                    args.weight = message.matrix(&weight, 1);
+                    args.normed = message.matrix(&norms[rank as usize], rows);
+                }
+                if has_residual {
+                    args.residual = message.matrix(&residual, rows);
                 }
                 (args.m, args.n, args.wire) = (rows, cols, message.wire);
                 args.epilogue = if message.gelu { epilogue::GELU } else { 0 };
@@ -284,7 +356,11 @@ fn exchange(
             let wide = cols + message.gap;
             for (row, col) in (0..=taken(rank)).flat_map(|r| (0..wide).map(move |c| (r, c))) {
                 let seen = message.bits(&outputs[rank as usize], row, col);
-                let is_sum = |sum| message.is_result(seen, sum);
+                let added = |at: f32| match has_residual {
+                    true => at + message.value(message.bits(&residual, row, col)),
+                    false => at,
+                };
+                let is_sum = |sum| message.is_result(seen, sum, added);
                 let right = match collective {
                     _ if message.is_outside(taken(rank), row, col) => {
                         seen == if dtype == 0 { u32::MAX } else { 0xffff }
@@ -310,6 +386,24 @@ fn exchange(
                     right,
                     "{collective:?} of {message:?}, {size} ranks, call {call}: {seen:#x} in ({row}, {col}) at {rank}"
                 );
+                if !message.norm {
+                    continue;
+                }
+                let normed = message.bits(&norms[rank as usize], row, col);
+                let output = &outputs[rank as usize];
+                let right = if message.is_outside(rows, row, col) {
+                    normed == if dtype == 0 { u32::MAX } else { 0xffff }
+                } else {
+                    let all = (0..cols).map(|col| message.bits(output, row, col));
+                    message.is_normed(normed, seen, all, message.bits(&weight, 0, col))
+                };
+                assert!(
+                    right,
+                    "normed {normed:#x} of {seen:#x} in ({row}, {col}) at {rank}, {message:?}"
+                );
+            }
+            if message.norm {
+                assert_eq!(norms[rank as usize], norms[0], "bits at {rank}, {message:?}");
             }
         }
     }

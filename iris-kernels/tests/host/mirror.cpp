@@ -122,7 +122,9 @@ float mirror_widen(u32 dtype, u16 bits) { return widen(dtype, bits); }
 u64 mirror_offset(u32 field) {
     const u64 offsets[] = {
         IRIS_OFFSET_OF(OpArgs, channel),     IRIS_OFFSET_OF(OpArgs, record),
-        IRIS_OFFSET_OF(OpArgs, a),           IRIS_OFFSET_OF(OpArgs, bias),
+        IRIS_OFFSET_OF(OpArgs, a),           IRIS_OFFSET_OF(OpArgs, epsilon),
+        IRIS_OFFSET_OF(OpArgs, bias),        IRIS_OFFSET_OF(OpArgs, residual),
+        IRIS_OFFSET_OF(OpArgs, weight),      IRIS_OFFSET_OF(OpArgs, normed),
         IRIS_OFFSET_OF(OpArgs, inbox),       IRIS_OFFSET_OF(OpArgs, slot),
         IRIS_OFFSET_OF(OpArgs, results),     IRIS_OFFSET_OF(OpArgs, result_slot),
         IRIS_OFFSET_OF(OpArgs, workspace),   IRIS_OFFSET_OF(OpArgs, pulled),

@@ -73,6 +73,7 @@ fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launch
     let build = OpBuild {
         op: op.name(),
         product: op.multiplies(),
+        norm: request.rms_norm.is_some(),
         dtype: request.dtype,
         tile_m: choice.tile.m as u32,
         tile_n: choice.tile.n as u32,
@@ -84,7 +85,7 @@ fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launch
     let whole = plan.whole(choice.form);
     match (whole, &kernels[..]) {
         (None, _) => Launcher::new(heap, &build, &kernels),
-        (Some(whole), [Kernel::Local]) => {
+        (Some(whole), [Kernel::Local, ..]) => {
             Launcher::new(heap, &build, &kernels).and_then(|it| it.with_whole(heap, &whole))
         }
         (Some(whole), kernels) => Launcher::unfused(heap, &build, kernels, &whole),
@@ -239,6 +240,7 @@ impl Operator {
                 Epilogue::None => 0,
                 Epilogue::Gelu => epilogue::GELU,
             },
+            epsilon: request.rms_norm.unwrap_or_default(),
             producer: if self.plan.op().multiplies() { producer::GEMM } else { producer::LOAD },
             root: root as u32,
             fetchers: match request.staged.fetchers {

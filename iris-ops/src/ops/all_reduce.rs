@@ -18,7 +18,7 @@ options! { ROW,
     {
         /// For at most `count` elements.
         message();
-        variant, dtype, wire, epilogue, tile, workgroups,
+        variant, dtype, wire, epilogue, rms_norm, tile, workgroups,
     }
 }
 
@@ -44,6 +44,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
-    forms: &[FORMS[0], FORMS[1], FORMS[2], FORMS[3], LL],
+    forms: &[FORMS[0].norms(), FORMS[1].norms(), FORMS[2], FORMS[3], LL.norms()],
     rule: Rule::Sum,
 };

@@ -23,7 +23,7 @@ options! { ROW,
     {
         /// For at most `m` rows, `n` columns and this rank's depth `k`.
         product(m, n, k);
-        variant, dtype, output, wire, epilogue, tile, workgroups, library,
+        variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, library,
     }
 }
 
@@ -65,9 +65,9 @@ pub(crate) const ROW: Row = Row {
         FORMS[1],
         FORMS[2],
         FORMS[3],
-        FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial),
-        FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial),
-        LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial),
+        FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial).norms(),
+        FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial).norms(),
+        LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial).norms(),
         Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2)).whole(Whole::Partial),
         Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(2))
             .whole(Whole::Partial)

@@ -281,9 +281,10 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
             // Of what is unfused these are the kernels of the message.
             let (name, unfused) = (op.name(), form.is_unfused());
             let message = name.trim_start_matches("matmul_").trim_end_matches("_matmul");
-            let op_build = OpBuild {
+            let plain = OpBuild {
                 op: if unfused { message } else { name },
                 product: op.multiplies() && !unfused,
+                norm: false,
                 dtype: DType::BF16,
                 tile_m: 64,
                 tile_n: 96,
@@ -291,9 +292,13 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
                 observed: false,
             };
             // Alone there is nothing but the product, or the copy.
-            let mut kernels = vec![Kernel::Local];
-            kernels.extend(form.launches.iter().map(|step| step.launch(ranks, ranks).0));
-            for kernel in kernels {
+            let mut kernels = vec![(Kernel::Local, plain), (Kernel::Norm, plain)];
+            for step in form.launches {
+                let kernel = step.launch(ranks, ranks).0;
+                let norm = form.norms.then_some((kernel, OpBuild { norm: true, ..plain }));
+                kernels.extend(norm.into_iter().chain([(kernel, plain)]));
+            }
+            for (kernel, op_build) in kernels {
                 let build = op_build.of(kernel, ARCH).expect("a build");
                 let (entry, source) = (format!("iris_{}(", kernel.name()), build.source);
                 let entry = format!("IRIS_KERNEL {entry}");

@@ -28,6 +28,11 @@ pub(crate) fn items(
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
 }
 
+/// Whether a row that is normalised is whole items, as it must be.
+pub(crate) fn are_rows_whole(request: &Request, items: Items) -> bool {
+    request.rms_norm.is_none() || request.n.is_multiple_of(items.per_item as usize)
+}
+
 impl Plan {
     /// Words are numbered with 32 bits: so many tiles and units there may be.
     pub(super) fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
@@ -56,6 +61,14 @@ impl Plan {
     pub(super) fn check_pairs(&self, form: &Form) -> Result<()> {
         let Memory::Pairs(collective) = form.memory else { return Ok(()) };
         let items = self.items(collective, (self.request.m, self.request.n));
+        if !self.alone() && !are_rows_whole(&self.request, items) {
+            return Err(Error::Invalid {
+                op: self.op(),
+                what: format!("n with rms_norm of variant {}", form.variant),
+                value: self.request.n.to_string(),
+                expected: format!("a multiple of {}, the elements of a word", items.per_item),
+            });
+        }
         if self.alone() || items.most() <= tune::LL_ITEMS {
             return Ok(());
         }
@@ -74,6 +87,10 @@ impl Plan {
 
     /// Workgroups that have something to do in such a call: an item a thread, as far as there are workgroups.
     pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
+        if self.request.rms_norm.is_some() {
+            // A row has its workgroup.
+            return (shape.0 as u32).clamp(1, tune::LL_GROUPS);
+        }
         self.items(collective, shape).most().div_ceil(LL_THREADS).clamp(1, tune::LL_GROUPS)
     }
 }

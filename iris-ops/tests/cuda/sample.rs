@@ -85,7 +85,7 @@ impl Sample {
         let [a, b, c] = self.shapes();
         let matrix = |slice, (rows, cols)| MatRef::sym(slice, rows, cols);
         let (a, b, c) = (matrix(room.a, a), matrix(room.b, b), matrix(room.c, c));
-        Operands { a, b, c, bias: None }
+        Operands { a, b, c, bias: None, norm: None }
     }
 
     /// A (0) or B (1) of a rank in a call: integers in [-8, 8].
@@ -120,7 +120,7 @@ impl Sample {
             task.contribution(&a, Some(&b))
         };
         let parts: Vec<_> = (0..size).map(part).collect();
-        let expected = task.expected(rank, &parts, Some(&self.input(1, rank, call)), None);
+        let expected = task.expected(rank, &parts, Some(&self.input(1, rank, call)), None, None);
         expected.value.into_iter().map(|x| x as f32).collect()
     }
 

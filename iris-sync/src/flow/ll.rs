@@ -34,6 +34,26 @@ pub fn exchange<M: Memory + ?Sized>(
     exchange: &impl Exchange,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
+    exchange_by(launch, exchange, None, body)
+}
+
+/// The same of items in rows of `len`, of which a workgroup takes whole ones: when it has passed, all of
+/// them are there.
+pub fn exchange_rows<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    exchange: &impl Exchange,
+    len: u32,
+    body: &mut impl LlTiles,
+) -> Result<(), Stop> {
+    exchange_by(launch, exchange, Some(len), body)
+}
+
+fn exchange_by<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    exchange: &impl Exchange,
+    row: Option<u32>,
+    body: &mut impl LlTiles,
+) -> Result<(), Stop> {
     let me = launch.channel.rank;
     // The head goes along wherever there is data.
     let used = |peer| match exchange.sent(me, peer) {
@@ -42,15 +62,21 @@ pub fn exchange<M: Memory + ?Sized>(
     };
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
-    let result = steps(&mut wg, exchange, body);
+    let result = steps(&mut wg, exchange, row, body);
     wg.finish_push(End::Advance, result, used)
 }
 
 fn steps<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     exchange: &impl Exchange,
+    row: Option<u32>,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
+    // One of the two has them all.
+    let share = |wg: &Workgroup<'_, M>, count: u32| {
+        let (single, in_rows) = if row.is_some() { (0, count) } else { (count, 0) };
+        wg.share_of_threads(single).chain(wg.share_of_rows(in_rows, row.unwrap_or(1)))
+    };
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
     let to = members(channel.size, |peer| exchange.sent(me, peer) > 0);
     let from = members(channel.size, |source| exchange.sent(source, me) > 0);
@@ -61,7 +87,7 @@ fn steps<M: Memory + ?Sized>(
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
-        for item in wg.share_of_threads(most.unwrap_or(0)) {
+        for item in share(wg, most.unwrap_or(0)) {
             for peer in channel.peers().filter(|&peer| item < exchange.sent(me, peer)) {
                 ll::push(m, channel, call, peer, HEAD + item, body.give(peer, item));
             }
@@ -71,7 +97,7 @@ fn steps<M: Memory + ?Sized>(
     let taken = divergent(m, || {
         wg.wait_head(from)?;
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
-        wg.share_of_threads(most.unwrap_or(0)).try_for_each(|item| {
+        share(wg, most.unwrap_or(0)).try_for_each(|item| {
             body.begin(item);
             let from = members(channel.size, |source| item < exchange.sent(source, me));
             m.begin(Span::Wait, item);

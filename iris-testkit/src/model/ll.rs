@@ -25,15 +25,20 @@ pub enum Pattern {
     Parts,
     /// Rank 0 to all.
     Root,
+    /// As All, in rows of [`ROW`], which a workgroup takes whole, and looks at when it has passed.
+    Rows,
 }
 
+/// Items of a row.
+const ROW: u32 = 2;
+
 impl Pattern {
-    /// All of them, by the names of the ops.
+    /// Those whose items fall to threads one by one, by the names of the ops.
     pub const NAMED: [(&'static str, Pattern); 3] =
         [("all", Pattern::All), ("parts", Pattern::Parts), ("root", Pattern::Root)];
 
     fn name(self) -> &'static str {
-        Self::NAMED.iter().find(|(_, pattern)| *pattern == self).map_or("", |(name, _)| name)
+        Self::NAMED.iter().find(|(_, pattern)| *pattern == self).map_or("rows", |(name, _)| name)
     }
 }
 
@@ -48,7 +53,7 @@ struct Plan {
 impl Exchange for Plan {
     fn sent(&self, from: u32, to: u32) -> u32 {
         match self.pattern {
-            Pattern::All => self.items,
+            Pattern::All | Pattern::Rows => self.items,
             Pattern::Parts if to == self.ranks - 1 && self.ranks > 1 => 0,
             Pattern::Parts => self.items,
             Pattern::Root if from == 0 => self.items,
@@ -98,6 +103,22 @@ impl LlTiles for Items<'_, '_> {
 }
 
 impl Items<'_, '_> {
+    /// What a workgroup does with the rows that it has taken: each thread reads those of all.
+    fn read_rows(&self, launch: &Launch<'_, Thread<'_>>) {
+        let me = self.thread.rank();
+        let first = (launch.count - 1 - launch.index) * ROW;
+        for row in (first..self.plan.items).step_by((launch.count * ROW) as usize) {
+            for source in (0..self.plan.ranks).filter(|&source| source != me) {
+                for item in row..(row + ROW).min(self.plan.items) {
+                    let wanted = self.data(source, me, item);
+                    for (half, wanted) in (0..).zip(wanted) {
+                        self.thread.expect(self.out(source, item, half), wanted);
+                    }
+                }
+            }
+        }
+    }
+
     /// The next kernel on the stream: each thread reads what another has taken.
     fn consume(&self) {
         let (me, threads) = (self.thread.rank(), self.thread.threads());
@@ -150,6 +171,13 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                 let launch = thread.launch();
                 let done = match (items, how) {
                     (0, _) => super::ops::one_tile(&launch, thread, call),
+                    (_, How::Right) if pattern == Pattern::Rows => {
+                        let done = flow::exchange_rows(&launch, &plan, ROW, &mut body);
+                        if done.is_ok() {
+                            body.read_rows(&launch);
+                        }
+                        done
+                    }
                     (_, How::Right) => flow::exchange(&launch, &plan, &mut body),
                     (_, How::WaitsFirst) => waits_first(&launch),
                     (_, How::CountsFirst) => counts_first(&launch),
@@ -200,6 +228,12 @@ pub fn exchange(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
 pub fn exchange_two(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
     const USED: &[u32] = &[2; 8];
     scenario(pattern, ranks, 2, &USED[..calls as usize], How::Right)
+}
+
+/// Calls of three items each in rows, the last of them a short one.
+pub fn exchange_rows(ranks: u32, calls: u32) -> Scenario {
+    const USED: &[u32] = &[3; 8];
+    scenario(Pattern::Rows, ranks, 3, &USED[..calls as usize], How::Right)
 }
 
 /// Words for two items, and calls from number `first` on that use as many as `used` says; 0 is a call

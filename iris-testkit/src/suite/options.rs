@@ -22,6 +22,8 @@ pub struct Options {
     pub output: Option<DType>,
     /// What is done to a finished element.
     pub epilogue: Epilogue,
+    /// The epsilon of the RMSNorm of the result's rows.
+    pub rms_norm: Option<f32>,
     /// Ranks of a barrier; by default all.
     pub members: Option<Vec<usize>>,
 
@@ -76,6 +78,7 @@ impl Options {
             dtype: DType::F32,
             output: None,
             epilogue: Epilogue::None,
+            rms_norm: None,
             members: None,
             backend: BackendKind::Cpu,
             wire: None,
@@ -98,6 +101,7 @@ impl Options {
         dtype: DType => dtype;
         output: DType => Some(output);
         epilogue: Epilogue => epilogue;
+        rms_norm: f32 => Some(rms_norm);
         members: Vec<usize> => Some(members);
         backend: BackendKind => backend;
         wire: DType => Some(wire);
@@ -163,6 +167,7 @@ pub fn plan(
     if op != Op::Barrier {
         let same = |&output: &DType| !op.multiplies() && output == options.dtype;
         (request.output, request.epilogue) = (options.output.filter(|it| !same(it)), epilogue);
+        request.rms_norm = options.rms_norm;
     }
     if variant == Some(Variant::Staged) {
         request.staged = options.staged();
@@ -177,7 +182,7 @@ pub fn plan(
             "library" => request.library = options.library,
             "root" => request.root = options.root,
             // Asked above, whether the op reads them or not.
-            "variant" | "output" | "epilogue" | "members" => {}
+            "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
             other => bail!("{op}: no test asks for its option {other}"),
         }
     }

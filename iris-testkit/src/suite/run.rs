@@ -3,14 +3,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use iris_heap::{DType, Request, Segment, Stream, SymmetricHeap, random_unit};
-use iris_ops::{AnyOp, Counters, MatRef, Operands, Plan, Ranks, Shard, Variant};
+use iris_ops::{AnyOp, Counters, MatRef, NormArgs, Operands, Plan, Ranks, Shard, Variant};
 
 use super::buffer::Buffer;
 use super::options::plan;
 use super::traffic::{self, Traffic};
-use super::{Case, Input, Layout, Op};
+use super::{Case, Input, Layout, Op, Residual};
 use crate::numeric::{Measured, compare, rounded};
-use crate::oracle::{Dense, Meaning, Part, Rows, Task};
+use crate::oracle::{Dense, Meaning, Part, Rows, Task, rms_norm};
 
 /// What came of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
@@ -33,6 +33,9 @@ struct Set {
     b: Buffer,
     c: Buffer,
     bias: Buffer,
+    residual: Buffer,
+    weight: Buffer,
+    normed: Buffer,
 }
 
 /// One call with its inputs, and its output once it is known.
@@ -41,7 +44,17 @@ struct Called {
     a: Dense,
     b: Dense,
     bias: Option<Dense>,
-    output: Option<(Dense, Vec<u8>)>,
+    residual: Option<Dense>,
+    weight: Option<Dense>,
+    output: Option<Output>,
+}
+
+/// What a call has written.
+struct Output {
+    c: Dense,
+    normed: Option<Dense>,
+    /// Those of all of it.
+    bits: Vec<u8>,
 }
 
 /// Bytes of the data and the signal segment that the case needs on a world of this size.
@@ -60,8 +73,9 @@ pub fn heap_bytes(case: &Case, size: usize) -> anyhow::Result<(u64, u64)> {
     Ok((data + (sets * set) as u64 + 4096, signal + 8192))
 }
 
-/// Elements, type and layout of A, B, C and the bias: the same on all ranks.
-fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 4] {
+/// Elements, type and layout of A, B, C and the bias, of residual, weight and what is normalised: the same
+/// on all ranks.
+fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     let options = &case.options;
     let room = |which: usize, layout: Layout| {
         let ranks = (0..size).map(|rank| Ranks::new(rank, size));
@@ -76,12 +90,20 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 4] {
         // Lines of A with gaps are equally far apart on all ranks.
         a.line = options.k.div_ceil(size);
     }
+    // Of other calls there is none.
+    let normed = |elements, layout| match options.rms_norm {
+        Some(_) => (elements, output, layout),
+        None => (1, output, Layout::default()),
+    };
     [
         (room(0, a), input, a),
         (room(1, case.b), input, case.b),
         (room(2, case.c), output, case.c),
         // The bias has a type of its own.
         (bias, DType::F32, Layout::default()),
+        normed(room(2, case.c), case.c),
+        normed(bias, Layout::default()),
+        normed(room(2, case.c), case.c),
     ]
 }
 
@@ -156,11 +178,13 @@ fn calls(
         .chunks_exact(rooms.len())
         .map(|slices| {
             let buffer = |at: usize| Buffer::new(slices[at], rooms[at].1, rooms[at].2);
-            Set { a: buffer(0), b: buffer(1), c: buffer(2), bias: buffer(3) }
+            let [a, b, c, bias, residual, weight, normed] = std::array::from_fn(buffer);
+            Set { a, b, c, bias, residual, weight, normed }
         })
         .collect();
     let root = ranks.rank == case.options.root;
     let in_place = case.in_place && Meaning::of(case.op).in_place(root);
+    let normed = case.options.rms_norm.is_some();
     let (mut called, mut times, mut begun) = (Vec::new(), Vec::new(), Instant::now());
     for (index, &m) in case.rows.iter().enumerate() {
         let set = &sets[index % count];
@@ -175,10 +199,19 @@ fn calls(
             b: input(2, dtype, ranks.rank, b),
             // The same on all ranks, but for those with more columns.
             bias: (case.bias && case.op.multiplies()).then(|| input(3, DType::F32, 0, (1, c.1))),
+            residual: (normed && case.residual != Residual::None)
+                .then(|| input(4, case.options.output_dtype(), 0, c)),
+            weight: normed.then(|| input(5, case.options.output_dtype(), 0, (1, c.1))),
             output: None,
         };
+        // Where the output is the input, the residual is not in it.
+        let in_c = case.residual == Residual::InC && !in_place;
+        set.residual.fill(heap, call.residual.as_ref().filter(|_| !in_c))?;
+        set.weight.fill(heap, call.weight.as_ref())?;
+        set.normed.fill(heap, None)?;
         set.b.fill(heap, Some(&call.b))?;
-        set.c.fill(heap, if in_place { Some(&call.a) } else { None })?;
+        let residual_in_c = call.residual.as_ref().filter(|_| in_c);
+        set.c.fill(heap, if in_place { Some(&call.a) } else { residual_in_c })?;
         set.bias.fill(heap, call.bias.as_ref())?;
         set.a.fill(heap, Some(&call.a))?;
         let c_matrix = set.c.matrix(heap, c)?;
@@ -187,6 +220,18 @@ fn calls(
             b: set.b.matrix(heap, b)?,
             c: c_matrix,
             bias: if call.bias.is_some() { Some(set.bias.matrix(heap, (1, c.1))?) } else { None },
+            norm: if normed {
+                let (weight, normed) =
+                    (set.weight.matrix(heap, (1, c.1))?, set.normed.matrix(heap, c)?);
+                let norm = NormArgs::new(weight, normed);
+                Some(match call.residual {
+                    Some(_) if in_c => norm.residual(c_matrix),
+                    Some(_) => norm.residual(set.residual.matrix(heap, c)?),
+                    None => norm,
+                })
+            } else {
+                None
+            },
         };
         called.push(call);
         if case.paced {
@@ -199,18 +244,34 @@ fn calls(
         if !case.burst {
             stream.sync()?;
             times.push(begun.elapsed());
-            called[index].output = Some(set.c.read(heap, c)?);
+            called[index].output = Some(read(heap, set, c, normed)?);
         }
     }
     if case.burst {
         stream.sync()?;
         times.push(begun.elapsed());
         for (call, set) in called.iter_mut().zip(&sets) {
-            call.output = Some(set.c.read(heap, case.shapes(ranks, call.m)[2])?);
+            call.output = Some(read(heap, set, case.shapes(ranks, call.m)[2], normed)?);
         }
     }
     heap.free_many(&slices)?;
     Ok((called, times))
+}
+
+/// What a call has written.
+fn read(
+    heap: &SymmetricHeap,
+    set: &Set,
+    shape: (usize, usize),
+    normed: bool,
+) -> anyhow::Result<Output> {
+    let (c, mut bits) = set.c.read(heap, shape)?;
+    let normed = normed.then(|| set.normed.read(heap, shape)).transpose()?;
+    let normed = normed.map(|(normed, more)| {
+        bits.extend(more);
+        normed
+    });
+    Ok(Output { c, normed, bits })
 }
 
 /// What is stored before a barrier is there after it, at every member.
@@ -223,7 +284,7 @@ fn barriers(
     let members = case.options.members.clone().unwrap_or((0..heap.size()).collect());
     let word = heap.zeros::<i32>(1)?;
     let nothing = MatRef::sym(word, 0, 0);
-    let none = Operands { a: nothing, b: nothing, c: nothing, bias: None };
+    let none = Operands { a: nothing, b: nothing, c: nothing, bias: None, norm: None };
     let mut times = Vec::new();
     for call in 1..=case.rows.len() as i32 {
         if !members.contains(&heap.rank()) {
@@ -258,8 +319,9 @@ fn verify(
     for (index, call) in calls.iter().enumerate() {
         let task = Task { op: case.op, size, m: call.m, options: options.clone() };
         let parts = exchange(heap, &task.contribution(&call.a, Some(&call.b)))?;
-        let expected = task.expected(rank, &parts, Some(&call.b), call.bias.as_ref());
-        let (seen, bits) = call.output.as_ref().context("no output")?;
+        let (bias, residual) = (call.bias.as_ref(), call.residual.as_ref());
+        let expected = task.expected(rank, &parts, Some(&call.b), bias, residual);
+        let Output { c: seen, normed, bits } = call.output.as_ref().context("no output")?;
         let (wanted, allowed) = expected.allowed(case.input == Input::Integers);
         let what = format!("call {index} of {}", case.op);
         let variant = plan.at(call.m).variant;
@@ -268,6 +330,16 @@ fn verify(
         let measured = compare(&what, shape, &seen.data, wanted, allowed)?;
         worst.relative = worst.relative.max(measured.relative);
         worst.worst = worst.worst.max(measured.worst);
+        if let (Some(normed), Some(weight), Some(epsilon)) =
+            (normed, &call.weight, case.options.rms_norm)
+        {
+            // Of the rows that this rank has, which were compared just now.
+            let expected = rms_norm(seen, weight, epsilon, case.options.output_dtype());
+            let (wanted, allowed) = expected.allowed(false);
+            let what = format!("RMSNorm of {what}");
+            let measured = compare(&what, (seen.rows, seen.cols), &normed.data, wanted, allowed)?;
+            worst.worst = worst.worst.max(measured.worst);
+        }
         if Meaning::of(case.op).replicates() {
             for (peer, theirs) in heap.world().allgather(bits)?.iter().enumerate() {
                 difference = difference.max(differing(case.options.output_dtype(), bits, theirs));
@@ -275,7 +347,7 @@ fn verify(
                 ensure!(same, "{what}: ranks {rank} and {peer} have different bits");
             }
         }
-        let (first, first_bits) = (&calls[0], calls[0].output.as_ref().map(|(_, bits)| bits));
+        let (first, first_bits) = (&calls[0], calls[0].output.as_ref().map(|output| &output.bits));
         if call.m == first.m && case.same_in_all_runs(variant) {
             ensure!(Some(bits) == first_bits, "{what}: other bits than call 0 with the same input");
         }

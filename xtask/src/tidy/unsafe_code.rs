@@ -41,6 +41,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-testkit/examples/check_my_protocol.rs", "the declaration of a program in C++"),
     ("iris-testkit/src/bin/iris/ratios.rs", "the GEMM crate, timed beside the ops"),
     ("iris-testkit/src/stress.rs", "kernels are given the addresses of memory in the heap"),
+    ("iris-testkit/src/bin/iris/gpu_bench/norm.rs", "a kernel that is timed beside the ops"),
     ("iris-testkit/src/bin/iris/gpu_bench/vendor/", "vendors' libraries, timed beside the ops"),
     ("iris-testkit/tests/hip.rs", "memory and streams that the test makes itself"),
     ("iris-testkit/src/suite/buffer.rs", "ops are given the addresses of memory in the heap"),

@@ -1,4 +1,4 @@
-// What is done to finished sums before they are rounded: bias, then GELU.
+// What is done to finished sums before they are rounded: bias, then GELU, then the residual.
 #ifndef IRIS_BODY_EPILOGUE_H
 #define IRIS_BODY_EPILOGUE_H
 
@@ -81,6 +81,14 @@ IRIS_DEVICE void finish_values(const OpArgs& args, u32 col, u32 count, Values& v
         IRIS_UNROLL
         for (u32 i = 0; i < WIDTH; ++i) values.v[i] = gelu(values.v[i]);
     }
+}
+
+/// What this rank has from before is added, behind finish_values, where an op takes a residual.
+IRIS_DEVICE void add_residual(const OpArgs& args, u32 row, u32 col, u32 count, Values& values) {
+    if (args.residual.address == 0) return;
+    const Values residual = View::of(args.residual).load(row, col, count);
+    IRIS_UNROLL
+    for (u32 i = 0; i < WIDTH; ++i) values.v[i] += residual.v[i];
 }
 
 } // namespace iris

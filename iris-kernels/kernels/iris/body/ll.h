@@ -3,6 +3,7 @@
 #ifndef IRIS_BODY_LL_H
 #define IRIS_BODY_LL_H
 
+#include "iris/body/norm.h"
 #include "iris/body/partial.h"
 
 namespace iris {
@@ -167,7 +168,7 @@ template <Collective C, u32 N> class ExchangeBody {
     IRIS_DEVICE explicit ExchangeBody(const OpArgs& args)
         : dtype(REDUCES ? args.wire : args.c.dtype),
           items(C, args.channel.size, args.m, args.n, dtype == F32 ? 2 : 4, args.root),
-          args(args), mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)), sum{},
+          args(args), sum{}, mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)),
           own{}, held{}, own_is_added(false) {}
 
     /// Type of what travels.
@@ -224,13 +225,27 @@ template <Collective C, u32 N> class ExchangeBody {
 
     IRIS_DEVICE void end(u32 item) {
         if constexpr (REDUCES) {
-            if (!own_is_added) add_own();
-            if (IRIS_RARE(args.bias.address != 0 || (args.epilogue & EPILOGUE_GELU) != 0)) {
-                sum = result.finish(item, View::of(args.bias), args.epilogue, sum);
-            }
-            result.store(item, sum);
+            finish_sum(item);
+            store_sum(item);
         }
     }
+
+  protected:
+    IRIS_DEVICE void finish_sum(u32 item) {
+        if (!own_is_added) add_own();
+        if (IRIS_RARE(args.bias.address != 0 || (args.epilogue & EPILOGUE_GELU) != 0)) {
+            sum = result.finish(item, View::of(args.bias), args.epilogue, sum);
+        }
+    }
+    IRIS_DEVICE void store_sum(u32 item) { result.store(item, sum); }
+    IRIS_DEVICE void add(const u32 (&data)[2]) {
+        const ItemValues values = ItemsOf::unpack(dtype, data);
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) sum.v[i] += values.v[i];
+    }
+
+    const OpArgs& args;
+    ItemValues sum;
 
   private:
     static constexpr u64 PAIR_BYTES = 16;
@@ -248,25 +263,83 @@ template <Collective C, u32 N> class ExchangeBody {
         return ItemsOf(View::of(args.c).from(items.target_row(source, me()), 0),
                        items.rows_sent(source, me()), items.cols, items.shift);
     }
-    IRIS_DEVICE void add(const u32 (&data)[2]) {
-        const ItemValues values = ItemsOf::unpack(dtype, data);
-        IRIS_UNROLL
-        for (u32 i = 0; i < 4; ++i) sum.v[i] += values.v[i];
-    }
     IRIS_DEVICE void add_own() {
         add(own);
         own_is_added = true;
     }
 
-    const OpArgs& args;
     /// What this rank has itself, and where it belongs; where all get the same, what it sends.
     const ItemsOf mine, result;
-    ItemValues sum;
     u32 own[2];
     /// What goes to some peers.
     u32 held[SAME_FOR_ALL ? 1 : N][2];
     bool own_is_added;
 };
+
+/// Add the residual of another type than what travels to the values of an item.
+IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32 shift,
+                                         ItemValues values) {
+    IRIS_UNROLL
+    for (u32 i = 0; i < 4; ++i) {
+        if (i >= 1u << shift) break;
+        const u64 at = residual.at(static_cast<u32>((first + i) / cols), static_cast<u32>((first + i) % cols));
+        values.v[i] += load_element(at, residual.dtype);
+    }
+    return values;
+}
+
+/// One thread's items of a call in which a residual is added. Rows are whole items.
+template <u32 N> class ResidualBody : public ExchangeBody<Collective::AllReduce, N> {
+    using Base = ExchangeBody<Collective::AllReduce, N>;
+
+  public:
+    IRIS_DEVICE explicit ResidualBody(const OpArgs& args)
+        : Base(args), residual(View::of(args.residual), args.m, args.n, this->items.shift), held{} {}
+
+    IRIS_DEVICE void begin(u32 item) {
+        Base::begin(item);
+        // It is under way while the others' are awaited.
+        if (travels_alike()) residual.load(item, this->dtype, held);
+    }
+    IRIS_DEVICE void end(u32 item) {
+        this->finish_sum(item);
+        const u32 shift = this->items.shift;
+        if (travels_alike()) {
+            this->add(held);
+        } else if (this->args.residual.address != 0) {
+            this->sum = add_residual_pieces(View::of(this->args.residual), this->args.n,
+                                            u64(item) << shift, shift, this->sum);
+        }
+        this->store_sum(item);
+    }
+
+  private:
+    /// Whether there is one, of the type that travels.
+    IRIS_DEVICE bool travels_alike() const {
+        return this->args.residual.address != 0 && this->args.residual.dtype == this->dtype;
+    }
+
+    const ItemsOf residual;
+    u32 held[2];
+};
+
+template <u32 N> IRIS_DEVICE bool run_exchange_norm_of(const OpArgs& args) {
+    ResidualBody<N> body(args);
+    return flow::exchange_rows<N>(launch_of(args), body.items, args.n >> body.items.shift, body);
+}
+
+/// A sum with a residual, whose rows are normalised by the workgroup that has taken them, when the call is
+/// over.
+IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
+    const OpArgs& args = port::in_place(given);
+    const bool done = args.channel.size == 2 ? run_exchange_norm_of<1>(args)
+                                             : run_exchange_norm_of<ll::SOURCES>(args);
+    if (!done) return;
+    const Launch launch = launch_of(args);
+    for (u32 row = launch.count - 1 - launch.index; row < args.m; row += launch.count) {
+        norm_rows(args, row, 1);
+    }
+}
 
 template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& args) {
     ExchangeBody<C, N> body(args);

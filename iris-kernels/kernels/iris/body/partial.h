@@ -95,6 +95,7 @@ IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared
         producer.produce(area);
         producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
             finish_values(args, area.col + col, count, values);
+            add_residual(args, area.row + row, area.col + col, count, values);
             c.store(area.row + row, area.col + col, count, values);
         });
         trace.end(Span::Gemm);

@@ -2,6 +2,7 @@
 #ifndef IRIS_BODY_REDUCE_H
 #define IRIS_BODY_REDUCE_H
 
+#include "iris/body/norm.h"
 #include "iris/body/sums.h"
 
 namespace iris {
@@ -55,7 +56,8 @@ struct ScatterPlan {
     IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(split.owner(tile)); }
 };
 
-template <class Plan, class Producer> class ReduceBody {
+/// NORM: a residual is added, and rows are normalised. The kernels that do neither are not those that do.
+template <class Plan, class Producer, bool NORM = false> class ReduceBody {
   public:
     IRIS_DEVICE ReduceBody(const OpArgs& args, typename Producer::Shared& shared)
         : plan(args), args(args), places{args}, producer(args, shared), from_a(reads_a()) {}
@@ -97,8 +99,12 @@ template <class Plan, class Producer> class ReduceBody {
         if (from_a) {
             const Tile from = plan.tile(tile);
             const View own = View::of(args.a).from(from.row, from.col);
-            const Sources sources{own.address, own.ld, slots.address, slots.ld, apart, me(), first, size};
-            return add_whole(c, sources, at.rows, at.cols);
+            const Matrix& residual = args.residual;
+            const u64 on_top = residual.address == 0 ? 0 : View::of(residual).at(at.row, at.col);
+            const Sources sources{own.address, own.ld, slots.address, slots.ld,
+                                  apart,       me(),   first,         size,
+                                  on_top,      residual.ld};
+            return add_whole<NORM>(c, sources, at.rows, at.cols);
         }
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
             Values sum;
@@ -123,6 +129,9 @@ template <class Plan, class Producer> class ReduceBody {
                 }
             }
             finish_values(args, at.col + col, count, sum);
+            if constexpr (NORM) {
+                add_residual(args, at.row + row, at.col + col, count, sum);
+            }
             c.store(row, col, count, sum);
         });
     }
@@ -155,9 +164,17 @@ template <class Plan, class Producer> class ReduceBody {
         const Matrix &a = args.a, &c = args.c;
         const u64 starts = a.address | c.address | slot(me(), 0, 0, 0).address | places.apart() | args.slot;
         const u64 widths = a.ld | c.ld | args.n | args.tile_n;
-        return a.dtype == args.wire && c.dtype == args.wire && (a.transposed | c.transposed) == 0 &&
-               args.bias.address == 0 && args.epilogue == 0 && (starts & 15) == 0 &&
-               widths % WIDTH == 0;
+        const bool whole = a.dtype == args.wire && c.dtype == args.wire &&
+                           (a.transposed | c.transposed) == 0 && args.bias.address == 0 &&
+                           args.epilogue == 0 && (starts & 15) == 0 && widths % WIDTH == 0;
+        if constexpr (NORM) {
+            // One that there is not has neither address nor leading dimension.
+            const Matrix& residual = args.residual;
+            return whole && (residual.address == 0 || residual.dtype == args.wire) &&
+                   residual.transposed == 0 && (residual.address & 15) == 0 &&
+                   residual.ld % WIDTH == 0;
+        }
+        return whole;
     }
     /// Write the partial at hand to this rank's place at `at`, rounded to the wire's type.
     IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
@@ -174,17 +191,42 @@ template <class Plan, class Producer> class ReduceBody {
     const bool from_a;
 };
 
-/// The kernels, over either producer.
-template <class Producer>
+/// The kernels, over either producer. Where rows are normalised, a workgroup does it with those of the tiles
+/// that it has added up or waited for, which are whole rows. The call is over then, and so nobody waits for
+/// that: what it reads is this rank's own, and no peer writes C before this rank has entered the next call.
+template <class Producer, bool NORM = false>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
-    ReduceBody<OneShotPlan, Producer> body(args, shared);
-    flow::one_shot(launch_of(args, Producer::DIES), body.plan.tiles(), body);
+    ReduceBody<OneShotPlan, Producer, NORM> body(args, shared);
+    const Launch launch = launch_of(args, Producer::DIES);
+    const bool done = flow::one_shot(launch, body.plan.tiles(), body);
+    if constexpr (NORM) {
+        if (!done) return;
+        for (u32 tile = launch.index; tile < body.plan.tiles(); tile += launch.count) {
+            const Tile at = body.plan.tile(tile);
+            norm_rows(args, at.row, at.rows);
+        }
+    }
 }
 
-template <class Producer>
+template <class Producer, bool NORM = false>
 IRIS_DEVICE void run_two_shot(const OpArgs& args, typename Producer::Shared& shared) {
-    ReduceBody<TwoShotPlan, Producer> body(args, shared);
-    flow::two_shot(launch_of(args, Producer::DIES), body.plan, body);
+    ReduceBody<TwoShotPlan, Producer, NORM> body(args, shared);
+    const Launch launch = launch_of(args, Producer::DIES);
+    const bool done = flow::two_shot(launch, body.plan, body);
+    if constexpr (NORM) {
+        if (!done) return;
+        // Its own places, then those of the peers, as the sums have them.
+        const Channel& channel = args.channel;
+        const u32 most = body.plan.most(), peers = channel.size - 1;
+        for (u32 item = launch.index; item < most * channel.size; item += launch.count) {
+            const bool mine = item < most;
+            const u32 owner = mine ? channel.rank : channel.peer(1 + (item - most) % peers);
+            u32 tile;
+            if (!body.plan.owned(owner, mine ? item : (item - most) / peers, tile)) continue;
+            const Tile at = body.plan.tile(tile);
+            norm_rows(args, at.row, at.rows);
+        }
+    }
 }
 
 template <class Producer>

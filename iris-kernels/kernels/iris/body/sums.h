@@ -17,15 +17,16 @@ IRIS_DEVICE void add_to(Values& sum, const Values& part) {
 }
 
 /// Where partials lie: that of `rank` at `own`, those of others at `slots`, `apart` bytes from the one of
-/// a source to that of the next.
+/// a source to that of the next. What is added to their sum lies at `residual`; address 0 for none.
 struct Sources {
     u64 own, own_ld, slots, slots_ld, apart;
     u32 rank, first, size;
+    u64 residual, residual_ld;
 };
 
 /// Add up a tile that is whole vectors of one type everywhere. A thread has `DEEP` vectors under way
 /// at once, each from two sources: memory is far away, and few threads are at work on a message.
-template <u32 DTYPE, u32 DEEP>
+template <u32 DTYPE, u32 DEEP, bool RESIDUAL>
 IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 BYTES = DTYPE == F32 ? 4 : 2;
     const u32 across = cols / WIDTH, vectors = rows * across, step = port::threads();
@@ -48,9 +49,18 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
                 raw[d] = load_raw(mine ? own[d] : slots[d] + source * from.apart, DTYPE);
             }
         };
-        Raw one[DEEP], two[DEEP];
+        Raw one[DEEP], two[DEEP], residual[DEEP];
         load(0, one);
         load(1, two);
+        if (RESIDUAL && from.residual != 0) {
+            IRIS_UNROLL
+            for (u32 d = 0; d < DEEP; ++d) {
+                const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
+                const u32 row = vector / across, col = vector % across * WIDTH;
+                const u64 at = from.residual + (row * from.residual_ld + col) * BYTES;
+                residual[d] = load_raw(at, DTYPE);
+            }
+        }
         IRIS_UNROLL
         for (u32 d = 0; d < DEEP; ++d) {
             sum[d] = values_of(one[d], DTYPE);
@@ -60,6 +70,10 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
             load(turn, one);
             IRIS_UNROLL
             for (u32 d = 0; d < DEEP; ++d) add_to(sum[d], values_of(one[d], DTYPE));
+        }
+        if (RESIDUAL && from.residual != 0) {
+            IRIS_UNROLL
+            for (u32 d = 0; d < DEEP; ++d) add_to(sum[d], values_of(residual[d], DTYPE));
         }
         IRIS_UNROLL
         for (u32 d = 0; d < DEEP; ++d) {
@@ -72,20 +86,23 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// The same, as deep as there is work: of a small tile a thread has one vector, and would read that again.
-template <u32 DTYPE>
+/// The same, as deep as there is work: of a small tile a thread has one vector, and would read that again. A
+/// residual takes registers as a source does.
+template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
-    constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;
-    if (rows * (cols / WIDTH) <= port::threads()) add_vectors<DTYPE, 1>(c, c_ld, from, rows, cols);
-    else add_vectors<DTYPE, DEEP>(c, c_ld, from, rows, cols);
+    constexpr u32 DEEP = (DTYPE == F32 ? 2 : 4) / (RESIDUAL ? 2 : 1);
+    const bool few = DEEP == 1 || rows * (cols / WIDTH) <= port::threads();
+    if (few) add_vectors<DTYPE, 1, RESIDUAL>(c, c_ld, from, rows, cols);
+    else add_vectors<DTYPE, DEEP, RESIDUAL>(c, c_ld, from, rows, cols);
 }
 
 /// The same of a type that is known when it runs.
+template <bool RESIDUAL>
 IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 cols) {
     switch (c.dtype) {
-    case F32: return add_deep<F32>(c.address, c.ld, from, rows, cols);
-    case F16: return add_deep<F16>(c.address, c.ld, from, rows, cols);
-    default: return add_deep<BF16>(c.address, c.ld, from, rows, cols);
+    case F32: return add_deep<F32, RESIDUAL>(c.address, c.ld, from, rows, cols);
+    case F16: return add_deep<F16, RESIDUAL>(c.address, c.ld, from, rows, cols);
+    default: return add_deep<BF16, RESIDUAL>(c.address, c.ld, from, rows, cols);
     }
 }
 
@@ -110,8 +127,9 @@ IRIS_DEVICE void run_sums(const OpArgs& args) {
         if (sources == 1) {
             copy_view(to, own, at.rows, at.cols);
         } else if (const View slots = View::of(b).from(at.row, at.col); whole) {
-            const Sources from{own.address, own.ld, slots.address, slots.ld, args.slot, me, me, sources};
-            add_whole(to, from, at.rows, at.cols);
+            const Sources from{own.address, own.ld, slots.address, slots.ld, args.slot,
+                               me,          me,     sources,       0,        0};
+            add_whole<false>(to, from, at.rows, at.cols);
         } else {
             for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
                 Values sum = own.load(row, col, count);

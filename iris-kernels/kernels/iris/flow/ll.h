@@ -14,9 +14,10 @@ namespace iris::flow {
 //       take(source, item, data)        take what a source sent; sources come in ascending order
 //       end(item)                       all have been taken
 
-/// The steps of exchange.
-template <u32 N, class Exchange, class Body>
-IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& body) {
+/// The steps of exchange, of the items that fall to this thread.
+template <u32 N, class Share, class Exchange, class Body>
+IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Share& share, const Exchange& exchange,
+                                Body& body) {
     const u32 me = wg.rank(), size = wg.size();
     const Call call = wg.call();
     Members to{0}, from{0};
@@ -30,7 +31,6 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
         if (in > taken) taken = in;
     }
     // It is under way while the credit is.
-    const ll::Share share = wg.share_of_threads();
     if (share.first < pushed) body.load(1, share.first);
     if (!wg.begin_push(to)) return false;
     wg.trace.begin(Span::Signal, 0);
@@ -39,7 +39,7 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(to);
         IRIS_NO_UNROLL
-        for (u32 item = share.first; item < pushed; item += share.step) {
+        for (u32 item = share.first; item < pushed; item = share.next(item)) {
             IRIS_NO_UNROLL
             for (u32 first = 1; first < size; first += N) {
                 if (item != share.first || first != 1) body.load(first, item);
@@ -60,7 +60,7 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     const bool through = port::divergent([&]() IRIS_INLINE {
         bool passed = wg.template wait_head<N>(from);
         IRIS_NO_UNROLL
-        for (u32 item = share.first; passed && item < taken; item += share.step) {
+        for (u32 item = share.first; passed && item < taken; item = share.next(item)) {
             body.begin(item);
             Members sources{0};
             IRIS_NO_UNROLL
@@ -82,6 +82,16 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     return wg.leave_together(through);
 }
 
+/// Count the workgroup out.
+template <class Exchange>
+IRIS_DEVICE bool finish_exchange(Workgroup& wg, bool result, const Exchange& exchange) {
+    return wg.finish_push(End::Advance, result, [&](u32 peer) {
+        // The head goes along wherever there is data.
+        const u32 items = exchange.sent(wg.rank(), peer);
+        return items == 0 ? 0 : ll::HEAD + items;
+    });
+}
+
 /// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
 /// others pushed.
 ///
@@ -90,12 +100,17 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps<N>(wg, exchange, body);
-    return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        // The head goes along wherever there is data.
-        const u32 items = exchange.sent(launch.channel.rank, peer);
-        return items == 0 ? 0 : ll::HEAD + items;
-    });
+    const bool result = exchange_steps<N>(wg, wg.share_of_threads(), exchange, body);
+    return finish_exchange(wg, result, exchange);
+}
+
+/// The same of items in rows of `len`, of which a workgroup takes whole ones: when it has passed, all of
+/// them are there.
+template <u32 N, class Exchange, class Body>
+IRIS_DEVICE bool exchange_rows(const Launch& launch, const Exchange& exchange, u32 len, Body& body) {
+    Workgroup wg(launch);
+    const bool result = exchange_steps<N>(wg, wg.share_of_rows(len), exchange, body);
+    return finish_exchange(wg, result, exchange);
 }
 
 } // namespace iris::flow

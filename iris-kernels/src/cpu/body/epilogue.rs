@@ -1,4 +1,4 @@
-//! What is done to finished sums before they are rounded: bias, then GELU.
+//! What is done to finished sums before they are rounded: bias, then GELU, then the residual.
 
 use crate::args::{OpArgs, epilogue};
 use crate::cpu::view;
@@ -20,6 +20,13 @@ pub(crate) fn finish_values(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usi
         for sums in sums.chunks_mut(ld).take(rows) {
             sums[..cols].iter_mut().for_each(|sum| *sum = gelu(*sum));
         }
+    }
+}
+
+/// What this rank has from before is added, behind [`finish_values`], where an op takes a residual.
+pub(crate) fn add_residual(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usize) {
+    if args.residual.address != 0 {
+        view::load(&args.residual, tile, sums, ld, true);
     }
 }
 

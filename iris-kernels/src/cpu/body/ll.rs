@@ -5,7 +5,8 @@ use iris_sync::Stop;
 use iris_sync::flow::{self, LlTiles};
 
 use crate::args::{Matrix, OpArgs, counter, element_bytes};
-use crate::cpu::body::epilogue::finish_values;
+use crate::cpu::body::epilogue::{add_residual, finish_values};
+use crate::cpu::body::norm::norm_rows;
 use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::kernel::Kernel;
@@ -36,7 +37,15 @@ pub(crate) fn run(
     let items = Items { collective, size, rows: args.m, cols: args.n, per_item };
     let mut body =
         Body { args, words: launch.m, items, dtype, reduces, sum: [0.0; MOST], own: false };
-    flow::exchange(launch, &items, &mut body)
+    if args.normed.address == 0 {
+        return flow::exchange(launch, &items, &mut body);
+    }
+    // Rows are normalised by the workgroup that has taken them, when the call is over.
+    flow::exchange_rows(launch, &items, args.n / per_item, &mut body)?;
+    for row in (launch.count - 1 - launch.index..args.m).step_by(launch.count as usize) {
+        norm_rows(args, row, 1);
+    }
+    Ok(())
 }
 
 impl flow::Exchange for Items {
@@ -171,6 +180,7 @@ impl LlTiles for Body<'_> {
         for (i, row, col) in self.elements(self.items.rows_sent(me, me), item) {
             let area = Tile { row, col, rows: 1, cols: 1 };
             finish_values(args, area, &mut self.sum[i..=i], 1);
+            add_residual(args, area, &mut self.sum[i..=i], 1);
             let bits = view::to_bits(args.c.dtype, self.sum[i]);
             view::set_bits(&args.c, row, col, bits);
         }

@@ -5,6 +5,7 @@ pub(crate) mod deliver;
 mod epilogue;
 pub(crate) mod gather;
 pub(crate) mod ll;
+pub(crate) mod norm;
 pub(crate) mod partial;
 pub(crate) mod reduce;
 pub(crate) mod sums;

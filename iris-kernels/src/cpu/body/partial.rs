@@ -1,7 +1,7 @@
 //! What all bodies share: the partial of a tile, slots of inboxes, and finished values.
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
-use crate::cpu::body::epilogue::finish_values;
+use crate::cpu::body::epilogue::{add_residual, finish_values};
 use crate::cpu::view::{self, Scratch};
 use crate::schedule::Tile;
 
@@ -36,9 +36,11 @@ impl<'a> Partial<'a> {
         view::multiply((&args.a, left), (&args.b, right), &mut self.sum, ld, true, scratch);
     }
 
-    /// Add the bias, apply the epilogue and write `tile` of C.
+    /// Add the bias, apply the epilogue, add the residual and write `tile` of C.
     pub(crate) fn finish(&mut self, tile: Tile) {
         self.epilogue(tile);
+        let ld = self.ld();
+        add_residual(self.args, tile, &mut self.sum, ld);
         view::store(&self.args.c, tile, &self.sum, self.ld());
     }
 

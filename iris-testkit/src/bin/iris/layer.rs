@@ -312,12 +312,14 @@ impl LayerJob {
                 b: up.matrix()?.transposed(),
                 c: h.matrix()?,
                 bias: Some(up_bias.matrix()?),
+                norm: None,
             },
             Operands {
                 a: h.matrix()?,
                 b: down.matrix()?.transposed(),
                 c: y.matrix()?,
                 bias: Some(down_bias.matrix()?),
+                norm: None,
             },
         ];
         let results = [(&h, &hidden_wanted), (&y, &output_wanted)];

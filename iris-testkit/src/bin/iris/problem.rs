@@ -221,7 +221,7 @@ impl Problem {
         // These rows as all of a smaller call, of a simple op that takes such parts.
         let call = |op, parts: &[Part], options| {
             let task = Task { op, size: parts.len(), m: rows.len(), options };
-            task.expected(0, parts, None, None)
+            task.expected(0, parts, None, None, None)
         };
         // What `rank` has sent, or in each row who sent that.
         let sent = |rank: usize| {

@@ -129,7 +129,7 @@ impl Bed {
 
     fn operands(&self) -> Result<Operands> {
         let Bed { a, b, c, .. } = self;
-        Ok(Operands { a: a.matrix()?, b: b.matrix()?, c: c.matrix()?, bias: None })
+        Ok(Operands { a: a.matrix()?, b: b.matrix()?, c: c.matrix()?, bias: None, norm: None })
     }
 
     /// Microseconds of ops that are enqueued together, which all ranks begin together.

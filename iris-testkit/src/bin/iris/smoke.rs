@@ -93,7 +93,10 @@ fn even(backend: BackendKind) -> Vec<Case> {
 
 /// Each operator, variant and shard with these options, in tiles that compile fast.
 fn each(options: &Options) -> Vec<Case> {
-    Case::each(&options.clone().tile(TILE).workgroups(WORKGROUPS))
+    let options = options.clone().tile(TILE).workgroups(WORKGROUPS);
+    let mut cases = Case::each(&options);
+    cases.extend(Case::each_normed(&options));
+    cases
 }
 
 #[cfg(test)]
@@ -131,7 +134,9 @@ mod tests {
         assert!(three.iter().any(|case| case.options.members.is_some()));
         let variants = Op::ALL.into_iter().flat_map(Op::variants);
         let words = variants.filter(|it| matches!(it, Variant::Ll | Variant::UnfusedLl)).count();
-        assert_eq!(three.iter().filter(|case| in_words(case)).count(), words);
+        let plain = |case: &&Case| case.options.rms_norm.is_none();
+        let in_words = three.iter().filter(plain).filter(|case| in_words(case));
+        assert_eq!(in_words.count(), words);
         assert_eq!(three.iter().filter(|case| is_passed_on(case)).count(), 1);
         let four = cases(BackendKind::Cpu, 4);
         for (op, variant) in AS_PROCESSES {

@@ -10,7 +10,7 @@ use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
 use iris_testkit::suite::{
-    AnyOp, Case, Input, Op, Options as OpOptions, heap_bytes, plan, run_case,
+    AnyOp, Case, Input, Op, Options as OpOptions, Residual, heap_bytes, plan, run_case,
 };
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
@@ -175,7 +175,13 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
         }
         case
     };
-    Case::each(options).into_iter().map(in_turns).collect()
+    let mut cases = Case::each(options);
+    cases.extend(Case::each_normed(options).into_iter().map(|mut case| {
+        let places = [Residual::Apart, Residual::None, Residual::InC];
+        case.residual = places[at % places.len()];
+        case
+    }));
+    cases.into_iter().map(in_turns).collect()
 }
 
 /// A world of the suite.
@@ -336,7 +342,8 @@ fn title(case: &Case) -> String {
         op if op.multiplies() => format!(" {m} x {n} x {k} {dtype}"),
         _ => format!(" {m} x {n} {dtype}"),
     };
-    format!("{} {}{by}{shape}", case.op, case.variant)
+    let normed = if case.options.rms_norm.is_some() { ", normed" } else { "" };
+    format!("{} {}{by}{shape}{normed}", case.op, case.variant)
 }
 
 /// The cases from one on, in one world.

@@ -29,6 +29,7 @@ pub(crate) use vendor::{NO_MULTICAST, Vendors};
 mod baseline;
 mod contents;
 mod home;
+mod norm;
 mod shape;
 mod sides;
 mod torch;
@@ -55,6 +56,8 @@ struct Row {
     /// Instead of the plan's choice.
     tile: Option<[usize; 2]>,
     workgroups: Option<usize>,
+    /// The epsilon of an RMSNorm that is fused into the op, with a residual.
+    rms_norm: Option<f32>,
 }
 
 fn auto() -> Vec<String> {
@@ -194,6 +197,7 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind);
             options.tile = row.tile.map(|[m, n]| TileShape { m, n });
             options.workgroups = row.workgroups;
+            options.rms_norm = row.rms_norm;
             if row.columns {
                 options = options.shard(Shard::Columns);
             }
@@ -247,7 +251,8 @@ fn print_line(value: &Value) -> Result<()> {
         Some(number) => format!("{number:.digits$}"),
         None => "-".into(),
     };
-    let columns = if value["columns"].is_boolean() { " c" } else { "" };
+    let normed = if value["rms_norm"].is_number() { " n" } else { "" };
+    let columns = if value["columns"].is_boolean() { " c" } else { normed };
     let shape = format!("{} x {} x {}{columns}", value["m"], value["n"], value["k"]);
     let groups = value["workgroups"].as_u64().map(|groups| format!(" /{groups}"));
     let tile = &value["tile"];
@@ -361,7 +366,10 @@ mod tests {
             }
         }
         let more = read(BackendKind::Cuda, Some(Path::new(messages)), None).unwrap();
-        for shape in cuda.iter().chain(&hip).chain(&more) {
+        let norms = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/norm.toml");
+        let norms = read(BackendKind::Cuda, Some(Path::new(norms)), None).unwrap();
+        assert!(norms.iter().all(|shape| shape.options.rms_norm.is_some()));
+        for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms) {
             for variant in &shape.variants {
                 suite::plan(shape.op, variant, Ranks::new(0, 4), &shape.options).unwrap();
             }

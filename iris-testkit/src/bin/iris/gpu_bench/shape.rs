@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
-use iris_ops::{Plan, Ranks, Shard};
+use iris_ops::{NormArgs, Plan, Ranks, Shard};
 use iris_testkit::oracle::{Meaning, Rows, split};
 use iris_testkit::suite::{self, AnyOp, Case, Op, Operands, Options as OpOptions};
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::baseline::{Baseline, Buffers};
 use super::contents::{Noise, Sampled, matrix, relative};
+use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times};
 use super::vendor::{Multiplier, Window};
 use super::{Rank, Shape};
@@ -23,15 +24,20 @@ struct Plans {
     variants: Vec<Plan>,
     /// The product of this rank alone, if there is one in the op: M, N, K.
     alone: Option<([usize; 3], Plan)>,
+    /// The op without its norm, if it has one.
+    apart: Option<Plan>,
 }
 
 impl Plans {
     fn new(shape: &Shape, ranks: Ranks) -> Result<Plans> {
         let plan = |variant: &String| suite::plan(shape.op, variant, ranks, &shape.options);
         let variants = shape.variants.iter().map(plan).collect::<Result<_>>()?;
-        let OpOptions { m, n, k, dtype, .. } = shape.options;
+        let OpOptions { m, n, k, dtype, rms_norm, .. } = shape.options;
+        let plain = OpOptions { rms_norm: None, ..shape.options.clone() };
+        let apart = || suite::plan(shape.op, "auto", ranks, &plain);
+        let apart = rms_norm.map(|_| apart()).transpose()?;
         if !shape.op.multiplies() {
-            return Ok(Plans { variants, alone: None });
+            return Ok(Plans { variants, alone: None, apart });
         }
         let m = match Meaning::of(shape.op).gives {
             Rows::Own => split(m, ranks.size, ranks.rank).len(),
@@ -39,11 +45,12 @@ impl Plans {
         };
         let options = OpOptions::new(m, n, k).dtype(dtype).backend(shape.options.backend);
         let alone = suite::plan(Op::Matmul, "auto", ranks, &options)?;
-        Ok(Plans { variants, alone: Some(([m, n, k], alone)) })
+        Ok(Plans { variants, alone: Some(([m, n, k], alone)), apart })
     }
 
     fn heap_bytes(&self) -> (u64, u64) {
-        let all = self.variants.iter().chain(self.alone.as_ref().map(|(_, plan)| plan));
+        let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart);
+        let all = self.variants.iter().chain(others);
         all.fold((0, 64 << 10), |(data, signal), plan| {
             (data + plan.data_bytes(), signal + plan.signal_bytes())
         })
@@ -56,7 +63,7 @@ fn shapes(shape: &Shape, ranks: Ranks) -> [(usize, usize); 3] {
 }
 
 /// The matrices: A, B, C of the ops, C of the libraries, and what these gather in front of a product
-/// or scatter behind it.
+/// or scatter behind it. Of a norm the sum goes between, and what is normalised to the C of either.
 struct Matrices {
     heap: Arc<SymmetricHeap>,
     a: SymSlice<u8>,
@@ -65,6 +72,8 @@ struct Matrices {
     other_c: SymSlice<u8>,
     between: SymSlice<u8>,
     workspace: SymSlice<u8>,
+    residual: SymSlice<u8>,
+    weight: SymSlice<u8>,
 }
 
 impl Matrices {
@@ -81,9 +90,11 @@ impl Matrices {
         let between = match shape.op {
             Op::AllGatherMatmul => m * k,
             Op::MatmulReduceScatter => m * n,
+            _ if plans.apart.is_some() => m * n,
             _ => 0,
         };
-        let elements = [most[0], most[1], most[2], most[2], between];
+        let (residual, weight) = if plans.apart.is_some() { (m * n, n) } else { (0, 0) };
+        let elements = [most[0], most[1], most[2], most[2], between, residual, weight];
         let (mut data, signal) = plans.heap_bytes();
         data += elements.iter().map(|&elements| room(dtype, elements)).sum::<u64>();
         data += Multiplier::WORKSPACE as u64 + 4096;
@@ -95,17 +106,44 @@ impl Matrices {
         let alloc = |at: usize| heap.alloc::<u8>(elements[at].max(1) * dtype.size());
         let (a, b, c, other_c, between) = (alloc(0)?, alloc(1)?, alloc(2)?, alloc(3)?, alloc(4)?);
         let workspace = heap.alloc::<u8>(Multiplier::WORKSPACE)?;
+        let (residual, weight) = (alloc(5)?, alloc(6)?);
         for (seed, slice) in [(1, a), (2, b), (3, between)] {
             Noise::new(dtype, seed, rank.world.rank())?.fill(&heap, slice)?;
         }
-        Ok(Matrices { heap, a, b, c, other_c, between, workspace })
+        // The same on all ranks.
+        for (seed, slice) in [(4, residual), (5, weight)] {
+            Noise::new(dtype, seed, 0)?.fill(&heap, slice)?;
+        }
+        Ok(Matrices { heap, a, b, c, other_c, between, workspace, residual, weight })
     }
 
     fn operands(&self, shape: &Shape, ranks: Ranks) -> Result<Operands> {
         let (dtype, [a, b, c]) = (shape.options.dtype, shapes(shape, ranks));
         let matrix = |slice, shape| matrix(slice, dtype, shape);
-        let (a, b, c) = (matrix(self.a, a)?, matrix(self.b, b)?, matrix(self.c, c)?);
-        Ok(Operands { a, b, c, bias: None })
+        let (a, b) = (matrix(self.a, a)?, matrix(self.b, b)?);
+        if shape.options.rms_norm.is_none() {
+            return Ok(Operands { a, b, c: matrix(self.c, c)?, bias: None, norm: None });
+        }
+        let norm = NormArgs::new(matrix(self.weight, (1, c.1))?, matrix(self.c, c)?);
+        let norm = Some(norm.residual(matrix(self.residual, c)?));
+        Ok(Operands { a, b, c: matrix(self.between, c)?, bias: None, norm })
+    }
+
+    /// What such an op is timed beside.
+    fn apart(&self, shape: &Shape, plan: &Plan, ranks: Ranks) -> Result<Apart> {
+        let OpOptions { m, n, dtype, rms_norm, .. } = shape.options;
+        let op = AnyOp::new(&self.heap, plan)?;
+        let operands = Operands { norm: None, ..self.operands(shape, ranks)? };
+        let rows = norm::Rows {
+            shape: (m, n),
+            dtype,
+            epsilon: rms_norm.unwrap_or_default(),
+            c: self.between,
+            residual: self.residual,
+            weight: self.weight,
+            normed: self.other_c,
+        };
+        Apart::new(&self.heap, (op, operands), &rows)
     }
 
     /// What this rank must at least send in a call, as a block of memory, and to whom; of what
@@ -135,7 +173,7 @@ impl Matrices {
         let c = if scattered { self.between } else { self.other_c };
         let matrix = |slice, size| matrix(slice, shape.options.dtype, size);
         let (a, b, c) = (matrix(a, (m, k))?, matrix(self.b, (k, n))?, matrix(c, (m, n))?);
-        Ok(Operands { a, b, c, bias: None })
+        Ok(Operands { a, b, c, bias: None, norm: None })
     }
 }
 
@@ -187,12 +225,18 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     // That there is neither library is said once, ahead of all shapes.
     let nobody = nccl.is_err() && blas.is_err();
     match libraries(nccl) {
+        // They have no norm to stand behind what they do.
+        _ if plans.apart.is_some() => {}
         Ok(baseline) => {
             base = Some(sides.len());
             sides.push(Side::libraries(baseline));
         }
         Err(_) if nobody => {}
         Err(why) => note = Some(format!("no baseline: {why:#}")),
+    }
+    if let Some(plan) = &plans.apart {
+        base = Some(sides.len());
+        sides.push(Side::apart(matrices.apart(shape, plan, ranks)?));
     }
     if let Some((block, peers)) = matrices.crossing(shape, ranks)? {
         transfer = Some(sides.len());
@@ -201,7 +245,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     // All of the heap's data that the libraries touch, as one window of a communicator of its own: the
     // other one stays as it is.
     let window = match &rank.windowed {
-        Some(of) if base.is_some() => Some(of.register(&buffers.all())?),
+        Some(of) if base.is_some() && plans.apart.is_none() => Some(of.register(&buffers.all())?),
         _ => None,
     };
     if let (Some(of), Some(_)) = (&rank.windowed, &window) {
@@ -249,7 +293,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let product = product.reduce(f64::min);
     let transfer = transfer.map(|side| time(side, calls));
     let limit = product.into_iter().chain(transfer).reduce(f64::max);
-    let OpOptions { m, n, k, shard, workgroups, .. } = shape.options;
+    let OpOptions { m, n, k, shard, workgroups, rms_norm, .. } = shape.options;
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
         let us = time(at, calls);
         let mut line = json!({
@@ -265,6 +309,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         };
         set("columns", (shard == Shard::Columns).then(|| true.into()));
         set("workgroups", workgroups.map(Value::from));
+        set("rms_norm", rms_norm.map(Value::from));
         let eagerly = |side: usize| {
             let samples = samples(side, eager);
             (!samples.is_empty()).then(|| round(median(samples), 100.0).into())

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Rank;
 use super::baseline::Baseline;
 use super::home::Events;
+use super::norm::Apart;
 use crate::job::gather;
 
 /// Samples of each side, of replays and of eager calls.
@@ -30,6 +31,8 @@ const SIDE_US: f64 = 600_000.0;
 /// What a side does.
 pub(super) enum Work<'a> {
     Op(Box<(AnyOp, Operands)>),
+    /// An op, and a norm behind it.
+    Apart(Box<Apart>),
     Libraries(Baseline<'a>),
     /// What the links have to carry, by the copy engines: to each of these peers so much.
     Copies {
@@ -63,6 +66,10 @@ impl<'a> Side<'a> {
         Self::of(Work::Op(Box::new((op, operands))))
     }
 
+    pub(super) fn apart(apart: Apart) -> Self {
+        Self::of(Work::Apart(Box::new(apart)))
+    }
+
     pub(super) fn libraries(baseline: Baseline<'a>) -> Self {
         Self::of(Work::Libraries(baseline))
     }
@@ -86,8 +93,10 @@ impl<'a> Side<'a> {
     /// Gives back what the op has: collective. The graph goes before what it launches.
     pub(super) fn free(self) -> Result<()> {
         drop(self.graph);
-        if let Work::Op(called) = self.work {
-            called.0.free()?;
+        match self.work {
+            Work::Op(called) => called.0.free()?,
+            Work::Apart(apart) => apart.op.free()?,
+            Work::Libraries(_) | Work::Copies { .. } => {}
         }
         Ok(())
     }
@@ -113,6 +122,7 @@ impl<'a> Clock<'a> {
         for _ in 0..calls {
             match &mut side.work {
                 Work::Op(called) => called.0.run(&called.1, &self.stream)?,
+                Work::Apart(apart) => apart.run(&self.stream)?,
                 Work::Libraries(baseline) => self.rank.home.current(|| baseline.run(self.raw))?,
                 Work::Copies { heap, block, peers } => {
                     for &peer in &*peers {

@@ -66,6 +66,8 @@ pub(crate) struct Line {
     pub(crate) limit_us: Option<f64>,
     /// The same by PyTorch's own operators, on the same machine.
     pub(crate) torch_us: Option<f64>,
+    /// Of a sum with a norm, whose base is no library's.
+    rms_norm: Option<f64>,
 }
 
 /// What is measured, whatever it is done by: the operator, its matrices, and the ranks' devices.
@@ -116,7 +118,13 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
 
 /// Those of a run that has just been.
 pub(crate) fn of_values(values: Vec<serde_json::Value>) -> Vec<Line> {
-    values.into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect()
+    values.into_iter().filter_map(line_of).collect()
+}
+
+/// A line of an operator beside libraries; what is not, or is of stress, is not looked at.
+fn line_of(value: serde_json::Value) -> Option<Line> {
+    let line: Option<Line> = serde_json::from_value(value).ok();
+    line.filter(|line| line.rms_norm.is_none())
 }
 
 fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
@@ -124,8 +132,7 @@ fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
     for (number, line) in text.lines().enumerate() {
         let value: serde_json::Value =
             serde_json::from_str(line).map_err(|error| (number + 1, error))?;
-        // What is not of an operator, or is of stress, is not looked at.
-        lines.extend(serde_json::from_value::<Line>(value).ok());
+        lines.extend(line_of(value));
     }
     Ok(lines)
 }
@@ -283,7 +290,17 @@ mod tests {
             ratio: None,
             limit_us: None,
             torch_us: None,
+            rms_norm: None,
         }
+    }
+
+    #[test]
+    fn what_is_beside_no_library_is_left_out() {
+        let plain = r#"{"op": "all_reduce", "variant": "ll", "m": 1, "n": 8, "k": 0, "ranks": 2, "us": 5.0}"#;
+        let normed = plain.replace("2,", "2, \"rms_norm\": 1e-5,");
+        let lines = parse(&format!("{plain}\n{normed}")).unwrap();
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].rms_norm.is_none());
     }
 
     #[test]

@@ -1,0 +1,165 @@
+// RMSNorm of rows that one workgroup has whole. It waits for nobody: the rows are there, in this rank's own
+// memory, and what they are divided by is added up in one order, so that equal rows get equal bits on all
+// ranks, in every run and in every variant.
+#ifndef IRIS_BODY_NORM_H
+#define IRIS_BODY_NORM_H
+
+#include "iris/body/epilogue.h"
+
+namespace iris {
+
+/// What is normalised by what, and where to.
+struct Norm {
+    View rows, weight, normed;
+    u32 cols;
+    float epsilon;
+    /// Whether all that a thread touches are whole vectors of one type.
+    bool whole;
+
+    IRIS_DEVICE static Norm of(const OpArgs& args) {
+        const Matrix &c = args.c, &weight = args.weight, &normed = args.normed;
+        const u64 starts = c.address | weight.address | normed.address;
+        const u64 widths = c.ld | normed.ld | args.n;
+        const bool across = (c.transposed | weight.transposed | normed.transposed) != 0;
+        return Norm{View::of(c), View::of(weight), View::of(normed), args.n, args.epsilon,
+                    !across && weight.dtype == c.dtype && (starts & 15) == 0 && widths % WIDTH == 0};
+    }
+};
+
+/// Partial sums that one thread adds, and how many sums of such there are.
+constexpr u32 PARTIALS = 16, PARTIAL_SUMS = (THREADS + PARTIALS - 1) / PARTIALS;
+
+/// What threads tell each other.
+struct Squares {
+    float of_thread[THREADS];
+    float sums[PARTIAL_SUMS];
+};
+
+/// The sum of a number of each thread, the same bits on all threads: in an order that depends on nothing
+/// but their number. Between two of them every thread has passed a barrier of the second.
+IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
+    const u32 thread = port::thread();
+    squares.of_thread[thread] = own;
+    port::barrier(Site::Body);
+    if (thread < PARTIAL_SUMS) {
+        float sum = 0.0f;
+        for (u32 i = thread; i < THREADS; i += PARTIAL_SUMS) sum += squares.of_thread[i];
+        squares.sums[thread] = sum;
+    }
+    port::barrier(Site::Body);
+    float sum = 0.0f;
+    for (u32 i = 0; i < PARTIAL_SUMS; ++i) sum += squares.sums[i];
+    return sum;
+}
+
+/// What elements of a row whose squares have this sum are multiplied by.
+IRIS_DEVICE float scale_of(const Norm& norm, float squares) {
+    return 1.0f / port::root(squares / static_cast<float>(norm.cols) + norm.epsilon);
+}
+
+IRIS_DEVICE void add_squares(float& sum, const Values& values) {
+    IRIS_UNROLL
+    for (u32 i = 0; i < WIDTH; ++i) sum = port::fused(values.v[i], values.v[i], sum);
+}
+
+IRIS_DEVICE Values scaled(Values values, float scale, const Values& weight) {
+    IRIS_UNROLL
+    for (u32 i = 0; i < WIDTH; ++i) values.v[i] = values.v[i] * scale * weight.v[i];
+    return values;
+}
+
+/// Rows of whole vectors of one type, whose factors have it, too. A thread holds its first vectors of a row
+/// from the first look to the last, all of them in rows of up to 32 KiB, and those of the factors for all
+/// rows; they are all under way before it looks at one.
+template <u32 DTYPE>
+IRIS_DEVICE void norm_vectors(const Norm& norm, u32 row, u32 rows, Squares& squares) {
+    constexpr u32 HELD = DTYPE == F32 ? 2 : 4;
+    const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
+    Raw weights[HELD];
+    IRIS_UNROLL
+    for (u32 i = 0; i < HELD; ++i) {
+        const u32 col = first + i * step;
+        if (col < norm.cols) weights[i] = load_raw(norm.weight.at(0, col), DTYPE);
+    }
+    IRIS_NO_UNROLL
+    for (u32 at = row; at < row + rows; ++at) {
+        const u64 from = norm.rows.at(at, 0), to = norm.normed.at(at, 0);
+        constexpr u32 BYTES = element_bytes(DTYPE);
+        Raw held[HELD];
+        IRIS_UNROLL
+        for (u32 i = 0; i < HELD; ++i) {
+            const u32 col = first + i * step;
+            if (col < norm.cols) held[i] = load_raw(from + col * BYTES, DTYPE);
+        }
+        float sum = 0.0f;
+        IRIS_UNROLL
+        for (u32 i = 0; i < HELD; ++i) {
+            if (first + i * step < norm.cols) add_squares(sum, values_of(held[i], DTYPE));
+        }
+        IRIS_NO_UNROLL
+        for (u32 col = first + HELD * step; col < norm.cols; col += step) {
+            add_squares(sum, values_of(load_raw(from + col * BYTES, DTYPE), DTYPE));
+        }
+        const float scale = scale_of(norm, sum_of_threads(squares, sum));
+        IRIS_UNROLL
+        for (u32 i = 0; i < HELD; ++i) {
+            const u32 col = first + i * step;
+            if (col >= norm.cols) break;
+            const Values weight = values_of(weights[i], DTYPE);
+            store_whole(to + col * BYTES, DTYPE, scaled(values_of(held[i], DTYPE), scale, weight));
+        }
+        IRIS_NO_UNROLL
+        for (u32 col = first + HELD * step; col < norm.cols; col += step) {
+            const Values values = values_of(load_raw(from + col * BYTES, DTYPE), DTYPE);
+            const Values weight = values_of(load_raw(norm.weight.at(0, col), DTYPE), DTYPE);
+            store_whole(to + col * BYTES, DTYPE, scaled(values, scale, weight));
+        }
+    }
+}
+
+/// Rows of any form, by the same sums.
+IRIS_DEVICE void norm_elements(const Norm& norm, u32 row, u32 rows, Squares& squares) {
+    const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
+    IRIS_NO_UNROLL
+    for (u32 at = row; at < row + rows; ++at) {
+        float sum = 0.0f;
+        IRIS_NO_UNROLL
+        for (u32 col = first; col < norm.cols; col += step) {
+            // Those behind the end of the row are 0.
+            add_squares(sum, norm.rows.load(at, col, min_of(WIDTH, norm.cols - col)));
+        }
+        const float scale = scale_of(norm, sum_of_threads(squares, sum));
+        IRIS_NO_UNROLL
+        for (u32 col = first; col < norm.cols; col += step) {
+            const u32 count = min_of(WIDTH, norm.cols - col);
+            const Values values = norm.rows.load(at, col, count);
+            norm.normed.store(at, col, count,
+                              scaled(values, scale, norm.weight.load(0, col, count)));
+        }
+    }
+}
+
+/// Normalise rows of C, which the threads of this workgroup, or a peer whose signal they have waited for,
+/// have written.
+IRIS_DEVICE void norm_rows(const OpArgs& args, u32 row, u32 rows) {
+    IRIS_SHARED(Squares, squares);
+    const Norm norm = Norm::of(args);
+    port::barrier(Site::Body);
+    if (!norm.whole) return norm_elements(norm, row, rows, squares);
+    switch (norm.rows.dtype) {
+    case F32: return norm_vectors<F32>(norm, row, rows, squares);
+    case F16: return norm_vectors<F16>(norm, row, rows, squares);
+    default: return norm_vectors<BF16>(norm, row, rows, squares);
+    }
+}
+
+/// All rows of C, a workgroup each.
+IRIS_DEVICE void run_norm(const OpArgs& args) {
+    for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
+        norm_rows(args, row, 1);
+    }
+}
+
+} // namespace iris
+
+#endif
