@@ -261,10 +261,11 @@ fn unfenced(name: &str, ptx: &str) -> impl Iterator<Item = String> {
                 (acquired, ended) = (false, false);
             }
             "cp.async.bulk.wait_group" => ended = signals,
-            word if word.starts_with("cp.async.bulk.tensor") && word.contains("mbarrier") => {
-                if acquired {
-                    wrong.push(format!("{name}: a copy behind an acquire, without a fence"));
-                }
+            word if acquired
+                && word.starts_with("cp.async.bulk.tensor")
+                && word.contains("mbarrier") =>
+            {
+                wrong.push(format!("{name}: a copy behind an acquire, without a fence"));
             }
             word if word.starts_with("st.release.sys") && ended => {
                 wrong.push(format!("{name}: a release behind copies, without a fence"));
