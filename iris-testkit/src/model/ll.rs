@@ -25,7 +25,7 @@ pub enum Pattern {
     Parts,
     /// Rank 0 to all.
     Root,
-    /// As All, in rows of [`ROW`], which a workgroup takes whole, and looks at when it has passed.
+    /// As All, in rows of a few words, which a workgroup takes whole, and looks at when it has passed.
     Rows,
 }
 
