@@ -33,7 +33,6 @@ struct Blocks {
     u32 adds;
     /// Whether results go to all.
     u32 sends;
-    u32 reserved;
 };
 
 class Scattering : public Whole {

@@ -4,8 +4,8 @@
 use iris_heap::{BackendKind, DType, Error, Gpu, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs};
-use crate::gemm::{Config, Gemm, if_compiled};
-use crate::target::{Target, library_workspace};
+use crate::gemm::Gemm;
+use crate::target::library_workspace;
 use crate::vendor::{Blas, Multiplier, Prepared};
 
 /// Whose product of whole matrices is used, where operands fit it.
@@ -153,7 +153,7 @@ impl WholeProduct {
         if nobody || device.kind.traits().host_threads {
             return Ok(None);
         }
-        let (gpu, target) = (heap.gpu()?, Target::of(&device)?);
+        let gpu = heap.gpu()?;
         let vendor = match library {
             Library::Ours => None,
             _ if library_workspace(device.kind).is_none() => None,
@@ -166,8 +166,7 @@ impl WholeProduct {
         let chooses = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
-            _ if dtype != output || !Gemm::is_there(&target, dtype) => None,
-            _ => ours(heap, shape, dtype, chooses)?,
+            _ => Gemm::of_whole(heap, whole, chooses)?,
         };
         let found = vendor.is_some() || ours.is_some();
         Ok(found.then_some(WholeProduct { vendor, ours, chooses }))
@@ -268,26 +267,6 @@ impl WholeProduct {
         })?;
         Ok(done)
     }
-}
-
-/// Our builds for this product, if there are any: all that calls may need, or those that are preferred.
-fn ours(
-    heap: &SymmetricHeap,
-    shape: [usize; 3],
-    dtype: DType,
-    preferred: bool,
-) -> Result<Option<Gemm>> {
-    let layouts = [(false, false), (false, true)];
-    let mut configs = Config::of_plan(shape, heap.gpu()?.multiprocessors());
-    configs.retain(|config| !preferred || config.is_preferred());
-    if configs.is_empty() {
-        return Ok(None);
-    }
-    let configs: Vec<Config> = configs
-        .into_iter()
-        .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
-        .collect();
-    if_compiled(Gemm::of(heap, shape, dtype, &configs))
 }
 
 /// The vendor's library on this device, if it is there and multiplies such matrices.

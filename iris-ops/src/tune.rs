@@ -6,6 +6,7 @@ mod table;
 
 use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
+use iris_kernels::gemm::Scattering;
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
 use crate::kind::{Op, Variant};
@@ -202,7 +203,8 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
         return tile;
     }
     if form.stores && !product {
-        return STORED_TILE;
+        let [m, n] = Scattering::SIGNALLED.map(|it| it as usize);
+        return TileShape { m, n };
     }
     if form.is_copied() && !product {
         let most = match (request.op(), request.shard) {
@@ -257,9 +259,6 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
     TileShape { m: (elements / n).clamp(1, m.max(1)), n }
 }
-
-/// What a product that stores to others has a signal for: the rows of a consumer, of the widest tiles.
-const STORED_TILE: TileShape = TileShape { m: 64, n: 256 };
 
 /// A part of the rows that a copy engine moves: few, since each costs two copies a peer and a launch, and
 /// an engine takes megabytes to reach its rate; but some, `most` at most, so that what stands behind one

@@ -92,30 +92,23 @@ pub fn wait_for<M: Memory + ?Sized>(
     Ok(found)
 }
 
-/// Wait for the signal of `tile` from `source`. One thread calls this, where the ranks have agreed before.
+/// Wait for `word`, the signal of `tile` from `rank`. One thread calls this.
 pub(crate) fn wait_signal<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
     call: Call,
-    source: u32,
-    tile: u32,
+    word: SymWord,
+    (rank, tile): (u32, u32),
 ) -> Result<(), Stop> {
-    let word = channel.signal(channel.rank, source, tile);
     let tile = tile as i32;
-    let awaited = Awaited { call, want: call, rank: source, tile, limit: Limit::Progress };
+    let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
     let look = || m.load(word, Access::SignalLoad);
     wait_for(m, channel, Access::SignalLoad, awaited, look).map(drop)
 }
 
-/// Say that this thread's stores to `peer` of `tile` are done.
-pub(crate) fn raise_signal<M: Memory + ?Sized>(
-    m: &M,
-    channel: &Channel,
-    call: Call,
-    peer: u32,
-    tile: u32,
-) {
-    m.store(channel.signal(peer, channel.rank, tile), call.number(), Access::SignalStore);
+/// Say by `word` that what this thread has stored, or has seen stored by others, is there.
+pub(crate) fn raise_signal<M: Memory + ?Sized>(m: &M, call: Call, word: SymWord) {
+    m.store(word, call.number(), Access::SignalStore);
 }
 
 /// As [`wait_for`], of anything that `look` can tell: none if it is there, else the rank that it is

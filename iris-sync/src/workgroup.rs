@@ -1,6 +1,6 @@
 //! Long because a workgroup is one type, whose functions share what it has seen of its peers.
 
-use crate::wait::{Awaited, has_given_up, stopped, wait_for};
+use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{
     Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
     ll, tile_flags,
@@ -487,7 +487,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     fn raise(&self, word: SymWord) {
-        self.m.store(word, self.call.number(), Access::SignalStore);
+        raise_signal(self.m, self.call, word);
     }
 
     fn credit_of(&self, peer: u32) -> Result<(), Stop> {
@@ -503,12 +503,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     fn signal_of(&self, word: SymWord, rank: u32, tile: u32) -> Result<(), Stop> {
-        self.timed(tile, |wg| {
-            let (call, tile) = (wg.call, tile as i32);
-            let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
-            let look = || wg.m.load(word, Access::SignalLoad);
-            wait_for(wg.m, wg.channel, Access::SignalLoad, awaited, look).map(drop)
-        })
+        self.timed(tile, |wg| wait_signal(wg.m, wg.channel, wg.call, word, (rank, tile)))
     }
 
     /// One wait of one thread.

@@ -133,17 +133,16 @@ IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     });
 }
 
-/// Wait for the signal of `tile` from `source`. One thread calls this, where the ranks have agreed before.
-IRIS_DEVICE bool wait_signal(const Words& m, Call call, u32 source, u32 tile) {
-    const SymWord word = m.signal(m.channel.rank, source, tile);
-    const Awaited awaited{call, call, source, static_cast<i32>(tile), Limit::Progress};
+/// Wait for `word`, the signal of `tile` from `rank`. One thread calls this.
+IRIS_DEVICE bool wait_signal(const Words& m, Call call, SymWord word, u32 rank, u32 tile) {
+    const Awaited awaited{call, call, rank, static_cast<i32>(tile), Limit::Progress};
     return wait_for<Access::SignalLoad>(
         m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
 }
 
-/// Say that this thread's stores to `peer` of `tile` are done.
-IRIS_DEVICE void raise_signal(const Words& m, Call call, u32 peer, u32 tile) {
-    m.store<Access::SignalStore>(m.signal(peer, m.channel.rank, tile), call.number());
+/// Say by `word` that what this thread has stored, or has seen stored by others, is there.
+IRIS_DEVICE void raise_signal(const Words& m, Call call, SymWord word) {
+    m.store<Access::SignalStore>(word, call.number());
 }
 
 /// Wait until `word` holds `value` by `compare(seen, value)`. All threads of a user's kernel call it

@@ -407,7 +407,7 @@ class Workgroup {
     }
 
     IRIS_DEVICE void raise(SymWord word) {
-        m.store<Access::SignalStore>(word, number.number());
+        raise_signal(m, number, word);
         trace.add(Counter::Flags, 1);
     }
 
@@ -433,11 +433,7 @@ class Workgroup {
         return timed(peer, [&] { return entry::wait_entry(m, number, own, sequence, peer); });
     }
     IRIS_DEVICE bool signal_of(SymWord word, u32 rank, u32 tile) {
-        return timed(tile, [&] {
-            const Awaited awaited{number, number, rank, static_cast<i32>(tile), Limit::Progress};
-            return wait_for<Access::SignalLoad>(
-                m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
-        });
+        return timed(tile, [&] { return wait_signal(m, number, word, rank, tile); });
     }
 
     /// One wait of one thread.

@@ -15,7 +15,7 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm, if_compiled};
+use super::{Config, Gemm};
 use crate::args::{Matrix, OpArgs};
 use crate::source;
 use crate::whole::Whole;
@@ -82,20 +82,10 @@ impl Gathering {
     /// # Errors
     /// As [`Gemm::of`].
     pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<Gathering>> {
-        let Whole { shape, dtype, output, .. } = *whole;
-        let target = crate::Target::of(&heap.device())?;
-        if shape.contains(&0) || dtype != output || !Gemm::is_there(&target, dtype) {
-            return Ok(None);
-        }
-        let mut configs = Config::of_plan(shape, heap.gpu()?.multiprocessors());
+        let mut configs = Config::of_plan(whole.shape, heap.gpu()?.multiprocessors());
         configs.retain(|config| !config.flipped);
-        let layouts = [(false, false), (false, true)];
-        let configs: Vec<Config> = configs
-            .into_iter()
-            .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
-            .collect();
         let kernel = (&source::GEMMS[1], "iris_gemm_gather", &[][..]);
-        Ok(if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))?.map(Gathering))
+        Ok(Gemm::for_whole(heap, whole, configs, kernel)?.map(Gathering))
     }
 
     /// Whether there is a build for this call.
@@ -125,7 +115,7 @@ impl Gathering {
         let Some((config, function)) = fitting else { return Ok(false) };
         let dtype = self.0.dtype;
         let (maps, own) = gpu.current(|| {
-            let own = config.maps(dtype, [&args.a, &args.b, &args.c])?[0];
+            let own = config.left_map(dtype, &args.a)?;
             Ok((config.maps(dtype, [all, &args.b, &args.c])?, own))
         })?;
         let parts = parts.units(config);

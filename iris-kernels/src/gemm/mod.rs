@@ -25,12 +25,16 @@ use iris_heap::{
 };
 
 use crate::args::{Matrix, OpArgs, dtype_code};
+use crate::whole::Whole;
 use crate::{Target, rtc, source};
 
 pub use crate::gemm_config::CoreConfig as Config;
 pub use gathering::{Gathering, Parts};
 pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;
+
+/// The source of plain products, its kernel, and what it defines.
+const PLAIN: (&source::Text, &str, &[(&str, u32)]) = (&source::GEMMS[0], "iris_gemm", &[]);
 
 /// The longest that the loader of a workgroup waits for its consumers: none of them waits for another
 /// rank.
@@ -90,7 +94,7 @@ impl Gemm {
         dtype: DType,
         configs: &[Config],
     ) -> Result<Gemm> {
-        Self::load(heap, shape, dtype, configs, (&source::GEMMS[0], "iris_gemm", &[]))
+        Self::load(heap, shape, dtype, configs, PLAIN)
     }
 
     /// The same of another source, by its kernel's name, with what it defines besides.
@@ -120,6 +124,48 @@ impl Gemm {
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
         Ok(Gemm { dtype, shape, multiprocessors: heap.gpu()?.multiprocessors(), kernels })
+    }
+
+    /// Loads these builds of a source for a product of an operator, each for the two layouts of B; none where
+    /// there are none for the device and types.
+    ///
+    /// # Errors
+    /// As [`Gemm::of`].
+    fn for_whole(
+        heap: &SymmetricHeap,
+        whole: &Whole,
+        configs: impl IntoIterator<Item = Config>,
+        kernel: (&source::Text, &str, &[(&str, u32)]),
+    ) -> Result<Option<Gemm>> {
+        let Whole { shape, dtype, output, .. } = *whole;
+        let target = Target::of(&heap.device())?;
+        if shape.contains(&0) || dtype != output || !Self::is_there(&target, dtype) {
+            return Ok(None);
+        }
+        let layouts = [(false, false), (false, true)];
+        let configs: Vec<Config> = configs
+            .into_iter()
+            .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
+            .collect();
+        if configs.is_empty() {
+            return Ok(None);
+        }
+        if_compiled(Self::load(heap, shape, dtype, &configs, kernel))
+    }
+
+    /// Those of plain products, of which only the ones that are preferred to the vendor's library, if asked
+    /// for.
+    ///
+    /// # Errors
+    /// As [`Gemm::of`].
+    pub(crate) fn of_whole(
+        heap: &SymmetricHeap,
+        whole: &Whole,
+        preferred: bool,
+    ) -> Result<Option<Gemm>> {
+        let mut configs = Config::of_plan(whole.shape, heap.gpu()?.multiprocessors());
+        configs.retain(|config| !preferred || config.is_preferred());
+        Self::for_whole(heap, whole, configs, PLAIN)
     }
 
     /// The builds.
@@ -231,7 +277,7 @@ impl Gemm {
 }
 
 /// Nothing on a host without the compiler, whose kernels came with the program.
-pub(crate) fn if_compiled<T>(made: Result<T>) -> Result<Option<T>> {
+fn if_compiled<T>(made: Result<T>) -> Result<Option<T>> {
     match made {
         Ok(made) => Ok(Some(made)),
         Err(Error::Other(why))
@@ -256,14 +302,24 @@ impl Config {
     fn maps(&self, dtype: DType, [a, b, c]: [&Matrix; 3]) -> Result<[TensorMap; 3]> {
         let (left, right) = if self.flipped { (b, a) } else { (a, b) };
         let cluster = self.cluster;
-        let left_box = if self.a_across { [64, 64] } else { [64, self.rows()] };
         let right_box = if self.b_across { [64, 64 / cluster] } else { [64, self.width / cluster] };
-        let c_box = if self.flipped { [64, self.width] } else { [self.chunk_cols(), 64] };
         Ok([
-            TensorMap::new(dtype, left, left_box)?,
+            self.left_map(dtype, left)?,
             TensorMap::new(dtype, right, right_box)?,
-            TensorMap::new(dtype, c, c_box)?,
+            self.c_map(dtype, c)?,
         ])
+    }
+
+    /// The map of the tiles' left factor: of A, unless they are flipped.
+    fn left_map(&self, dtype: DType, left: &Matrix) -> Result<TensorMap> {
+        let left_box = if self.a_across { [64, 64] } else { [64, self.rows()] };
+        TensorMap::new(dtype, left, left_box)
+    }
+
+    /// The map of C.
+    fn c_map(&self, dtype: DType, c: &Matrix) -> Result<TensorMap> {
+        let c_box = if self.flipped { [64, self.width] } else { [self.chunk_cols(), 64] };
+        TensorMap::new(dtype, c, c_box)
     }
 }
 

@@ -11,13 +11,13 @@
 //! rounds, so that each workgroup stores what others need of a round before it waits for what it needs of them:
 //! nobody waits in a circle.
 //!
-//! **Limits.** Those of [`Gemm`]; besides, each rank owns some rows; partials have the type of A; up to eight ranks, which if there are more than six takes CUDA 12.1. All
-//! workgroups of the launch are resident.
+//! **Limits.** Those of [`Gemm`]; besides, each rank owns some rows; partials have the type of A; up to eight
+//! ranks, which if there are more than six takes CUDA 12.1. All workgroups of the launch are resident.
 
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm, TensorMap, if_compiled};
+use super::{Config, Gemm, TensorMap};
 use crate::args::{Matrix, OpArgs};
 use crate::launch::rows_of;
 use crate::schedule::split;
@@ -27,9 +27,6 @@ use crate::whole::Whole;
 /// Most peers. From six on the parameters of the kernel take more than 4 KiB, which compilers know from CUDA
 /// 12.1 on.
 const PEERS: usize = 7;
-
-/// Rows and columns that have a signal.
-pub(crate) const SIGNALLED: [u32; 2] = [64, 256];
 
 /// Rows in those of the tiles of a cluster, and numbers of signals: `Blocks` of `gemm_sm90_scatter.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -42,7 +39,6 @@ struct Blocks {
     across: u32,
     adds: u32,
     sends: u32,
-    reserved: u32,
 }
 
 /// Messages that such a launch does itself: the arguments of the kernels that would do them, and the number of
@@ -65,29 +61,21 @@ pub struct Scattering {
 }
 
 impl Scattering {
+    /// Rows and columns that have a signal: the rows of a consumer, of the widest tiles.
+    pub const SIGNALLED: [u32; 2] = [64, 256];
+
     /// Loads the builds for a product; none where there are none for the device and types.
     ///
     /// # Errors
     /// As [`Gemm::of`].
     pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<Scattering>> {
-        let Whole { shape, dtype, output, .. } = *whole;
-        let target = crate::Target::of(&heap.device())?;
-        if shape.contains(&0) || dtype != output || !Gemm::is_there(&target, dtype) {
-            return Ok(None);
-        }
-        let config = Config::wide(SIGNALLED[1], 2, 4);
-        let held = [true, false].map(|hold| Config { hold, ..config });
-        let layouts = [(false, false), (false, true)];
-        let configs: Vec<Config> = held
-            .into_iter()
-            .filter(|config| config.takes(shape))
-            .take(1)
-            .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
-            .collect();
+        let config = Config::wide(Self::SIGNALLED[1], 2, 4);
+        let mut held = [true, false].into_iter().map(|hold| Config { hold, ..config });
+        let config = held.find(|config| config.takes(whole.shape));
         let peers = (heap.world().size() - 1).clamp(1, PEERS);
         let kernel =
             (&source::GEMMS[2], "iris_gemm_scatter", &[("IRIS_GEMM_PEERS", peers as u32)][..]);
-        let Some(gemm) = if_compiled(Gemm::load(heap, shape, dtype, &configs, kernel))? else {
+        let Some(gemm) = Gemm::for_whole(heap, whole, config, kernel)? else {
             return Ok(None);
         };
         let mut resident = u32::MAX;
@@ -107,7 +95,7 @@ impl Scattering {
     fn fitting(&self, args: &OpArgs, messages: &Messages<'_>) -> Option<&(Config, Function)> {
         let Messages { blocks, results } = *messages;
         let alike = [blocks, results].into_iter().flatten().all(|(message, _)| {
-            message.c.dtype == args.c.dtype && [message.tile_m, message.tile_n] == SIGNALLED
+            message.c.dtype == args.c.dtype && [message.tile_m, message.tile_n] == Self::SIGNALLED
         });
         let size = args.channel.size;
         // Each rank owns something.
@@ -156,10 +144,7 @@ impl Scattering {
         let direct = |_| sends.then_some(args.c);
         let maps_of = |of: &dyn Fn(u32) -> Option<Matrix>| -> Result<Vec<TensorMap>> {
             let map = |peer| match of(peer) {
-                Some(rows) => {
-                    let to = at_peer(rows, peer);
-                    Ok(config.maps(dtype, [&args.a, &args.b, &to])?[2])
-                }
+                Some(rows) => config.c_map(dtype, &at_peer(rows, peer)),
                 None => Ok(TensorMap::zeroed()),
             };
             channel.peers().map(map).collect()
@@ -191,7 +176,6 @@ impl Scattering {
             across: given.col_tiles,
             adds: messages.blocks.is_some().into(),
             sends: messages.results.is_some().into(),
-            reserved: 0,
         };
         let [a, b, c] = &maps;
         let given = [
@@ -213,4 +197,4 @@ impl Scattering {
     }
 }
 
-const _: () = assert!(size_of::<Blocks>() == 32);
+const _: () = assert!(size_of::<Blocks>() == 28);

@@ -9,10 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use iris_heap::{DeviceCopy, Result, Stream, SymmetricHeap};
-
-use super::{Ahead, Launcher, Role, rows_of};
 use iris_sync::Record;
 
+use super::{Ahead, Launcher, Role, rows_of};
 use crate::args::{Matrix, OpArgs, producer};
 use crate::gemm::{Gathering, Messages, Parts};
 use crate::kernel::Kernel;
@@ -64,8 +63,9 @@ impl Launcher {
         let mut call = of(args)?;
         call.stores = call.stores_itself();
         // Only such a product writes into C of peers; what it says of C has to be the same in all launches.
-        let indirect = OpArgs { record: Record { direct: 0, ..args.record }, ..*args };
+        let indirect;
         if ahead.whole.stores && !call.stores {
+            indirect = OpArgs { record: Record { direct: 0, ..args.record }, ..*args };
             call = of(&indirect)?;
         }
         let by_engine = kernel != Kernel::Open && call.goes_by_engine();
@@ -345,9 +345,10 @@ impl Call<'_> {
         (OpArgs { a, c, m: rows.end - rows.start, ..*self.args }, addend)
     }
 
-    /// Whether there is one peer, and the library adds: asked of all rows at once. Not where there is one part: it would wait for the
-    /// peer's before it is multiplied, which takes longer than a sum (106 and 130 us for 1024 rows on 2 x
-    /// H200, 2026-11-22; of 8192 rows in four parts an all-reduce took 791 with it, 806 without).
+    /// Whether there is one peer, and the library adds: asked of all rows at once. Not where there is one
+    /// part: it would wait for the peer's before it is multiplied, which takes longer than a sum (106 and 130
+    /// us for 1024 rows on 2 x H200, 2026-11-22; of 8192 rows in four parts an all-reduce took 791 with it,
+    /// 806 without).
     fn adds(&self) -> bool {
         let own = self.message.own();
         self.args.channel.size == 2 && self.message.most() > 1 && !own.is_empty() && {

@@ -81,7 +81,8 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
         if self.lost {
             return Err(Stop);
         }
-        let passed = wait_signal(self.m, self.channel, self.call, source, part);
+        let word = self.channel.signal(self.channel.rank, source, part);
+        let passed = wait_signal(self.m, self.channel, self.call, word, (source, part));
         self.lost = passed.is_err();
         passed
     }
@@ -118,7 +119,7 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
 
     /// Say that this thread's stores of this part are done at `peer`.
     pub fn signal_part(&self, peer: u32, part: u32) {
-        raise_signal(self.m, self.channel, self.call, peer, part);
+        raise_signal(self.m, self.call, self.channel.signal(peer, self.channel.rank, part));
     }
 }
 

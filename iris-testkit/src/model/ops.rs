@@ -696,45 +696,19 @@ impl flow::CopiedTiles for Tiles<'_, '_> {
 ///
 /// The engine copies between the launches that open and close the call, and looks at nothing.
 pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
-    copied_in(1, ranks, tiles, calls_, waits)
+    copied_in(("copied", if waits { 0 } else { EARLY }), ranks, tiles, calls_)
 }
 
 /// The same, and what came is added up, and sent on by the engine in the same call, with signals behind
 /// those of before: the copies of an all-reduce.
 pub fn copied_on(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    copied_in(2, ranks, tiles, calls_, true)
+    copied_in(("copied on", ON), ranks, tiles, calls_)
 }
 
 /// The same as [`copied`], multiplied by one launch of all workgroups but the engine's, each of which waits
 /// for what it reads, by one thread.
 pub fn copied_beside(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    let name = format!("copied beside, {ranks} ranks, {tiles} tiles, {calls_} calls");
-    Scenario::new(name, ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 1)
-        .headers(Headers::new(programs::COPIED, tiles).option(4))
-        .program(move |thread| {
-            let (group, groups) = (thread.id().group, thread.groups());
-            let (is_stream, is_engine) = (group == 0, group + 1 == groups);
-            calls(thread, tiles, |launch, mut body| {
-                let Launch { m, channel, record, .. } = *launch;
-                let alone = Launch { m, channel, record, index: 0, count: 1 };
-                if is_stream {
-                    let _ = flow::open(&alone);
-                }
-                thread.boundary();
-                if is_engine {
-                    let plan = Delivery { tiles, me: thread.id().rank, broadcast: false };
-                    let _ = flow::copies(&alone, 0, &plan, &mut body);
-                }
-                if is_stream || !is_engine {
-                    let count = (groups - 1).max(1);
-                    body.take_arriving(&Launch { m, channel, record, index: group, count });
-                }
-                thread.boundary();
-                if is_stream { flow::close(&alone) } else { Ok(()) }
-            });
-        })
+    copied_in(("copied beside", BESIDE), ranks, tiles, calls_)
 }
 
 /// A product that stores to others what they own and waits for what they stored: one launch between those
@@ -762,12 +736,20 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, mutes: bool) -> Scenario {
         })
 }
 
-fn copied_in(rounds: u32, ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
-    let name = if rounds == 1 { "copied" } else { "copied on" };
+/// Options of the program of such a scenario: the engine begins early,
+const EARLY: u32 = 1;
+/// what came is added up and sent on,
+const ON: u32 = 2;
+/// one launch beside the engine multiplies it.
+const BESIDE: u32 = 4;
+
+fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    let [early, on, beside] = [EARLY, ON, BESIDE].map(|option| options & option != 0);
+    let rounds = 1 + u32::from(on);
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(rounds * tiles, 1)
-        .headers(Headers::new(programs::COPIED, tiles).option(u32::from(!waits) + 2 * (rounds - 1)))
+        .headers(Headers::new(programs::COPIED, tiles).option(options))
         .program(move |thread| {
             let (group, groups) = (thread.id().group, thread.groups());
             let (is_stream, is_engine) = (group == 0, group + 1 == groups);
@@ -775,7 +757,7 @@ fn copied_in(rounds: u32, ranks: u32, tiles: u32, calls_: u32, waits: bool) -> S
                 let Launch { m, channel, record, .. } = *launch;
                 let alone = Launch { m, channel, record, index: 0, count: 1 };
                 // A stream goes on after a launch that failed.
-                if is_stream && waits {
+                if is_stream && !early {
                     let _ = flow::open(&alone);
                 } else if is_stream {
                     let _ = alone.run(End::Keep, |wg| {
@@ -789,11 +771,14 @@ fn copied_in(rounds: u32, ranks: u32, tiles: u32, calls_: u32, waits: bool) -> S
                     let plan = Delivery { tiles, me: thread.id().rank, broadcast: false };
                     let _ = flow::copies(&alone, 0, &plan, &mut body);
                 }
-                if is_stream {
+                if beside && (is_stream || !is_engine) {
+                    let count = (groups - 1).max(1);
+                    body.take_arriving(&Launch { m, channel, record, index: group, count });
+                } else if !beside && is_stream {
                     body.take_copied(&alone);
                 }
                 thread.boundary();
-                if rounds == 2 {
+                if on {
                     if is_engine {
                         let plan = Delivery { tiles, me: thread.id().rank, broadcast: false };
                         let _ = flow::copies(&alone, tiles, &plan, &mut Sums(body));

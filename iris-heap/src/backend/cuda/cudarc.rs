@@ -36,7 +36,9 @@ impl Gpu {
 mod tests {
     use cudarc::driver::sys;
 
-    use crate::backend::cuda::api::{self, Access, LegacyHandle, Location, Properties};
+    use crate::backend::cuda::api::{
+        self, Access, Configuration, LegacyHandle, Lines, Location, Properties, Side,
+    };
     use crate::backend::gpu::RawStream;
 
     /// Parameter by parameter: a number that is passed in the place of another shows.
@@ -72,6 +74,28 @@ mod tests {
             std::mem::offset_of!(Properties, flags),
             std::mem::offset_of!(Access, flags),
             size_of::<RawStream>(),
+            size_of::<Configuration>(),
+            align_of::<Configuration>(),
+            std::mem::offset_of!(Configuration, groups),
+            std::mem::offset_of!(Configuration, threads),
+            std::mem::offset_of!(Configuration, shared_bytes),
+            std::mem::offset_of!(Configuration, rest),
+            size_of::<Lines>(),
+            align_of::<Lines>(),
+            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, begin),
+            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, kind),
+            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, host),
+            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, address),
+            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, array),
+            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, apart),
+            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, begin),
+            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, kind),
+            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, host),
+            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, address),
+            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, array),
+            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, apart),
+            std::mem::offset_of!(Lines, bytes),
+            std::mem::offset_of!(Lines, lines),
         ];
         let theirs = [
             size_of::<sys::CUmemLocation>(),
@@ -90,6 +114,28 @@ mod tests {
             std::mem::offset_of!(sys::CUmemAllocationProp, allocFlags),
             std::mem::offset_of!(sys::CUmemAccessDesc, flags),
             size_of::<sys::CUstream>(),
+            size_of::<sys::CUlaunchConfig>(),
+            align_of::<sys::CUlaunchConfig>(),
+            std::mem::offset_of!(sys::CUlaunchConfig, gridDimX),
+            std::mem::offset_of!(sys::CUlaunchConfig, blockDimX),
+            std::mem::offset_of!(sys::CUlaunchConfig, sharedMemBytes),
+            std::mem::offset_of!(sys::CUlaunchConfig, hStream),
+            size_of::<sys::CUDA_MEMCPY2D>(),
+            align_of::<sys::CUDA_MEMCPY2D>(),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcXInBytes),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcMemoryType),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcHost),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcDevice),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcArray),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcPitch),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstXInBytes),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstMemoryType),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstHost),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstDevice),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstArray),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, dstPitch),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, WidthInBytes),
+            std::mem::offset_of!(sys::CUDA_MEMCPY2D, Height),
         ];
         assert_eq!(ours, theirs);
     }

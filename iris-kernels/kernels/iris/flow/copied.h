@@ -61,7 +61,7 @@ class Arrivals {
     /// failed, and what the launch still reads is of no use, but it must come to its end.
     IRIS_DEVICE bool wait_part(u32 source, u32 part) {
         if (lost) return false;
-        lost = !wait_signal(m, number, source, part);
+        lost = !wait_signal(m, number, m.signal(m.channel.rank, source, part), source, part);
         return !lost;
     }
 
@@ -88,7 +88,7 @@ class Departures {
 
     /// Say that this thread's stores of this part are done at `peer`.
     IRIS_DEVICE void signal_part(u32 peer, u32 part) const {
-        raise_signal(m, number, peer, part);
+        raise_signal(m, number, m.signal(peer, m.channel.rank, part));
     }
 
   private:
