@@ -12,7 +12,7 @@
 
 use crate::barrier::Members;
 use crate::entry::mismatch;
-use crate::wait::{Awaited, poll};
+use crate::wait::{Awaited, Missing, poll};
 use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
 
 /// Pairs ahead of the data: the fields of an entry record that ranks must agree on.
@@ -20,6 +20,53 @@ pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
 /// Sources that one wait is for, at most: a device has registers for so many.
 pub const SOURCES: usize = 8;
+
+/// Items of one source that one wait is for, at most: likewise.
+pub const AT_ONCE: usize = 8;
+
+/// Sources whose heads are awaited together beside what a thread holds of a row.
+pub const HEADS_OF_ROWS: usize = 2;
+
+/// Items in rows, of which a workgroup takes whole ones. Every rank sends all of them to every other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// Items of all rows.
+    pub items: u32,
+    /// Items of a row; the last may have less.
+    pub len: u32,
+    /// Items side by side that one thread takes: the elements of a vector.
+    pub piece: u32,
+    /// Items that a thread waits for together, at most [`AT_ONCE`]: whole pieces.
+    pub at_once: u32,
+    /// Whether all workgroups share what is pushed evenly, and not as they take it: a link gets it sooner
+    /// from several multiprocessors than from the one that takes a row. Then nobody may write what is
+    /// pushed before the launch is over.
+    pub spread: bool,
+}
+
+/// Items that a thread pushes or waits for together, in ascending order.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch {
+    items: [u32; AT_ONCE],
+    count: usize,
+}
+
+impl Batch {
+    /// Those of these that are below `end`: the first so many.
+    pub(crate) fn below(end: u32, items: impl Iterator<Item = u32>) -> Self {
+        let mut batch = Self { items: [0; AT_ONCE], count: 0 };
+        for item in items.take_while(|&item| item < end) {
+            batch.items[batch.count] = item;
+            batch.count += 1;
+        }
+        batch
+    }
+
+    /// Its items.
+    pub fn items(&self) -> &[u32] {
+        &self.items[..self.count]
+    }
+}
 
 /// Push `data` to `peer` as pair number `pair`. Needs the credit.
 pub fn push<M: Memory + ?Sized>(
@@ -35,32 +82,40 @@ pub fn push<M: Memory + ?Sized>(
     m.store_pair(place, words, Access::LlStore);
 }
 
-/// Wait for pair number `pair` of each of these sources, at most [`SOURCES`], and put its data into
-/// `data`. Any thread.
+/// What was awaited together: the data of some pairs, by source.
+pub type Data = [[[u32; 2]; AT_ONCE]; SOURCES];
+
+/// Wait for these pairs, at most [`AT_ONCE`], of each of these sources, at most [`SOURCES`], and put their
+/// data into `data`. Any thread.
 ///
 /// All are looked at before one is looked at again: they are under way together.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
     call: Call,
-    pair: u32,
+    pairs: &[u32],
     sources: &[u32],
-    data: &mut [[u32; 2]; SOURCES],
+    data: &mut Data,
 ) -> Result<(), Stop> {
-    let Some(&rank) = sources.first() else { return Ok(()) };
-    let awaited = Awaited { call, want: call, rank, tile: pair as i32, limit: Limit::Progress };
+    let (Some(&pair), Some(&rank)) = (pairs.first(), sources.first()) else { return Ok(()) };
+    let tile = pair as i32;
+    let awaited = Awaited { call, want: call, rank, tile, limit: Limit::Progress };
     poll(m, channel, awaited, || {
-        let mut words = [[LlWord { data: 0, call: 0 }; 2]; SOURCES];
-        for (&source, words) in sources.iter().zip(&mut words) {
-            let place = channel.pair(channel.rank, source, call.parity(), pair);
-            *words = m.load_pair(place, Access::LlLoad);
+        let mut words = [[[LlWord { data: 0, call: 0 }; 2]; AT_ONCE]; SOURCES];
+        for (k, &pair) in pairs.iter().enumerate() {
+            for (&source, words) in sources.iter().zip(&mut words) {
+                let place = channel.pair(channel.rank, source, call.parity(), pair);
+                words[k] = m.load_pair(place, Access::LlLoad);
+            }
         }
         let mut missing = None;
-        for (&source, (words, data)) in sources.iter().zip(words.iter().zip(data.iter_mut())) {
-            for (word, data) in words.iter().zip(data) {
-                *data = word.data;
-                if !m.is_of(Access::LlLoad, call, word.call) && missing.is_none() {
-                    missing = Some((source, word.call));
+        for (k, &pair) in pairs.iter().enumerate() {
+            for (&rank, (words, data)) in sources.iter().zip(words.iter().zip(data.iter_mut())) {
+                for (word, data) in words[k].iter().zip(&mut data[k]) {
+                    *data = word.data;
+                    if !m.is_of(Access::LlLoad, call, word.call) && missing.is_none() {
+                        missing = Some(Missing { rank, tile: pair as i32, seen: word.call });
+                    }
                 }
             }
         }
@@ -83,7 +138,8 @@ pub fn push_head<M: Memory + ?Sized>(
     }
 }
 
-/// Wait for the heads of what these sources push, and compare them with this rank's own record.
+/// Wait for the heads of what these sources push, of so many together, at most [`SOURCES`], and compare them
+/// with this rank's own record.
 ///
 /// A difference is a fault that names the field and both values.
 pub fn wait_head<M: Memory + ?Sized>(
@@ -91,12 +147,12 @@ pub fn wait_head<M: Memory + ?Sized>(
     channel: &Channel,
     call: Call,
     record: &Record,
-    sources: Members,
+    (sources, together): (Members, usize),
 ) -> Result<(), Stop> {
     for pair in 0..HEAD {
-        each(m, channel, call, pair, sources, |source, data| {
+        in_groups(m, channel, call, together, &[pair], sources, |source, data| {
             let first = pair as usize * 2;
-            let fields = Field::ALL[first..].iter().zip(&record.fields[first..]).zip(data);
+            let fields = Field::ALL[first..].iter().zip(&record.fields[first..]).zip(data[0]);
             for ((&field, &wanted), seen) in fields {
                 let seen = seen as i32;
                 if seen != wanted {
@@ -119,19 +175,47 @@ pub fn each<M: Memory + ?Sized>(
     sources: Members,
     mut take: impl FnMut(u32, [u32; 2]) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
+    in_groups(m, channel, call, SOURCES, &[pair], sources, |source, data| take(source, data[0]))
+}
+
+/// Wait for the pairs of these items, of one source after the other in ascending order, and give what each
+/// sent to `take`. Any thread.
+pub fn each_of<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    batch: &Batch,
+    sources: Members,
+    take: impl FnMut(u32, &[[u32; 2]]) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    let pairs = batch.items.map(|item| HEAD + item);
+    let pairs = &pairs[..batch.count];
+    in_groups(m, channel, call, 1, pairs, sources, take)
+}
+
+/// The waits of so many sources together.
+fn in_groups<M: Memory + ?Sized>(
+    m: &M,
+    channel: &Channel,
+    call: Call,
+    together: usize,
+    pairs: &[u32],
+    sources: Members,
+    mut take: impl FnMut(u32, &[[u32; 2]]) -> Result<(), Stop>,
+) -> Result<(), Stop> {
     let others = |rank: &u32| *rank != channel.rank && sources.contains(*rank);
-    for first in (0..channel.size).step_by(SOURCES) {
+    for first in (0..channel.size).step_by(together) {
         let mut group = [0; SOURCES];
         let mut count = 0;
-        let end = (first + SOURCES as u32).min(channel.size);
+        let end = (first + together as u32).min(channel.size);
         for source in (first..end).filter(others) {
             group[count] = source;
             count += 1;
         }
-        let mut data = [[0; 2]; SOURCES];
-        wait(m, channel, call, pair, &group[..count], &mut data)?;
-        for (&source, data) in group[..count].iter().zip(data) {
-            take(source, data)?;
+        let mut data = [[[0; 2]; AT_ONCE]; SOURCES];
+        wait(m, channel, call, pairs, &group[..count], &mut data)?;
+        for (&source, data) in group[..count].iter().zip(&data) {
+            take(source, &data[..pairs.len()])?;
         }
     }
     Ok(())

@@ -87,7 +87,8 @@ pub fn wait_for<M: Memory + ?Sized>(
     let mut found = 0;
     poll(m, channel, awaited, || {
         found = look();
-        (!m.reached(access, awaited.want, found)).then_some((awaited.rank, found))
+        let Awaited { want, rank, tile, .. } = awaited;
+        (!m.reached(access, want, found)).then_some(Missing { rank, tile, seen: found })
     })?;
     Ok(found)
 }
@@ -111,19 +112,25 @@ pub(crate) fn raise_signal<M: Memory + ?Sized>(m: &M, call: Call, word: SymWord)
     m.store(word, call.number(), Access::SignalStore);
 }
 
-/// As [`wait_for`], of anything that `look` can tell: none if it is there, else the rank that it is
-/// awaited from and what is there instead.
+/// What a look has not found: the rank that it is awaited from, what of it, and what is there instead.
+pub(crate) struct Missing {
+    pub(crate) rank: u32,
+    pub(crate) tile: i32,
+    pub(crate) seen: i32,
+}
+
+/// As [`wait_for`], of anything that `look` can tell: none if it is there, else what it has not found.
 pub(crate) fn poll<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
     mut awaited: Awaited,
-    mut look: impl FnMut() -> Option<(u32, i32)>,
+    mut look: impl FnMut() -> Option<Missing>,
 ) -> Result<(), Stop> {
     let mut spins = 0;
     let mut late = false;
     loop {
-        let Some((rank, seen)) = look() else { return Ok(()) };
-        awaited.rank = rank;
+        let Some(Missing { rank, tile, seen }) = look() else { return Ok(()) };
+        (awaited.rank, awaited.tile) = (rank, tile);
         if stopped(m, channel, &awaited) {
             return Err(Stop);
         }

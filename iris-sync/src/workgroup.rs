@@ -3,7 +3,8 @@
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{
     Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
-    ll, tile_flags,
+    ll::{self, Batch, Rows},
+    tile_flags,
 };
 
 /// How a launch ends.
@@ -165,12 +166,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// In the last thread of the first workgroup: wait for what these peers say about the call, and
-    /// compare it. It fails if it finds a difference: [`Workgroup::leave_together`] must follow.
-    pub fn wait_head(&self, sources: barrier::Members) -> Result<(), Stop> {
+    /// compare it, of so many together. It fails if it finds a difference: [`Workgroup::leave_together`]
+    /// must follow.
+    pub fn wait_head(&self, sources: barrier::Members, together: usize) -> Result<(), Stop> {
         if !self.is_beside() {
             return Ok(());
         }
-        ll::wait_head(self.m, self.channel, self.call, &self.record, sources)
+        ll::wait_head(self.m, self.channel, self.call, &self.record, (sources, together))
     }
 
     /// After waits of single threads: fails on all threads if it failed on one.
@@ -193,14 +195,31 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             .step_by((self.count * carriers) as usize)
     }
 
-    /// The same where a workgroup takes whole rows of `len` items: every so many of them.
-    pub fn share_of_rows(&self, count: u32, len: u32) -> impl Iterator<Item = u32> + use<M> {
-        let (carriers, thread, len) = (self.carriers(), self.m.thread(), len.max(1));
-        let count = if thread < carriers { count } else { 0 };
-        let rows =
-            ((self.count - 1 - self.index) * len..count).step_by((self.count * len) as usize);
-        let row = move |row: u32| row + thread..(row + len).min(count);
-        rows.flat_map(move |first| row(first).step_by(carriers as usize))
+    /// Where all workgroups share the pushes of items in rows: batch number `number` of those that fall to
+    /// this thread, empty behind the last.
+    pub fn batch_of_all(&self, rows: &Rows, number: u32) -> Batch {
+        let mine = self.share_of_threads(rows.items);
+        Batch::below(
+            rows.items,
+            mine.skip((number * rows.at_once) as usize).take(rows.at_once as usize),
+        )
+    }
+
+    /// The rows that this workgroup takes whole: every so many of them.
+    pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
+        let count = rows.items.div_ceil(rows.len.max(1));
+        (self.count - 1 - self.index..count).step_by(self.count as usize)
+    }
+
+    /// Batch number `number` of the items of this workgroup's `row` that fall to this thread, empty behind
+    /// the last. As in [`Workgroup::share_of_threads`], the last thread gets none.
+    pub fn batch_of_row(&self, rows: &Rows, row: u32, number: u32) -> Batch {
+        let Rows { items, len, piece, at_once, .. } = *rows;
+        let (carriers, thread) = (self.carriers(), self.m.thread());
+        let (first, last) = (row * len, (row * len + len).min(items));
+        let end = if thread < carriers { last } else { first };
+        let item = move |k: u32| first + (thread + k / piece * carriers) * piece + k % piece;
+        Batch::below(end, (number * at_once..(number + 1) * at_once).map(item))
     }
 
     /// Before writing slots at these peers: as [`Workgroup::credit`] of each; where this rank allows

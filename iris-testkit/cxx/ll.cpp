@@ -10,10 +10,10 @@ constexpr u32 TAKEN = 16;
 constexpr u32 TWO_KINDS = 100;
 
 /// Who sends what; as ll::Pattern.
-enum Pattern : u32 { ALL, PARTS, ROOT, ROWS };
+enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS };
 
 /// Items of a row.
-constexpr u32 ROW = 2;
+constexpr u32 ROW = 6;
 
 struct Plan {
     u32 pattern, ranks, items;
@@ -51,28 +51,45 @@ struct Message {
     }
     void end(u32) {}
 
-    /// What a workgroup does with the rows that it has taken: each thread reads those of all.
-    void read_rows() const {
-        const u32 count = port::workgroups(), first = (count - 1 - port::workgroup()) * ROW;
-        for (u32 row = first; row < plan.items; row += count * ROW) {
-            for (u32 source = 0; source < plan.ranks; ++source) {
-                if (source == model.me()) continue;
-                for (u32 item = row; item < row + ROW && item < plan.items; ++item) {
-                    for (u32 half = 0; half < 2; ++half) {
-                        Model::expect(out(source, item, half),
-                                      wanted(source, model.me(), item, half));
-                    }
-                }
-            }
-        }
-    }
-
     /// The next kernel on the stream: each thread reads what another has taken.
     void consume() const {
         for (u32 source = 0; source < plan.ranks; ++source) {
             if (source == model.me()) continue;
             const u32 items = plan.sent(source, model.me());
             for (u32 item = model.crossed(); item < items; item += port::threads()) {
+                for (u32 half = 0; half < 2; ++half) {
+                    Model::expect(out(source, item, half),
+                                  wanted(source, model.me(), item, half));
+                }
+            }
+        }
+    }
+};
+
+/// The same in rows.
+struct RowMessage : Message {
+    /// Items that a thread waits for at once, in pieces of so many.
+    static constexpr u32 PIECE = 2, ITEMS = 4;
+    using Batch = ll::Batch<ITEMS, PIECE>;
+    u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
+
+    template <class Batch> void load(const Batch& batch) {
+        for (u32 k = 0; k < ITEMS; ++k) pushed[k] = batch.item(k);
+    }
+    void give(u32 k, u32 (&data)[2]) { Message::give(0, 0, pushed[k], data); }
+    void begin(u32, const Batch& batch) {
+        count = batch.count;
+        for (u32 k = 0; k < ITEMS; ++k) taken[k] = batch.item(k);
+    }
+    void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        for (u32 k = 0; k < count; ++k) Message::take(source, taken[k], data[k]);
+    }
+    void end() {}
+    /// Each thread reads what all have taken.
+    void row(u32 row) {
+        for (u32 source = 0; source < plan.ranks; ++source) {
+            if (source == model.me()) continue;
+            for (u32 item = row * ROW; item < (row + 1) * ROW && item < plan.items; ++item) {
                 for (u32 half = 0; half < 2; ++half) {
                     Model::expect(out(source, item, half),
                                   wanted(source, model.me(), item, half));
@@ -101,15 +118,14 @@ extern "C" int iris_model_exchange(const Input& in) {
         Message body{model, plan};
         const bool done = [&] {
             const Launch launch = model.launch();
-            if (plan.pattern != ROWS) {
+            if (plan.pattern < ROWS) {
                 return plan.ranks == 2 ? flow::exchange<1>(launch, plan, body)
                                        : flow::exchange<ll::SOURCES>(launch, plan, body);
             }
-            const bool passed =
-                plan.ranks == 2 ? flow::exchange_rows<1>(launch, plan, ROW, body)
-                                : flow::exchange_rows<ll::SOURCES>(launch, plan, ROW, body);
-            if (passed) body.read_rows();
-            return passed;
+            RowMessage in_rows{{model, plan}};
+            const ll::Rows rows{items, ROW, plan.pattern == SPREAD_ROWS};
+            return plan.ranks == 2 ? flow::exchange_rows<true>(launch, rows, in_rows)
+                                   : flow::exchange_rows<false>(launch, rows, in_rows);
         }();
         iris_model_boundary();
         if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();

@@ -29,6 +29,8 @@ enum class Kind : u32 {
     WaitHead,
     PushPair,
     WaitPair,
+    PushBatch,
+    WaitBatch,
     LeaveTogether,
 };
 
@@ -46,6 +48,9 @@ struct Sequence {
     u32 count;
     End end;
 };
+
+/// Two rows, of which the second has no whole pieces.
+constexpr ll::Rows ROWS{11, 6, false};
 
 bool perform(Workgroup& wg, const Step& step, bool& answer) {
     const Members some{u64(1) << step.peer | u64(1) << step.tile};
@@ -91,6 +96,23 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
                             answer = answer || data[0] == source;
                             return true;
                         });
+    case Kind::PushBatch: {
+        const auto batch = wg.share_of_threads().batch<4>(ROWS.items, step.tile & 1);
+        for (u32 k = 0; k < batch.count; ++k) {
+            const u32 data[2] = {step.tile, batch.item(k)};
+            ll::push_item(wg.m, wg.call(), step.peer, batch, k, data);
+        }
+        return true;
+    }
+    case Kind::WaitBatch: {
+        const auto batch = wg.share_of_rows().batch<4, 2>(ROWS, step.tile, step.peer & 1);
+        const auto take = [&](u32 source, const u32 (&data)[4][2]) {
+            for (u32 k = 0; k < batch.count; ++k) answer = answer || data[k][0] == source;
+            return true;
+        };
+        return wg.size() == 2 ? ll::each_of<true>(wg.m, wg.call(), batch, some, take)
+                              : ll::each_of<false>(wg.m, wg.call(), batch, some, take);
+    }
     case Kind::LeaveTogether: return wg.leave_together(true);
     }
     return false;

@@ -12,9 +12,10 @@ use std::collections::{HashMap, HashSet};
 use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, dealt, owner, part_of, split};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
-    self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlTiles, Owners,
-    ReduceTiles, StagedTiles, Staging, Turns,
+    self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlRows, LlTiles,
+    Owners, ReduceTiles, StagedTiles, Staging, Turns,
 };
+use iris_sync::ll::Rows;
 use iris_sync::{
     Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Shape, Stop,
     SymPair, SymWord,
@@ -485,9 +486,14 @@ impl LlTiles for Body<'_> {
     fn end(&mut self, _: u32) {}
 }
 
-const SKELETONS: [&str; 11] = [
+impl LlRows for Body<'_> {
+    fn row(&mut self, _: u32) {}
+}
+
+const SKELETONS: [&str; 12] = [
     "exchange",
     "exchange_rows",
+    "exchange_spread_rows",
     "one_shot",
     "two_shot",
     "scatter",
@@ -521,7 +527,14 @@ fn launch_of(
         ("scatter", 0) => flow::reduce_scatter(at, &Parts(split), body),
         ("deliver", 0) => flow::deliver(at, &ToAll(split, me), body),
         ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
-        ("exchange_rows", 0) => flow::exchange_rows(at, &ToAll(split, me), across.max(1), body),
+        ("exchange_rows" | "exchange_spread_rows", 0) => {
+            let spread = name == "exchange_spread_rows";
+            // Of the second rows a thread has them one by one.
+            let at_once = if spread { 1 } else { 4 };
+            let rows =
+                Rows { items: tiles, len: across.max(1), piece: at_once.min(2), at_once, spread };
+            flow::exchange_rows(at, &rows, body)
+        }
         ("pull", 0) => flow::pull(at, units.row_blocks() * across, body),
         ("staged", 0) => flow::staged(at, fetchers, &Staged(units, me, across), body),
         ("locked" | "atomic", 0) => flow::zero(at, tiles, owner, body),
@@ -540,7 +553,7 @@ fn launch_of(
 fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     match name {
         "scatter" => split.part(rank).tiles(),
-        "deliver" | "exchange" | "exchange_rows" => 0,
+        "deliver" | "exchange" | "exchange_rows" | "exchange_spread_rows" => 0,
         "pull" | "staged" | "baseline" => units.row_blocks() * split.grid.across(),
         _ => split.grid.tiles(),
     }

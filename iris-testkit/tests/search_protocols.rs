@@ -200,18 +200,13 @@ fn words_that_carry_their_data() {
 #[test]
 fn rows_of_words_that_carry_their_data() {
     let runs = Level::from_env().pick(100, 1_000, 10_000);
-    for ranks in [2, 3] {
-        report(
-            &search::exhaust(
-                &ll::exchange_rows(ranks, 1).without_heads(),
-                &Rules::default(),
-                STATES,
-            ),
-            50,
-        );
+    for (ranks, spread) in [(2, false), (2, true), (3, false), (3, true)] {
+        report(&search::random(&ll::in_place(false), &Rules::default(), 1, runs), runs);
+        let one = ll::exchange_rows(ranks, 1, false, spread).without_heads();
+        report(&search::exhaust(&one, &Rules::default(), STATES), 50);
         // Of two threads one takes a row by itself, of four a row has not items for all that take any.
         for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
-            let wide = ll::exchange_rows(ranks, 3).threads(threads);
+            let wide = ll::exchange_rows(ranks, 3, true, spread).threads(threads);
             let all = wide.clone().groups(&vec![groups; ranks as usize]);
             // What one workgroup took is no result where another gave up: rank 0 looks at none then.
             let first: Vec<u32> =

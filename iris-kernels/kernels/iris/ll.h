@@ -16,38 +16,92 @@ constexpr u32 HEAD = FIELDS / 2;
 /// before much code has been run.
 constexpr u32 SOURCES = 8;
 
+/// Items of one source that one wait is for, at most: likewise. Beside what a thread holds of a row it waits
+/// for the heads of so many sources.
+constexpr u32 AT_ONCE = 8, HEADS_OF_ROWS = 2;
+
+/// Items in rows, of which a workgroup takes whole ones. Every rank sends all of them to every other.
+struct Rows {
+    /// Items of all rows, and of one; the last may have less.
+    u32 items, len;
+    /// Whether all workgroups share what is pushed evenly, and not as they take it: a link gets it sooner
+    /// from several multiprocessors than from the one that takes a row. Then nobody may write what is
+    /// pushed before the launch is over.
+    bool spread;
+
+    IRIS_DEVICE bool has(u32 row) const { return row * len < items; }
+};
+
+/// Items that a thread pushes or waits for together: the first `count` of so many, in ascending order, of
+/// which PIECE lie side by side and the next begin `apart` behind these.
+template <u32 ITEMS_, u32 PIECE> struct Batch {
+    static constexpr u32 ITEMS = ITEMS_;
+    static_assert(ITEMS % PIECE == 0, "whole pieces");
+    u32 first, apart, count;
+
+    /// How far behind the first item number `k` lies.
+    IRIS_DEVICE u32 behind(u32 k) const { return k / PIECE * apart + k % PIECE; }
+    IRIS_DEVICE u32 item(u32 k) const { return first + behind(k); }
+    /// The same in bytes, of `width` an item: a constant remains of a number that is one.
+    IRIS_DEVICE u64 bytes_behind(u32 k, u32 width) const {
+        return u64(k / PIECE * apart) * width + k % PIECE * width;
+    }
+};
+
 /// Push two words of data to `peer` as pair number `pair`. Needs the credit.
 IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (&data)[2]) {
     m.store_pair<Access::LlStore>(m.pair(peer, m.channel.rank, call.parity(), pair),
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
-/// Wait for pair number `pair` of those of the N ranks from `first` on that have a bit in `mask`, and put
-/// its data into `data`. Any thread.
-template <u32 N>
-IRIS_DEVICE bool wait(const Words& m, Call call, u32 pair, u32 first, u32 mask, u32 (&data)[N][2]) {
-    if (mask == 0) return true;
+/// Push number `k` of a batch of items to `peer`.
+template <class Batch>
+IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& batch, u32 k,
+                           const u32 (&data)[2]) {
+    const SymPair first = m.pair(peer, m.channel.rank, call.parity(), HEAD + batch.first);
+    m.store_pair<Access::LlStore>(first.after_bytes(batch.bytes_behind(k, SymPair::BYTES)),
+                                  LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
+}
+
+/// Wait for pairs `before` behind these items of those of the N ranks from `first` on that have a bit in
+/// `mask`, and put their data into `data`. Any thread.
+template <u32 N, class Batch>
+IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch, u32 first, u32 mask,
+                      u32 (&data)[N][Batch::ITEMS][2]) {
+    constexpr u32 ITEMS = Batch::ITEMS;
+    if (mask == 0 || batch.count == 0) return true;
     u32 lowest = first;
     while ((mask >> (lowest - first) & 1) == 0) ++lowest;
-    const Awaited awaited{call, call, lowest, static_cast<i32>(pair), Limit::Progress};
+    const i32 tile = static_cast<i32>(before + batch.first);
+    const Awaited awaited{call, call, lowest, tile, Limit::Progress};
     return poll(m, awaited, [&]() IRIS_INLINE {
-        LlWord words[N][2];
-        const SymPair place = m.pair(m.channel.rank, first, call.parity(), pair);
+        LlWord words[ITEMS][N][2];
+        const SymPair begin = m.pair(m.channel.rank, first, call.parity(), before + batch.first);
         IRIS_UNROLL
-        for (u32 i = 0; i < N; ++i) {
-            if ((mask >> i & 1) == 0) continue;
-            m.load_pair<Access::LlLoad>(place.after(u64(i) * m.channel.pair_count), words[i]);
-        }
-        Missing missing{false, 0, 0};
-        IRIS_UNROLL
-        for (u32 i = 0; i < N; ++i) {
-            if ((mask >> i & 1) == 0) continue;
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (k >= batch.count) break;
+            const SymPair place = begin.after_bytes(batch.bytes_behind(k, SymPair::BYTES));
             IRIS_UNROLL
-            for (u32 half = 0; half < 2; ++half) {
-                const LlWord word = words[i][half];
-                data[i][half] = word.data;
-                if (!m.is_of<Access::LlLoad>(call, word.call, pair < HEAD) && !missing.any) {
-                    missing = Missing{true, first + i, word.call};
+            for (u32 i = 0; i < N; ++i) {
+                if ((mask >> i & 1) == 0) continue;
+                m.load_pair<Access::LlLoad>(place.after(u64(i) * m.channel.pair_count), words[k][i]);
+            }
+        }
+        Missing missing{false, 0, 0, 0};
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (k >= batch.count) break;
+            const u32 pair = before + batch.item(k);
+            IRIS_UNROLL
+            for (u32 i = 0; i < N; ++i) {
+                if ((mask >> i & 1) == 0) continue;
+                IRIS_UNROLL
+                for (u32 half = 0; half < 2; ++half) {
+                    const LlWord word = words[k][i][half];
+                    data[i][k][half] = word.data;
+                    if (!m.is_of<Access::LlLoad>(call, word.call, pair < HEAD) && !missing.any) {
+                        missing = Missing{true, first + i, static_cast<i32>(pair), word.call};
+                    }
                 }
             }
         }
@@ -55,22 +109,24 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 pair, u32 first, u32 mask, 
     });
 }
 
-/// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order,
-/// until it is false. Any thread.
-template <u32 N = SOURCES, class Take>
-IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
+/// The waits of N sources together, each of which `take` gets in ascending order, until it is false. PAIR:
+/// there are two ranks.
+template <u32 N, bool PAIR, class Batch, class Take>
+IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& batch,
+                           Members sources, Take take) {
     const u32 size = m.channel.size, me = m.channel.rank;
     const u64 others = sources.bits & Members::all(size).bits & ~(1ull << me);
-    u32 data[N][2];
-    if constexpr (N == 1) {
+    u32 data[N][Batch::ITEMS][2];
+    if constexpr (PAIR) {
+        static_assert(N == 1, "there is one other");
         const u32 other = 1 - me;
         return (others >> other & 1) == 0 ||
-               (wait(m, call, pair, other, 1, data) && take(other, data[0]));
+               (wait(m, call, before, batch, other, 1, data) && take(other, data[0]));
     } else {
         IRIS_NO_UNROLL
         for (u32 first = 0; first < size; first += N) {
             const u32 mask = static_cast<u32>(others >> first) & ((1u << N) - 1);
-            if (!wait(m, call, pair, first, mask, data)) return false;
+            if (!wait(m, call, before, batch, first, mask, data)) return false;
             IRIS_UNROLL
             for (u32 i = 0; i < N; ++i) {
                 if ((mask >> i & 1) == 1 && !take(first + i, data[i])) return false;
@@ -80,19 +136,58 @@ IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take
     }
 }
 
+/// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order,
+/// until it is false. Any thread.
+template <u32 N = SOURCES, class Take>
+IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
+    const Batch<1, 1> batch{pair, 0, 1};
+    return in_groups<N, N == 1>(m, call, 0, batch, sources,
+                                [&](u32 source, const u32 (&data)[1][2])
+                                    IRIS_INLINE { return take(source, data[0]); });
+}
+
+/// Wait for the pairs of these items, of one source after the other in ascending order, and give what each
+/// sent to `take`, until it is false. Any thread. PAIR: there are two ranks.
+template <bool PAIR, class Batch, class Take>
+IRIS_DEVICE bool each_of(const Words& m, Call call, const Batch& batch, Members sources,
+                         Take take) {
+    return in_groups<1, PAIR>(m, call, HEAD, batch, sources, take);
+}
+
 /// Which of some things fall to a thread: number `first`, and every so many behind it.
 struct Share {
     u32 first, step;
     IRIS_DEVICE u32 next(u32 item) const { return item + step; }
+
+    /// Those below `end`, so many together: batch number `number`.
+    template <u32 ITEMS> IRIS_DEVICE Batch<ITEMS, 1> batch(u32 end, u32 number) const {
+        Batch<ITEMS, 1> batch{first + number * (ITEMS * step), step, 0};
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (first < end && batch.item(k) < end) batch.count = k + 1;
+        }
+        return batch;
+    }
 };
 
-/// The same where they come in rows of `len`, of which a workgroup takes whole ones, `apart` from the first
-/// of one to that of the next.
+/// Which rows a workgroup takes whole, number `first` and every so many behind it, and which pieces of
+/// each fall to this thread: number `thread` of so many threads that take any, if it is one of them.
 struct RowShare {
-    u32 first, step, len, apart;
-    IRIS_DEVICE u32 next(u32 item) const {
-        const u32 within = item % len;
-        return within + step < len ? item + step : item - within + apart + first % len;
+    u32 first, step, thread, threads;
+
+    /// Those of `row`, so many together, in pieces of PIECE side by side: batch number `number`.
+    template <u32 ITEMS, u32 PIECE>
+    IRIS_DEVICE Batch<ITEMS, PIECE> batch(const Rows& rows, u32 row, u32 number) const {
+        const u32 begin = row * rows.len;
+        const u32 within = (thread + number * (ITEMS / PIECE) * threads) * PIECE;
+        Batch<ITEMS, PIECE> batch{begin + within, threads * PIECE, 0};
+        if (begin >= rows.items || thread >= threads) return batch;
+        const u32 left = rows.items - begin, len = rows.len < left ? rows.len : left;
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (within + batch.behind(k) < len) batch.count = k + 1;
+        }
+        return batch;
     }
 };
 

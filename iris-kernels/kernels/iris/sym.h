@@ -101,7 +101,9 @@ class SymPair {
         port::store_pair<O, Scope::System>(address, bits, A);
     }
     /// The pair that lies so many pairs further on, in the same memory.
-    IRIS_DEVICE SymPair after(u64 pairs) const { return SymPair(address + pairs * 16); }
+    IRIS_DEVICE SymPair after(u64 pairs) const { return SymPair(address + pairs * BYTES); }
+    IRIS_DEVICE SymPair after_bytes(u64 bytes) const { return SymPair(address + bytes); }
+    static constexpr u32 BYTES = 16;
 
   private:
     IRIS_DEVICE explicit SymPair(u64 address) : address(address) {}

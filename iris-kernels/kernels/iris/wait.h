@@ -73,11 +73,11 @@ IRIS_COLD Absent find_absent(Words m, Call call) {
     return Absent{false, 0, 0};
 }
 
-/// What a look has not found: the rank that it is awaited from, and what is there instead.
+/// What a look has not found: the rank that it is awaited from, what of it, and what is there instead.
 struct Missing {
     bool any;
     u32 rank;
-    i32 seen;
+    i32 tile, seen;
 };
 
 /// As wait_for, of anything that `look` can tell.
@@ -89,6 +89,7 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
         const Missing missing = look();
         if (!missing.any) return true;
         awaited.rank = missing.rank;
+        awaited.tile = missing.tile;
         const i32 seen = missing.seen;
         if (IRIS_RARE(port::Deadline::look_around(spins))) {
             if (stopped(m, awaited)) return false;
@@ -129,7 +130,7 @@ template <Access A, class Look>
 IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     return poll(m, awaited, [&]() IRIS_INLINE {
         const i32 seen = look();
-        return Missing{!m.reached<A>(awaited.want, seen), awaited.rank, seen};
+        return Missing{!m.reached<A>(awaited.want, seen), awaited.rank, awaited.tile, seen};
     });
 }
 

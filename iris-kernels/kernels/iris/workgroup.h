@@ -96,12 +96,9 @@ class Workgroup {
         return ll::Share{(count - 1 - index) * carriers + port::thread(), count * carriers};
     }
 
-    /// The same where a workgroup takes whole rows of `len` items: every so many of them.
-    IRIS_DEVICE ll::RowShare share_of_rows(u32 len) const {
-        const u32 carriers = this->carriers(), thread = port::thread();
-        const bool any = thread < carriers && thread < len;
-        const u32 first = any ? (count - 1 - index) * len + thread : ~0u;
-        return ll::RowShare{first, carriers, len, count * len};
+    /// The same of items in rows, of which a workgroup takes whole ones: every so many of them.
+    IRIS_DEVICE ll::RowShare share_of_rows() const {
+        return ll::RowShare{count - 1 - index, count, port::thread(), carriers()};
     }
 
     /// Count this workgroup out before its end: all of its threads have read the number of the call, and

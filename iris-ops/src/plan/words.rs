@@ -86,11 +86,10 @@ impl Plan {
     }
 
     /// Workgroups that have something to do in such a call: an item a thread, as far as there are workgroups.
+    /// A row that is normalised has its workgroup; the others push.
     pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
-        if self.request.rms_norm.is_some() {
-            // A row has its workgroup.
-            return (shape.0 as u32).clamp(1, tune::LL_GROUPS);
-        }
-        self.items(collective, shape).most().div_ceil(LL_THREADS).clamp(1, tune::LL_GROUPS)
+        let pushing = self.items(collective, shape).most().div_ceil(LL_THREADS);
+        let rows = if self.request.rms_norm.is_some() { shape.0 as u32 } else { 1 };
+        pushing.max(rows).clamp(1, tune::LL_GROUPS)
     }
 }

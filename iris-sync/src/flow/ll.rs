@@ -1,6 +1,6 @@
 use super::Launch;
 use crate::barrier::Members;
-use crate::ll::{self, HEAD};
+use crate::ll::{self, Batch, HEAD, Rows};
 use crate::{End, Memory, Span, Stop, Workgroup, divergent};
 
 /// How many items go where: pure functions of values that all ranks agreed on. An item is what a
@@ -24,6 +24,13 @@ pub trait LlTiles {
     fn end(&mut self, item: u32);
 }
 
+/// The items of a message in rows, as one thread moves them: those that it has waited for together it
+/// begins before it waits, and ends behind.
+pub trait LlRows: LlTiles {
+    /// All threads of this workgroup have taken what falls to them of `row`.
+    fn row(&mut self, row: u32);
+}
+
 /// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
 /// others pushed.
 ///
@@ -34,26 +41,6 @@ pub fn exchange<M: Memory + ?Sized>(
     exchange: &impl Exchange,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
-    exchange_by(launch, exchange, None, body)
-}
-
-/// The same of items in rows of `len`, of which a workgroup takes whole ones: when it has passed, all of
-/// them are there.
-pub fn exchange_rows<M: Memory + ?Sized>(
-    launch: &Launch<'_, M>,
-    exchange: &impl Exchange,
-    len: u32,
-    body: &mut impl LlTiles,
-) -> Result<(), Stop> {
-    exchange_by(launch, exchange, Some(len), body)
-}
-
-fn exchange_by<M: Memory + ?Sized>(
-    launch: &Launch<'_, M>,
-    exchange: &impl Exchange,
-    row: Option<u32>,
-    body: &mut impl LlTiles,
-) -> Result<(), Stop> {
     let me = launch.channel.rank;
     // The head goes along wherever there is data.
     let used = |peer| match exchange.sent(me, peer) {
@@ -62,21 +49,15 @@ fn exchange_by<M: Memory + ?Sized>(
     };
     let mut wg =
         Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
-    let result = steps(&mut wg, exchange, row, body);
+    let result = steps(&mut wg, exchange, body);
     wg.finish_push(End::Advance, result, used)
 }
 
 fn steps<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     exchange: &impl Exchange,
-    row: Option<u32>,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
-    // One of the two has them all.
-    let share = |wg: &Workgroup<'_, M>, count: u32| {
-        let (single, in_rows) = if row.is_some() { (0, count) } else { (count, 0) };
-        wg.share_of_threads(single).chain(wg.share_of_rows(in_rows, row.unwrap_or(1)))
-    };
     let (m, channel, call, me) = (wg.m, wg.channel, wg.call(), wg.channel.rank);
     let to = members(channel.size, |peer| exchange.sent(me, peer) > 0);
     let from = members(channel.size, |source| exchange.sent(source, me) > 0);
@@ -87,7 +68,7 @@ fn steps<M: Memory + ?Sized>(
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
-        for item in share(wg, most.unwrap_or(0)) {
+        for item in wg.share_of_threads(most.unwrap_or(0)) {
             for peer in channel.peers().filter(|&peer| item < exchange.sent(me, peer)) {
                 ll::push(m, channel, call, peer, HEAD + item, body.give(peer, item));
             }
@@ -95,9 +76,9 @@ fn steps<M: Memory + ?Sized>(
     });
     m.end(Span::Signal);
     let taken = divergent(m, || {
-        wg.wait_head(from)?;
+        wg.wait_head(from, ll::SOURCES)?;
         let most = (0..channel.size).map(|source| exchange.sent(source, me)).max();
-        share(wg, most.unwrap_or(0)).try_for_each(|item| {
+        wg.share_of_threads(most.unwrap_or(0)).try_for_each(|item| {
             body.begin(item);
             let from = members(channel.size, |source| item < exchange.sent(source, me));
             m.begin(Span::Wait, item);
@@ -112,6 +93,95 @@ fn steps<M: Memory + ?Sized>(
         })
     });
     wg.leave_together(taken)
+}
+
+/// The same of items in rows, of which a workgroup takes whole ones: each thread waits for several items at
+/// once, and when all threads have taken theirs of a row, the body gets it.
+pub fn exchange_rows<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    rows: &Rows,
+    body: &mut impl LlRows,
+) -> Result<(), Stop> {
+    let used = if rows.items == 0 { 0 } else { HEAD + rows.items };
+    let mut wg =
+        Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
+    let result = row_steps(&mut wg, rows, body);
+    wg.finish_push(End::Advance, result, |_| used)
+}
+
+fn row_steps<M: Memory + ?Sized>(
+    wg: &mut Workgroup<'_, M>,
+    rows: &Rows,
+    body: &mut impl LlRows,
+) -> Result<(), Stop> {
+    let (m, channel, call) = (wg.m, wg.channel, wg.call());
+    let all = members(channel.size, |_| rows.items > 0);
+    wg.begin_push(all)?;
+    m.begin(Span::Signal, 0);
+    wg.count_out();
+    // All threads of a wave have pushed before one of them waits.
+    divergent(m, || {
+        wg.push_head(all);
+        if rows.spread {
+            push_batch(wg, |number| wg.batch_of_all(rows, number), body);
+        } else {
+            for row in wg.share_of_rows(rows) {
+                push_batch(wg, |number| wg.batch_of_row(rows, row, number), body);
+            }
+        }
+    });
+    m.end(Span::Signal);
+    // A workgroup without a row waits for heads, too.
+    let mut mine = wg.share_of_rows(rows);
+    let (mut at, mut heads) = (mine.next(), all);
+    loop {
+        let taken = divergent(m, || {
+            wg.wait_head(heads, ll::HEADS_OF_ROWS)?;
+            let of_row = |number| at.map(|row| wg.batch_of_row(rows, row, number));
+            batches(of_row).try_for_each(|batch| {
+                batch.items().iter().for_each(|&item| body.begin(item));
+                m.begin(Span::Wait, batch.items()[0]);
+                let taken = ll::each_of(m, channel, call, &batch, all, |source, data| {
+                    for (&item, &data) in batch.items().iter().zip(data) {
+                        body.take(source, item, data);
+                    }
+                    Ok(())
+                });
+                m.end(Span::Wait);
+                taken?;
+                batch.items().iter().for_each(|&item| body.end(item));
+                Ok(())
+            })
+        });
+        wg.leave_together(taken)?;
+        let Some(row) = at else { return Ok(()) };
+        body.row(row);
+        (at, heads) = (mine.next(), Members::from_bits(0));
+        if at.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Push the items of a thread, several to one peer before those to the next.
+fn push_batch<M: Memory + ?Sized>(
+    wg: &Workgroup<'_, M>,
+    of: impl Fn(u32) -> Batch,
+    body: &mut impl LlTiles,
+) {
+    let (m, channel, call) = (wg.m, wg.channel, wg.call());
+    for batch in batches(|number| Some(of(number))) {
+        for peer in channel.peers() {
+            for &item in batch.items() {
+                ll::push(m, channel, call, peer, HEAD + item, body.give(peer, item));
+            }
+        }
+    }
+}
+
+/// Batches by number, up to the first that is empty.
+fn batches(of: impl Fn(u32) -> Option<Batch>) -> impl Iterator<Item = Batch> {
+    (0..).map_while(of).take_while(|batch| !batch.items().is_empty())
 }
 
 fn members(size: u32, which: impl Fn(u32) -> bool) -> Members {

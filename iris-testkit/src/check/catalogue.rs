@@ -150,8 +150,10 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 3, wide, Engine::Random(runs));
         add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
     }
-    let rows = ll::exchange_rows(2, 3).threads(2).groups(&[2, 1]);
-    add("ll, rows", 2, rows, Engine::Random(runs));
+    for (name, spread) in [("ll, rows", false), ("ll, spread rows", true)] {
+        let rows = ll::exchange_rows(2, 3, true, spread).threads(2).groups(&[2, 1]);
+        add(name, 2, rows, Engine::Random(runs));
+    }
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
     add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));

@@ -5,8 +5,8 @@
 //! waited for itself, and the kernel that comes next on the stream reads those of all.
 
 use iris_sync::barrier::Members;
-use iris_sync::flow::{self, Exchange, Launch, LlTiles};
-use iris_sync::ll::HEAD;
+use iris_sync::flow::{self, Exchange, Launch, LlRows, LlTiles};
+use iris_sync::ll::{HEAD, Rows, SOURCES};
 use iris_sync::{Field, Record, Stop, Workgroup};
 
 use super::ops::value;
@@ -15,6 +15,9 @@ use crate::model::headers::programs;
 
 /// The arrays of what was taken, behind those of [`ops`](super::ops).
 const TAKEN: u32 = 16;
+
+/// The array of what is given.
+const GIVEN: u32 = TAKEN + 8;
 
 /// Who sends what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,12 +28,19 @@ pub enum Pattern {
     Parts,
     /// Rank 0 to all.
     Root,
-    /// As All, in rows of a few words, which a workgroup takes whole, and looks at when it has passed.
+    /// As All, in rows of a few words, which a workgroup takes whole, and looks at when its threads have
+    /// taken theirs. It pushes what it takes.
     Rows,
+    /// The same, where all workgroups share what is pushed.
+    SpreadRows,
 }
 
 /// Items of a row.
-const ROW: u32 = 2;
+const ROW: u32 = 6;
+
+/// Items of a piece, and items that a thread waits for at once.
+const PIECE: u32 = 2;
+const AT_ONCE: u32 = 4;
 
 impl Pattern {
     /// Those whose items fall to threads one by one, by the names of the ops.
@@ -39,6 +49,10 @@ impl Pattern {
 
     fn name(self) -> &'static str {
         Self::NAMED.iter().find(|(_, pattern)| *pattern == self).map_or("rows", |(name, _)| name)
+    }
+
+    fn in_rows(self) -> bool {
+        matches!(self, Pattern::Rows | Pattern::SpreadRows)
     }
 }
 
@@ -53,7 +67,7 @@ struct Plan {
 impl Exchange for Plan {
     fn sent(&self, from: u32, to: u32) -> u32 {
         match self.pattern {
-            Pattern::All | Pattern::Rows => self.items,
+            Pattern::All | Pattern::Rows | Pattern::SpreadRows => self.items,
             Pattern::Parts if to == self.ranks - 1 && self.ranks > 1 => 0,
             Pattern::Parts => self.items,
             Pattern::Root if from == 0 => self.items,
@@ -67,6 +81,8 @@ struct Items<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
     plan: Plan,
+    /// Whether what is pushed is overwritten when the same of all has been taken.
+    in_place: bool,
 }
 
 impl Items<'_, '_> {
@@ -74,6 +90,11 @@ impl Items<'_, '_> {
     fn data(&self, from: u32, to: u32, item: u32) -> [i32; 2] {
         let part = if self.plan.pattern == Pattern::Parts { to * 100 } else { 0 };
         [0, 1].map(|half| value(from, self.call, part + item, half))
+    }
+
+    /// Where what this rank gives lies, if it is looked at.
+    fn given(&self, item: u32) -> Place {
+        self.thread.cell(self.thread.rank(), GIVEN, item)
     }
 
     /// Where half `half` of `item` of `source` is put.
@@ -84,6 +105,9 @@ impl Items<'_, '_> {
 
 impl LlTiles for Items<'_, '_> {
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2] {
+        if self.in_place {
+            self.thread.expect(self.given(item), 0);
+        }
         self.data(self.thread.rank(), peer, item).map(|value| value as u32)
     }
 
@@ -99,26 +123,29 @@ impl LlTiles for Items<'_, '_> {
         }
     }
 
-    fn end(&mut self, _item: u32) {}
+    fn end(&mut self, item: u32) {
+        if self.in_place {
+            self.thread.write(self.given(item), 1);
+        }
+    }
 }
 
-impl Items<'_, '_> {
-    /// What a workgroup does with the rows that it has taken: each thread reads those of all.
-    fn read_rows(&self, launch: &Launch<'_, Thread<'_>>) {
+impl LlRows for Items<'_, '_> {
+    /// Each thread reads what all have taken.
+    fn row(&mut self, row: u32) {
         let me = self.thread.rank();
-        let first = (launch.count - 1 - launch.index) * ROW;
-        for row in (first..self.plan.items).step_by((launch.count * ROW) as usize) {
-            for source in (0..self.plan.ranks).filter(|&source| source != me) {
-                for item in row..(row + ROW).min(self.plan.items) {
-                    let wanted = self.data(source, me, item);
-                    for (half, wanted) in (0..).zip(wanted) {
-                        self.thread.expect(self.out(source, item, half), wanted);
-                    }
+        for source in (0..self.plan.ranks).filter(|&source| source != me) {
+            for item in row * ROW..((row + 1) * ROW).min(self.plan.items) {
+                let wanted = self.data(source, me, item);
+                for (half, wanted) in (0..).zip(wanted) {
+                    self.thread.expect(self.out(source, item, half), wanted);
                 }
             }
         }
     }
+}
 
+impl Items<'_, '_> {
     /// The next kernel on the stream: each thread reads what another has taken.
     fn consume(&self) {
         let (me, threads) = (self.thread.rank(), self.thread.threads());
@@ -141,6 +168,8 @@ pub enum How {
     Right,
     /// It waits for the head before it pushes its own.
     WaitsFirst,
+    /// What it has pushed it overwrites, when it has taken the same of all.
+    InPlace,
     /// It counts its workgroup out before the barrier that follows the credit.
     CountsFirst,
 }
@@ -167,18 +196,17 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                     items => items,
                 };
                 let plan = Plan { pattern, ranks, items };
-                let mut body = Items { thread, call, plan };
+                let in_place = how == How::InPlace;
+                let mut body = Items { thread, call, plan, in_place };
                 let launch = thread.launch();
                 let done = match (items, how) {
                     (0, _) => super::ops::one_tile(&launch, thread, call),
-                    (_, How::Right) if pattern == Pattern::Rows => {
-                        let done = flow::exchange_rows(&launch, &plan, ROW, &mut body);
-                        if done.is_ok() {
-                            body.read_rows(&launch);
-                        }
-                        done
+                    (_, How::Right | How::InPlace) if pattern.in_rows() => {
+                        let spread = pattern == Pattern::SpreadRows;
+                        let rows = Rows { items, len: ROW, piece: PIECE, at_once: AT_ONCE, spread };
+                        flow::exchange_rows(&launch, &rows, &mut body)
                     }
-                    (_, How::Right) => flow::exchange(&launch, &plan, &mut body),
+                    (_, How::Right | How::InPlace) => flow::exchange(&launch, &plan, &mut body),
                     (_, How::WaitsFirst) => waits_first(&launch),
                     (_, How::CountsFirst) => counts_first(&launch),
                 };
@@ -198,7 +226,7 @@ fn waits_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
     let mut wg = Workgroup::begin(launch.m, launch.channel, (index, count), launch.record);
     let all = Members::all(launch.channel.size);
     let result = wg.begin_push(all).and_then(|()| {
-        let taken = wg.wait_head(all);
+        let taken = wg.wait_head(all, SOURCES);
         wg.push_head(all);
         wg.leave_together(taken)
     });
@@ -212,7 +240,7 @@ fn counts_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
     let all = Members::all(launch.channel.size);
     let result = wg.begin_push(all).and_then(|()| {
         wg.push_head(all);
-        let taken = wg.wait_head(all);
+        let taken = wg.wait_head(all, SOURCES);
         wg.leave_together(taken)
     });
     wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
@@ -230,10 +258,14 @@ pub fn exchange_two(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
     scenario(pattern, ranks, 2, &USED[..calls as usize], How::Right)
 }
 
-/// Calls of three items each in rows, the last of them a short one.
-pub fn exchange_rows(ranks: u32, calls: u32) -> Scenario {
-    const USED: &[u32] = &[3; 8];
-    scenario(Pattern::Rows, ranks, 3, &USED[..calls as usize], How::Right)
+/// Calls of two items each in rows, or of eight, of which a second row has the last two. All workgroups
+/// share what is pushed, or each pushes what it takes.
+pub fn exchange_rows(ranks: u32, calls: u32, two_rows: bool, spread: bool) -> Scenario {
+    const USED: [&[u32]; 2] = [&[2; 8], &[8; 8]];
+    let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
+    let used = &USED[usize::from(two_rows)][..calls as usize];
+    let items = used[0];
+    scenario(pattern, ranks, items, used, How::Right)
 }
 
 /// Words for two items, and calls from number `first` on that use as many as `used` says; 0 is a call
@@ -256,6 +288,16 @@ pub fn waiting_first() -> Scenario {
 pub fn counting_first() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).threads(2);
     scenario.name.push_str(", counts first");
+    scenario.headers = None;
+    scenario
+}
+
+/// A call in two rows, of which each item is written where it was read. It must not be one in which all
+/// workgroups share what is pushed.
+pub fn in_place(spread: bool) -> Scenario {
+    let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
+    let mut scenario = scenario(pattern, 2, 8, &[8], How::InPlace).threads(3).groups(&[2, 2]);
+    scenario.name.push_str(", in place");
     scenario.headers = None;
     scenario
 }

@@ -14,6 +14,7 @@ use super::{Change, Check, Compare, Place, Report, Rules, ops};
 pub(super) fn all() -> Vec<Mutant> {
     use Access::{AbortCheck, CreditLoad, EntryStore, LlLoad, LlStamp, LlStore};
     let one = |calls| ll::exchange(Pattern::All, 2, calls).without_heads();
+    let rows = |calls| ll::exchange_rows(2, calls, true, true).threads(3).without_heads();
     let root = |calls| ll::exchange(Pattern::Root, 2, calls).without_heads();
     let device = |name, access, scenario| {
         let change = Change::Scope(access, Scope::Device);
@@ -32,6 +33,18 @@ pub(super) fn all() -> Vec<Mutant> {
         device("ll-stamp-device", LlStamp, refreshing(&[1, 1])),
         mutant("ll-torn", one(1), Change::Torn, Check::Wrong),
         mutant("ll-any", one(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong),
+        // Of several items that are awaited together each is looked at.
+        mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
+        mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
+            .by(Engine::Random(20_000)),
+        // One thread reads what the other has not taken yet.
+        mutant(
+            "ll-no-vote-before-row",
+            rows(1),
+            Change::DropVote { rank: 0, group: 0, position: 1 },
+            Check::Wrong,
+        )
+        .by(Engine::Random(20_000)),
         searched(mutant(
             "ll-less",
             one(2).calls(2, i32::MAX),
@@ -66,6 +79,11 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::BlindRecords,
             Check::Wrong,
         ))),
+        // What one workgroup pushes is written by the one that has taken it.
+        in_scenario(
+            mutant("ll-spread-in-place", ll::in_place(true), [], Check::Wrong)
+                .by(Engine::Random(20_000)),
+        ),
         in_scenario(searched(mutant("ll-recycled", one(1).recycled(0), [], Check::Wrong))),
         in_scenario(searched(mutant(
             "ll-recycled-other-slot",

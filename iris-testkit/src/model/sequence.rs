@@ -38,11 +38,13 @@ pub enum Kind {
     WaitHead,
     PushPair,
     WaitPair,
+    PushBatch,
+    WaitBatch,
     LeaveTogether,
 }
 
 impl Kind {
-    const ALL: [Kind; 24] = [
+    const ALL: [Kind; 26] = [
         Kind::Enter,
         Kind::Credit,
         Kind::WaitEntry,
@@ -66,6 +68,8 @@ impl Kind {
         Kind::WaitHead,
         Kind::PushPair,
         Kind::WaitPair,
+        Kind::PushBatch,
+        Kind::WaitBatch,
         Kind::LeaveTogether,
     ];
 }
@@ -201,16 +205,31 @@ fn perform<M: Memory>(
         Kind::BeginPush => wg.begin_push(some)?,
         Kind::CountOut => wg.count_out(),
         Kind::PushHead => wg.push_head(some),
-        Kind::WaitHead => wg.wait_head(some)?,
+        Kind::WaitHead => wg.wait_head(some, ll::SOURCES)?,
         Kind::PushPair => ll::push(m, channel, call, peer, ll::HEAD + tile, [tile, peer]),
         Kind::WaitPair => ll::each(m, channel, call, ll::HEAD + tile, some, |source, data| {
             *answer = *answer || data[0] == source;
             Ok(())
         })?,
+        Kind::PushBatch => {
+            for &item in wg.batch_of_all(&ROWS, tile & 1).items() {
+                ll::push(m, channel, call, peer, ll::HEAD + item, [tile, item]);
+            }
+        }
+        Kind::WaitBatch => {
+            let batch = wg.batch_of_row(&ROWS, tile, peer & 1);
+            ll::each_of(m, channel, call, &batch, some, |source, data| {
+                *answer = *answer || data.iter().any(|data| data[0] == source);
+                Ok(())
+            })?;
+        }
         Kind::LeaveTogether => wg.leave_together(Ok(()))?,
     }
     Ok(())
 }
+
+/// Two rows, of which the second has no whole pieces.
+const ROWS: ll::Rows = ll::Rows { items: 11, len: 6, piece: 2, at_once: 4, spread: false };
 
 const TILES: u32 = 3;
 
@@ -250,7 +269,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
                 tiles: TILES,
                 flags: TILES,
                 locks: true,
-                pairs: TILES,
+                pairs: ROWS.items,
                 sequence: 0,
             };
             let (channel, _) = Channel::lay_out(shape, rank, RESERVED_WORDS, LINE_WORDS);

@@ -1,10 +1,13 @@
 // The body of the collectives of small messages, in words that carry their data: an item is eight bytes
 // of a message whose rows are taken one behind the other.
+//
+// Long because rows that are normalised are taken in two ways: item by item, and in vectors that stay in
+// registers.
 #ifndef IRIS_BODY_LL_H
 #define IRIS_BODY_LL_H
 
 #include "iris/body/norm.h"
-#include "iris/body/partial.h"
+#include "iris/body/sums.h"
 
 namespace iris {
 
@@ -288,20 +291,32 @@ IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32
     return values;
 }
 
-/// One thread's items of a call in which a residual is added. Rows are whole items.
-template <u32 N> class ResidualBody : public ExchangeBody<Collective::AllReduce, N> {
-    using Base = ExchangeBody<Collective::AllReduce, N>;
+/// One thread's items of rows of any form, to which a residual is added: one after the other. Rows are whole
+/// items, and are read again to be normalised.
+class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
+    using Base = ExchangeBody<Collective::AllReduce, 1>;
 
   public:
-    IRIS_DEVICE explicit ResidualBody(const OpArgs& args)
-        : Base(args), residual(View::of(args.residual), args.m, args.n, this->items.shift), held{} {}
+    static constexpr u32 PIECE = 1, ITEMS = 1;
 
-    IRIS_DEVICE void begin(u32 item) {
+    IRIS_DEVICE explicit ResidualBody(const OpArgs& args)
+        : Base(args), residual(View::of(args.residual), args.m, args.n, this->items.shift), held{},
+          item(0) {}
+
+    template <class Batch> IRIS_DEVICE void load(const Batch& batch) {
+        if (batch.count > 0) Base::load(1, batch.first);
+    }
+    IRIS_DEVICE void give(u32, u32 (&data)[2]) { Base::give(0, 0, 0, data); }
+    template <class Batch> IRIS_DEVICE void begin(u32, const Batch& batch) {
+        item = batch.first;
         Base::begin(item);
         // It is under way while the others' are awaited.
         if (travels_alike()) residual.load(item, this->dtype, held);
     }
-    IRIS_DEVICE void end(u32 item) {
+    IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        Base::take(source, item, data[0]);
+    }
+    IRIS_DEVICE void end() {
         this->finish_sum(item);
         const u32 shift = this->items.shift;
         if (travels_alike()) {
@@ -312,6 +327,7 @@ template <u32 N> class ResidualBody : public ExchangeBody<Collective::AllReduce,
         }
         this->store_sum(item);
     }
+    IRIS_DEVICE void row(u32 row) { norm_rows(this->args, row, 1); }
 
   private:
     /// Whether there is one, of the type that travels.
@@ -320,25 +336,208 @@ template <u32 N> class ResidualBody : public ExchangeBody<Collective::AllReduce,
     }
 
     const ItemsOf residual;
-    u32 held[2];
+    u32 held[2], item;
 };
 
-template <u32 N> IRIS_DEVICE bool run_exchange_norm_of(const OpArgs& args) {
-    ResidualBody<N> body(args);
-    return flow::exchange_rows<N>(launch_of(args), body.items, args.n >> body.items.shift, body);
+/// What threads tell each other of rows whose vectors they hold.
+template <u32 HELD> struct VectorSquares {
+    float of_vector[HELD * THREADS];
+    Squares squares;
+};
+
+/// One thread's vectors of rows of a 16-bit type, to which a residual of this type is added: all of a row at
+/// once, which stay in registers until they are normalised.
+///
+/// PAIR: of two ranks there is one other, whose part is added as soon as it has come. So registers are left for
+/// the residual and the factors.
+template <u32 DTYPE, bool PAIR> class VectorBody {
+  public:
+    /// Vectors, and items, that a thread holds of a row.
+    static constexpr u32 HELD = 3, PIECE = WIDTH * element_bytes(DTYPE) / 8, ITEMS = HELD * PIECE;
+    static_assert(ITEMS <= ll::AT_ONCE, "items that one wait is for");
+
+    /// Whether a call is such a one: all that a thread touches are whole vectors, and it holds its own of a
+    /// row.
+    IRIS_DEVICE static bool takes(const OpArgs& args) {
+        const Matrix &a = args.a, &c = args.c, &residual = args.residual;
+        const bool residual_too = residual.address == 0 ||
+                                  (residual.dtype == DTYPE && !residual.transposed &&
+                                   ((residual.address & 15) | residual.ld % WIDTH) == 0);
+        return Norm::of(args).whole && c.dtype == DTYPE && args.wire == DTYPE && a.dtype == DTYPE &&
+               !a.transposed && (a.address & 15) == 0 && (a.ld == args.n || args.m <= 1) &&
+               residual_too && args.bias.address == 0 && (args.epilogue & EPILOGUE_GELU) == 0 &&
+               args.n <= HELD * WIDTH * (THREADS - port::WAVE);
+    }
+
+    IRIS_DEVICE VectorBody(const OpArgs& args, VectorSquares<HELD>& shared)
+        : args(args), norm(Norm::of(args)), shared(shared), count(0), summed(false),
+          own_is_added(false) {}
+
+    template <class Batch> IRIS_DEVICE void load(const Batch& batch) {
+        const u64 first = args.a.address + u64(batch.first) * 8;
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (k >= batch.count) break;
+            given[k] = port::read<u64>(first + batch.bytes_behind(k, 8));
+        }
+    }
+
+    IRIS_DEVICE void give(u32 k, u32 (&data)[2]) {
+        data[0] = static_cast<u32>(given[k]);
+        data[1] = static_cast<u32>(given[k] >> 32);
+        if (args.counters != 0) Trace(0, 0, args.counters, 0).add(Counter::Pushed, 16);
+    }
+
+    /// What is added and multiplied is under way while the others' are awaited.
+    template <class Batch> IRIS_DEVICE void begin(u32 row, const Batch& batch) {
+        count = batch.count / PIECE;
+        at = row;
+        first = batch.first * 8 - row * norm.cols * ELEMENT;
+        apart = batch.apart * 8;
+        summed = own_is_added = false;
+        each([&](u32 i, u32 bytes) { own[i] = port::read<Vec16>(row_of(args.a) + bytes); });
+        if constexpr (PAIR) load_rest();
+    }
+
+    IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        if constexpr (!PAIR) {
+            if (!summed) clear();
+            if (!own_is_added && source > args.channel.rank) add_own();
+        }
+        each([&](u32 i, u32 bytes) {
+            Vec16 vector;
+            IRIS_UNROLL
+            for (u32 word = 0; word < 4; ++word) vector.word[word] = data[i * PIECE + word / 2][word % 2];
+            if constexpr (PAIR) {
+                // Of two it does not matter which is the first.
+                Values values = unpack(vector);
+                add_to(values, unpack(own[i]));
+                finish(i, bytes, values);
+            } else {
+                add_to(sum[i], unpack(vector));
+            }
+        });
+    }
+
+    IRIS_DEVICE void end() {
+        if constexpr (!PAIR) {
+            if (!own_is_added) add_own();
+            load_rest();
+            each([&](u32 i, u32 bytes) { finish(i, bytes, sum[i]); });
+        }
+    }
+
+    /// The squares are added up in the order of norm_rows, in which other threads have other vectors.
+    IRIS_DEVICE void row(u32) {
+        float squares = 0.0f;
+        IRIS_UNROLL
+        for (u32 i = 0; i < HELD; ++i) {
+            const u32 vector = port::thread() + i * THREADS;
+            if (vector * WIDTH < norm.cols) squares += shared.of_vector[vector];
+        }
+        const float scale = scale_of(norm, sum_of_threads(shared.squares, squares));
+        each([&](u32 i, u32 bytes) {
+            const Values values = scaled(unpack(own[i]), scale, unpack(weight[i]));
+            port::write(row_of(args.normed) + bytes, pack(values));
+        });
+        count = 0;
+    }
+
+  private:
+    IRIS_DEVICE static Values unpack(const Vec16& vector) { return values_of(Raw{vector, {}}, DTYPE); }
+    IRIS_DEVICE static Vec16 pack(const Values& values) {
+        Vec16 vector;
+        IRIS_UNROLL
+        for (u32 i = 0; i < 4; ++i) {
+            vector.word[i] = static_cast<u32>(narrow(DTYPE, values.v[2 * i])) |
+                             static_cast<u32>(narrow(DTYPE, values.v[2 * i + 1])) << 16;
+        }
+        return vector;
+    }
+    /// Call `each` for the vectors that this thread has, with the place of each in a row, in bytes.
+    template <class Each> IRIS_DEVICE void each(Each each) const {
+        IRIS_UNROLL
+        for (u32 i = 0; i < HELD; ++i) {
+            if (i >= count) break;
+            each(i, first + i * apart);
+        }
+    }
+    IRIS_DEVICE u64 row_of(const Matrix& matrix) const {
+        return matrix.address + at * matrix.ld * ELEMENT;
+    }
+    IRIS_DEVICE void clear() {
+        // Nothing but a negative zero leaves every number as it is.
+        IRIS_UNROLL
+        for (u32 i = 0; i < HELD * WIDTH; ++i) sum[i / WIDTH].v[i % WIDTH] = -0.0f;
+        summed = true;
+    }
+    IRIS_DEVICE void add_own() {
+        each([&](u32 i, u32) { add_to(sum[i], unpack(own[i])); });
+        own_is_added = true;
+    }
+    IRIS_DEVICE void load_rest() {
+        if (args.residual.address != 0) {
+            each([&](u32 i, u32 bytes) {
+                residual[i] = port::read<Vec16>(row_of(args.residual) + bytes);
+            });
+        }
+        each([&](u32 i, u32 bytes) { weight[i] = port::read<Vec16>(args.weight.address + bytes); });
+    }
+    /// The sum of a vector is there: C is what is normalised, rounded.
+    IRIS_DEVICE void finish(u32 i, u32 bytes, Values& values) {
+        if (args.residual.address != 0) add_to(values, unpack(residual[i]));
+        own[i] = pack(values);
+        port::write(row_of(args.c) + bytes, own[i]);
+        shared.of_vector[bytes / sizeof(Vec16)] = squares_of(unpack(own[i]));
+    }
+
+    static constexpr u32 ELEMENT = element_bytes(DTYPE);
+
+    const OpArgs& args;
+    const Norm norm;
+    VectorSquares<HELD>& shared;
+    /// The row, how many vectors of it this thread has, and where they lie in it, in bytes.
+    u32 at, count, first, apart;
+    /// What goes to the others.
+    u64 given[ITEMS];
+    /// What this rank has, and then C; the residual and the factors.
+    Vec16 own[HELD], residual[HELD], weight[HELD];
+    Values sum[HELD];
+    bool summed, own_is_added;
+};
+
+/// Rows of a call, whose pushes are shared where nobody writes what is pushed.
+IRIS_DEVICE ll::Rows rows_of(const OpArgs& args, u32 per_item) {
+    const u32 len = args.n / per_item;
+    return ll::Rows{args.m * len, len, args.a.address != args.c.address};
 }
 
-/// A sum with a residual, whose rows are normalised by the workgroup that has taken them, when the call is
-/// over.
+template <u32 DTYPE, bool PAIR> IRIS_DEVICE bool run_exchange_norm_vectors(const OpArgs& args) {
+    using Body = VectorBody<DTYPE, PAIR>;
+    if (!Body::takes(args)) return false;
+    IRIS_SHARED(VectorSquares<Body::HELD>, shared);
+    Body body(args, shared);
+    flow::exchange_rows<PAIR>(launch_of(args), rows_of(args, WIDTH / Body::PIECE), body);
+    return true;
+}
+
+template <bool PAIR> IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
+    ResidualBody body(args);
+    flow::exchange_rows<PAIR>(launch_of(args), rows_of(args, 1 << body.items.shift), body);
+}
+
+template <bool PAIR> IRIS_DEVICE void run_exchange_norm_of(const OpArgs& args) {
+    if (run_exchange_norm_vectors<BF16, PAIR>(args)) return;
+    if (run_exchange_norm_vectors<F16, PAIR>(args)) return;
+    run_exchange_norm_items<PAIR>(args);
+}
+
+/// A sum with a residual, whose rows are normalised by the workgroup that has taken them.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
+    // The body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
-    const bool done = args.channel.size == 2 ? run_exchange_norm_of<1>(args)
-                                             : run_exchange_norm_of<ll::SOURCES>(args);
-    if (!done) return;
-    const Launch launch = launch_of(args);
-    for (u32 row = launch.count - 1 - launch.index; row < args.m; row += launch.count) {
-        norm_rows(args, row, 1);
-    }
+    if (args.channel.size == 2) run_exchange_norm_of<true>(args);
+    else run_exchange_norm_of<false>(args);
 }
 
 template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& args) {

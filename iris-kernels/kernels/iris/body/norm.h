@@ -26,30 +26,36 @@ struct Norm {
     }
 };
 
-/// Partial sums that one thread adds, and how many sums of such there are.
-constexpr u32 PARTIALS = 16, PARTIAL_SUMS = (THREADS + PARTIALS - 1) / PARTIALS;
+/// Partial sums that one thread adds, how many sums of such there are, and in how many turns numbers are added.
+constexpr u32 PARTIALS = 16, PARTIAL_SUMS = (THREADS + PARTIALS - 1) / PARTIALS, TURNS = 4;
 
 /// What threads tell each other.
 struct Squares {
     float of_thread[THREADS];
-    float sums[PARTIAL_SUMS];
+    alignas(16) float sums[PARTIAL_SUMS];
 };
+
+/// The sum of numbers `apart` from each other, in turns, so that few additions follow each other.
+template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 apart) {
+    float sums[TURNS] = {};
+    IRIS_UNROLL
+    for (u32 i = 0; i < COUNT; ++i) sums[i % TURNS] += numbers[i * apart];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
 
 /// The sum of a number of each thread, the same bits on all threads: in an order that depends on nothing
 /// but their number. Between two of them every thread has passed a barrier of the second.
 IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
+    static_assert(THREADS % PARTIAL_SUMS == 0, "each sum is one of as many numbers");
     const u32 thread = port::thread();
     squares.of_thread[thread] = own;
     port::barrier(Site::Body);
     if (thread < PARTIAL_SUMS) {
-        float sum = 0.0f;
-        for (u32 i = thread; i < THREADS; i += PARTIAL_SUMS) sum += squares.of_thread[i];
-        squares.sums[thread] = sum;
+        constexpr u32 COUNT = THREADS / PARTIAL_SUMS;
+        squares.sums[thread] = sum_in_turns<COUNT>(squares.of_thread + thread, PARTIAL_SUMS);
     }
     port::barrier(Site::Body);
-    float sum = 0.0f;
-    for (u32 i = 0; i < PARTIAL_SUMS; ++i) sum += squares.sums[i];
-    return sum;
+    return sum_in_turns<PARTIAL_SUMS>(squares.sums, 1);
 }
 
 /// What elements of a row whose squares have this sum are multiplied by.
@@ -57,9 +63,12 @@ IRIS_DEVICE float scale_of(const Norm& norm, float squares) {
     return 1.0f / port::root(squares / static_cast<float>(norm.cols) + norm.epsilon);
 }
 
-IRIS_DEVICE void add_squares(float& sum, const Values& values) {
+/// The sum of the squares of a vector. A thread adds up those of its vectors, every so many-th of a row.
+IRIS_DEVICE float squares_of(const Values& values) {
+    float sum = 0.0f;
     IRIS_UNROLL
     for (u32 i = 0; i < WIDTH; ++i) sum = port::fused(values.v[i], values.v[i], sum);
+    return sum;
 }
 
 IRIS_DEVICE Values scaled(Values values, float scale, const Values& weight) {
@@ -94,11 +103,11 @@ IRIS_DEVICE void norm_vectors(const Norm& norm, u32 row, u32 rows, Squares& squa
         float sum = 0.0f;
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
-            if (first + i * step < norm.cols) add_squares(sum, values_of(held[i], DTYPE));
+            if (first + i * step < norm.cols) sum += squares_of(values_of(held[i], DTYPE));
         }
         IRIS_NO_UNROLL
         for (u32 col = first + HELD * step; col < norm.cols; col += step) {
-            add_squares(sum, values_of(load_raw(from + col * BYTES, DTYPE), DTYPE));
+            sum += squares_of(values_of(load_raw(from + col * BYTES, DTYPE), DTYPE));
         }
         const float scale = scale_of(norm, sum_of_threads(squares, sum));
         IRIS_UNROLL
@@ -126,7 +135,7 @@ IRIS_DEVICE void norm_elements(const Norm& norm, u32 row, u32 rows, Squares& squ
         IRIS_NO_UNROLL
         for (u32 col = first; col < norm.cols; col += step) {
             // Those behind the end of the row are 0.
-            add_squares(sum, norm.rows.load(at, col, min_of(WIDTH, norm.cols - col)));
+            sum += squares_of(norm.rows.load(at, col, min_of(WIDTH, norm.cols - col)));
         }
         const float scale = scale_of(norm, sum_of_threads(squares, sum));
         IRIS_NO_UNROLL

@@ -15,9 +15,9 @@ namespace iris::flow {
 //       end(item)                       all have been taken
 
 /// The steps of exchange, of the items that fall to this thread.
-template <u32 N, class Share, class Exchange, class Body>
-IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Share& share, const Exchange& exchange,
-                                Body& body) {
+template <u32 N, class Exchange, class Body>
+IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& body) {
+    const ll::Share share = wg.share_of_threads();
     const u32 me = wg.rank(), size = wg.size();
     const Call call = wg.call();
     Members to{0}, from{0};
@@ -82,16 +82,6 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Share& share, const Exchang
     return wg.leave_together(through);
 }
 
-/// Count the workgroup out.
-template <class Exchange>
-IRIS_DEVICE bool finish_exchange(Workgroup& wg, bool result, const Exchange& exchange) {
-    return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        // The head goes along wherever there is data.
-        const u32 items = exchange.sent(wg.rank(), peer);
-        return items == 0 ? 0 : ll::HEAD + items;
-    });
-}
-
 /// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
 /// others pushed.
 ///
@@ -100,17 +90,122 @@ IRIS_DEVICE bool finish_exchange(Workgroup& wg, bool result, const Exchange& exc
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps<N>(wg, wg.share_of_threads(), exchange, body);
-    return finish_exchange(wg, result, exchange);
+    const bool result = exchange_steps<N>(wg, exchange, body);
+    return wg.finish_push(End::Advance, result, [&](u32 peer) {
+        // The head goes along wherever there is data.
+        const u32 items = exchange.sent(wg.rank(), peer);
+        return items == 0 ? 0 : ll::HEAD + items;
+    });
 }
 
-/// The same of items in rows of `len`, of which a workgroup takes whole ones: when it has passed, all of
-/// them are there.
-template <u32 N, class Exchange, class Body>
-IRIS_DEVICE bool exchange_rows(const Launch& launch, const Exchange& exchange, u32 len, Body& body) {
+// Body of rows: PIECE, ITEMS            items side by side that one thread takes, and items at once
+//               load(batch)             look at items that are about to be given to peers
+//               give(k, data)           number k of those goes to a peer
+//               begin(row, batch)       they are about to be taken: what this rank has itself
+//               take(source, data)      take what a source sent; sources come in ascending order
+//               end()                   all have been taken
+//               row(row)                all threads of this workgroup have taken theirs
+
+/// Push the items of a batch, several to one peer before those to the next.
+template <class Batch, class Body>
+IRIS_DEVICE void push_batch(Workgroup& wg, const Batch& batch, Body& body) {
+    IRIS_NO_UNROLL
+    for (u32 step = 1; step < wg.size(); ++step) {
+        const u32 peer = wg.peer(step);
+        IRIS_UNROLL
+        for (u32 k = 0; k < Batch::ITEMS; ++k) {
+            if (k >= batch.count) break;
+            u32 data[2];
+            body.give(k, data);
+            ll::push_item(wg.m, wg.call(), peer, batch, k, data);
+        }
+    }
+}
+
+/// The steps of exchange_rows.
+template <bool PAIR, class Body>
+IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
+    constexpr u32 ITEMS = Body::ITEMS, PIECE = Body::PIECE, HEADS = PAIR ? 1 : ll::HEADS_OF_ROWS;
+    const Members all{rows.items == 0 ? 0 : Members::all(wg.size()).bits};
+    const ll::RowShare share = wg.share_of_rows();
+    const auto batch_of = [&](u32 row, u32 number) IRIS_INLINE {
+        return share.template batch<ITEMS, PIECE>(rows, row, number);
+    };
+    const auto even_batch = [&](u32 number) IRIS_INLINE {
+        return wg.share_of_threads().template batch<ITEMS>(rows.items, number);
+    };
+    u32 row = share.first;
+    // They are under way while the credit is.
+    if (rows.spread) body.load(even_batch(0));
+    else body.load(batch_of(row, 0));
+    if (!wg.begin_push(all)) return false;
+    wg.trace.begin(Span::Signal, 0);
+    wg.count_out();
+    // All threads of a wave have pushed before one of them waits.
+    port::divergent([&]() IRIS_INLINE {
+        wg.push_head(all);
+        if (rows.spread) {
+            IRIS_NO_UNROLL
+            for (u32 number = 0;; ++number) {
+                const auto batch = even_batch(number);
+                if (batch.count == 0) return true;
+                if (IRIS_RARE(number > 0)) body.load(batch);
+                push_batch(wg, batch, body);
+            }
+        }
+        IRIS_NO_UNROLL
+        for (u32 from = row; rows.has(from); from += share.step) {
+            IRIS_NO_UNROLL
+            for (u32 number = 0;; ++number) {
+                const auto batch = batch_of(from, number);
+                if (batch.count == 0) break;
+                if (IRIS_RARE(number > 0 || from != row)) body.load(batch);
+                push_batch(wg, batch, body);
+            }
+        }
+        return true;
+    });
+    wg.trace.end(Span::Signal);
+    // A workgroup without a row waits for heads, too.
+    Members heads = all;
+    do {
+        const bool through = port::divergent([&]() IRIS_INLINE {
+            if (!wg.template wait_head<HEADS>(heads)) return false;
+            IRIS_NO_UNROLL
+            for (u32 number = 0;; ++number) {
+                const auto batch = batch_of(row, number);
+                if (batch.count == 0) return true;
+                body.begin(row, batch);
+                if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
+                wg.trace.begin(Span::Wait, batch.first);
+                const bool passed = ll::each_of<PAIR>(
+                    wg.m, wg.call(), batch, all,
+                    [&](u32 source, const u32 (&data)[ITEMS][2]) IRIS_INLINE {
+                        body.take(source, data);
+                        return true;
+                    });
+                wg.trace.end(Span::Wait);
+                if (!passed) return false;
+                body.end();
+            }
+        });
+        if (!wg.leave_together(through)) return false;
+        if (!rows.has(row)) return true;
+        body.row(row);
+        row += share.step;
+        heads = Members{0};
+    } while (rows.has(row));
+    return true;
+}
+
+/// The same of items in rows, of which a workgroup takes whole ones: each thread waits for several items at
+/// once, and when all threads have taken theirs of a row, the body gets it. PAIR: there are two ranks.
+template <bool PAIR, class Body>
+IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body& body) {
     Workgroup wg(launch);
-    const bool result = exchange_steps<N>(wg, wg.share_of_rows(len), exchange, body);
-    return finish_exchange(wg, result, exchange);
+    const bool result = row_steps<PAIR>(wg, rows, body);
+    const u32 used = rows.items == 0 ? 0 : ll::HEAD + rows.items;
+    return wg.finish_push(End::Advance, result, [&](u32) { return used; });
 }
 
 } // namespace iris::flow

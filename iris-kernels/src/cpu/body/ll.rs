@@ -2,7 +2,8 @@
 //! taken one behind the other, without gaps.
 
 use iris_sync::Stop;
-use iris_sync::flow::{self, LlTiles};
+use iris_sync::flow::{self, LlRows, LlTiles};
+use iris_sync::ll::Rows;
 
 use crate::args::{Matrix, OpArgs, counter, element_bytes};
 use crate::cpu::body::epilogue::{add_residual, finish_values};
@@ -40,12 +41,12 @@ pub(crate) fn run(
     if args.normed.address == 0 {
         return flow::exchange(launch, &items, &mut body);
     }
-    // Rows are normalised by the workgroup that has taken them, when the call is over.
-    flow::exchange_rows(launch, &items, args.n / per_item, &mut body)?;
-    for row in (launch.count - 1 - launch.index..args.m).step_by(launch.count as usize) {
-        norm_rows(args, row, 1);
-    }
-    Ok(())
+    // Rows are normalised by the workgroup that has taken them. One that is written where it was read is
+    // pushed by it, too.
+    let len = args.n / per_item;
+    let spread = args.a.address != args.c.address;
+    let rows = Rows { items: args.m * len, len, piece: 1, at_once: 1, spread };
+    flow::exchange_rows(launch, &rows, &mut body)
 }
 
 impl flow::Exchange for Items {
@@ -184,5 +185,11 @@ impl LlTiles for Body<'_> {
             let bits = view::to_bits(args.c.dtype, self.sum[i]);
             view::set_bits(&args.c, row, col, bits);
         }
+    }
+}
+
+impl LlRows for Body<'_> {
+    fn row(&mut self, row: u32) {
+        norm_rows(self.args, row, 1);
     }
 }
