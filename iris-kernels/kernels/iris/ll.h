@@ -16,9 +16,11 @@ constexpr u32 HEAD = FIELDS / 2;
 /// before much code has been run.
 constexpr u32 SOURCES = 8;
 
-/// Items of one source that one wait is for, at most: likewise. Beside what a thread holds of a row it waits
-/// for the heads of so many sources.
-constexpr u32 AT_ONCE = 8, HEADS_OF_ROWS = 2;
+/// Items of one source that one wait is for, at most: likewise.
+constexpr u32 AT_ONCE = 8;
+
+/// Sources whose heads are awaited together beside what a thread holds of a row.
+constexpr u32 HEADS_OF_ROWS = 2;
 
 /// Items in rows, of which a workgroup takes whole ones. Every rank sends all of them to every other.
 struct Rows {

@@ -337,7 +337,6 @@ const IN_KERNELS: &[Twins] = &[
             "rows_of",
             "run_exchange_norm",
             "run_exchange_norm_items",
-            "run_exchange_norm_of",
             "run_exchange_norm_vectors",
             "run_exchange_of",
             "store",

@@ -521,23 +521,21 @@ template <u32 DTYPE, bool PAIR> IRIS_DEVICE bool run_exchange_norm_vectors(const
     return true;
 }
 
-template <bool PAIR> IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
+IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
     ResidualBody body(args);
-    flow::exchange_rows<PAIR>(launch_of(args), rows_of(args, 1 << body.items.shift), body);
-}
-
-template <bool PAIR> IRIS_DEVICE void run_exchange_norm_of(const OpArgs& args) {
-    if (run_exchange_norm_vectors<BF16, PAIR>(args)) return;
-    if (run_exchange_norm_vectors<F16, PAIR>(args)) return;
-    run_exchange_norm_items<PAIR>(args);
+    flow::exchange_rows<false>(launch_of(args), rows_of(args, 1 << body.items.shift), body);
 }
 
 /// A sum with a residual, whose rows are normalised by the workgroup that has taken them.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
     // The body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
-    if (args.channel.size == 2) run_exchange_norm_of<true>(args);
-    else run_exchange_norm_of<false>(args);
+    const bool pair = args.channel.size == 2;
+    if (pair && run_exchange_norm_vectors<BF16, true>(args)) return;
+    if (pair && run_exchange_norm_vectors<F16, true>(args)) return;
+    if (!pair && run_exchange_norm_vectors<BF16, false>(args)) return;
+    if (!pair && run_exchange_norm_vectors<F16, false>(args)) return;
+    run_exchange_norm_items(args);
 }
 
 template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& args) {

@@ -377,7 +377,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
         for (at, _) in lines.iter().enumerate().filter(|(_, line)| line.starts_with(WRITE_BACK)) {
             barriers.extend(lines[..at].iter().rposition(|line| *line == "s_barrier"));
         }
-        // A kernel of words that carry their data has two bodies, for two ranks and for more. Each writes
+        // A kernel of words that carry their data has bodies for two ranks and for more. Each writes
         // back twice: first for its entry and its count, which tell of nothing that another wave has stored
         // (each thread publishes its own, and data needs no entry), then where it ends, in a call that
         // refreshes words. Only the second has waves to wait for.
