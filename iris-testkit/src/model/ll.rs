@@ -198,6 +198,13 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                 let plan = Plan { pattern, ranks, items };
                 let in_place = how == How::InPlace;
                 let mut body = Items { thread, call, plan, in_place };
+                if in_place {
+                    // The kernel before leaves there what is pushed.
+                    if thread.id().group == 0 && thread.id().thread == 0 {
+                        (0..items).for_each(|item| thread.write(body.given(item), 0));
+                    }
+                    thread.boundary();
+                }
                 let launch = thread.launch();
                 let done = match (items, how) {
                     (0, _) => super::ops::one_tile(&launch, thread, call),

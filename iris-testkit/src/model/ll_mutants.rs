@@ -81,7 +81,7 @@ pub(super) fn all() -> Vec<Mutant> {
         ))),
         // What one workgroup pushes is written by the one that has taken it.
         in_scenario(
-            mutant("ll-spread-in-place", ll::in_place(true), [], Check::Wrong)
+            mutant("ll-spread-in-place", ll::in_place(true), [], Check::Race)
                 .by(Engine::Random(20_000)),
         ),
         in_scenario(searched(mutant("ll-recycled", one(1).recycled(0), [], Check::Wrong))),
