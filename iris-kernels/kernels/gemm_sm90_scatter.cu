@@ -115,6 +115,7 @@ class Scattering : public Whole {
                 const u32 owner = place.row / of.rows();
                 store_chunk(from, of.owners.map[(owner + size - rank) % size - 1], row, col);
             } else if (of.blocks.sends == 1) {
+                if (chunk == 0) hold<Hold::Storing>(rank);
                 for (u32 i = 0; i + 1 < size; ++i) {
                     const Peers& to = (directs >> i & 1) == 1 ? of.direct : of.all;
                     store_chunk(from, to.map[i], row, col);

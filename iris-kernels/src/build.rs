@@ -29,6 +29,20 @@ pub struct Injected {
     /// Where workgroups are held up, and for how many nanoseconds: at the place that a wait guards,
     /// so that what is wrong without it does not wait for luck.
     pub hold: Option<(Hold, u32)>,
+    /// Whether calls are done as they are without all this: by copy engines, and by products of whole
+    /// matrices that wait for peers and store to them, which are built with it, too; and which kernels go
+    /// without the access then. Else kernels of messages do in their place what they do, which can be held
+    /// up and left without waits at more places.
+    pub whole: Option<Without>,
+}
+
+/// Which kernels go without an access, of a call in which a product of whole matrices takes part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Without {
+    /// The product.
+    Products,
+    /// Those around it, which open and close the call, and the gates.
+    Others,
 }
 
 /// Where workgroups can be held up; as in memory.h, in its order. Rank 0 alone is, so that the others
@@ -45,17 +59,33 @@ pub enum Hold {
     Fetching,
     /// Between the read and the write of an addition under a lock.
     Adding,
+    /// Before a product of whole matrices stores a tile of a result to the peers.
+    Storing,
 }
 
 impl Injected {
-    /// The options of kernels with this in them.
+    /// The options of kernels with this in them, but for products of whole matrices.
     pub fn options(self, options: Options) -> Options {
+        self.with(options, self.whole != Some(Without::Products))
+    }
+
+    /// Those of products of whole matrices.
+    pub fn options_of_products(self, options: Options) -> Options {
+        self.with(options, self.whole == Some(Without::Products))
+    }
+
+    /// Whether kernels of messages do what copy engines and products of whole matrices do in other builds.
+    pub fn is_by_messages(self) -> bool {
+        self != Self::default() && self.whole.is_none()
+    }
+
+    fn with(self, options: Options, goes_without: bool) -> Options {
         let from_environment = cpu::longest_delay().saturating_mul(1000).min(1_000_000) as u32;
         let options = match self.delay_ns.max(from_environment) {
             0 => options,
             ns => options.define("IRIS_TEST_DELAY_NS", ns),
         };
-        let options = match self.without {
+        let options = match self.without.filter(|_| goes_without) {
             None => options,
             Some(access) => options.define("IRIS_TEST_NO_WAIT", access as i32),
         };
@@ -235,7 +265,7 @@ mod tests {
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,
-        injected: Injected { delay_ns: 0, without: None, hold: None },
+        injected: Injected { delay_ns: 0, without: None, hold: None, whole: None },
         observed: false,
     };
 
@@ -259,6 +289,7 @@ mod tests {
             delay_ns: 500,
             without: Some(Access::SignalLoad),
             hold: Some((Hold::Fetching, 2000)),
+            whole: None,
         };
         let op = OpBuild { injected, observed: true, ..OP };
         let build = op.of(Kernel::OneShot, ARCH).expect("a build");
@@ -274,6 +305,29 @@ mod tests {
             pair("IRIS_OBSERVED", "1"),
         ];
         assert_eq!(more, expected);
+    }
+
+    #[test]
+    fn either_the_product_goes_without_a_wait_or_the_others_do() {
+        let none = rtc::Options::new;
+        let (without, hold) = (Some(Access::SignalLoad), Some((Hold::Entered, 2000)));
+        for (whole, product, others) in [
+            (None, false, true),
+            (Some(Without::Products), true, false),
+            (Some(Without::Others), false, true),
+        ] {
+            let injected = Injected { delay_ns: 0, without, hold, whole };
+            let goes_without = |options: &Options| {
+                options.defines.iter().any(|(name, _)| name == "IRIS_TEST_NO_WAIT")
+            };
+            let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
+            assert_eq!(goes_without(&products), product, "{whole:?}");
+            assert_eq!(goes_without(&rest), others, "{whole:?}");
+            // Both are held up.
+            assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
+            assert_eq!(injected.is_by_messages(), whole.is_none());
+        }
+        assert!(!Injected::default().is_by_messages());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
-use crate::build::{self, Injected, OpBuild};
+use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::gemm::{Gathering, Scattering};
 use crate::kernel::Kernel;
@@ -161,19 +161,19 @@ impl Launcher {
         let local = Some(Self::new(heap, &matmul, &[Kernel::Local])?);
         let product = WholeProduct::new(heap, whole)?;
         let message = OpBuild { op: name, product: false, ..*op };
-        let observed = op.observed || op.injected != Injected::default();
+        let observed = op.observed || op.injected.is_by_messages();
         // Of more than two ranks nobody has timed it.
         let preferred = whole.library == Library::Auto && heap.size() == 2;
         // A host has no products that wait for peers, or store to them.
         let on_gpu = !heap.device().kind.traits().host_threads;
         let gathers = on_gpu && role == Role::Gather && kernels.contains(&Kernel::Open);
         let gathering = match gathers && (preferred || whole.library == Library::Ours) {
-            true => Gathering::new(heap, whole)?,
+            true => Gathering::new(heap, whole, op.injected)?,
             false => None,
         };
         let scattering = match whole.library {
             Library::Auto | Library::Ours if on_gpu && whole.stores => {
-                Scattering::new(heap, whole)?
+                Scattering::new(heap, whole, op.injected)?
             }
             _ => None,
         };

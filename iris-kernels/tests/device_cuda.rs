@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::time::Instant;
 
-use iris_kernels::build::{Hold, Injected};
-use iris_kernels::gemm_config::{TileConfig, TileSize};
+use iris_kernels::build::{Hold, Injected, Without};
+use iris_kernels::gemm_config::{CoreConfig, TileConfig, TileSize};
 use iris_kernels::rtc::{self, Compiler, Error, KernelSource, Options, Vendor};
 use iris_kernels::source::KERNELS;
 use iris_sync::Access;
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
                 the_kernels_of_the_stress_test_compile,
                 the_kernel_of_the_benchmark_compiles,
                 kernels_that_are_held_up_compile,
+                products_that_are_held_up_or_do_not_wait_compile,
                 a_slow_first_start_is_told_once,
             ],
         ),
@@ -161,7 +162,8 @@ fn the_kernels_of_the_examples_compile() {
 fn the_kernels_of_the_stress_test_compile() {
     let text = include_str!("../../iris-testkit/src/stress/stress.cu");
     let hold = Some((Hold::Filling, 1000));
-    let injected = Injected { delay_ns: 1000, without: Some(Access::VersionLoad), hold };
+    let without = Some(Access::VersionLoad);
+    let injected = Injected { delay_ns: 1000, without, hold, whole: None };
     let options = injected.options(Options::new());
     let code = nvrtc().compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
     let code = code.unwrap_or_else(|error| panic!("{error}"));
@@ -197,6 +199,31 @@ fn kernels_that_are_held_up_compile() {
         assert!(sleeps(&held) > sleeps(&plain), "{name} is not held up at {place:?}");
         assert!(held.contains("5000000") && !plain.contains("5000000"), "{name} at {place:?}");
     }
+}
+
+/// A product of whole matrices waits for peers, and is held up, only in builds that are told to; and goes
+/// without its wait only where the others keep theirs.
+fn products_that_are_held_up_or_do_not_wait_compile() {
+    let [_, gather, scatter] = iris_kernels::source::GEMMS else { panic!("three sources") };
+    let text = |source: &iris_kernels::source::Text, injected: Injected| {
+        let options = injected.options_of_products(CoreConfig::wide(256, 2, 4).options(2));
+        let code = nvrtc().compile((*source).into(), &options, "compute_90a");
+        String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
+    };
+    let with = |without, hold, whole| Injected { without, hold, whole, ..Injected::default() };
+    let signal = Some(Access::SignalLoad);
+    for source in [gather, scatter] {
+        let plain = text(source, Injected::default());
+        let others = text(source, with(signal, None, Some(Without::Others)));
+        assert!(plain == others, "{} goes without a wait that is the gates'", source.name);
+        let left_out = text(source, with(signal, None, Some(Without::Products)));
+        // What is polled in vain is looked at again after a sleep.
+        let sleeps = |text: &str| text.matches("nanosleep").count();
+        assert!(sleeps(&plain) > 0 && sleeps(&left_out) == 0, "{} still waits", source.name);
+    }
+    let hold = Some((Hold::Storing, 5_000_000));
+    let held = text(scatter, with(None, hold, Some(Without::Products)));
+    assert!(held.contains("5000000"), "{} is not held up", scatter.name);
 }
 
 /// Set for the process of the test below.

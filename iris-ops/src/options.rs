@@ -238,9 +238,9 @@ impl Request {
     }
 
     /// Whether nothing is asked of the kernels but their result: they are not traced, counted, held up or
-    /// told how many workgroups they have.
+    /// told how many workgroups they have. A test may hold up those that do it otherwise.
     pub(crate) fn is_plain(&self) -> bool {
-        !self.is_observed() && self.injected == Injected::default() && self.workgroups.is_none()
+        !self.is_observed() && !self.injected.is_by_messages() && self.workgroups.is_none()
     }
 
     /// Element type of C.

@@ -14,11 +14,14 @@
 //! **Showing that it can fail.** Kernels built without one of the waits
 //! ([`Injected::without`]) must be found wrong, within [`HELD_CALLS`]: [`WAITS`] has a subject for
 //! each wait there is, and a place where workgroups are held up, so that it does not take luck. With
-//! the wait, and held up at the same place, they must be right.
+//! the wait, and held up at the same place, they must be right. [`SIGNAL_WAITS`] does the same for the waits
+//! of gates and of products of whole matrices.
 //!
 //! **Limits.** GPUs only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
 
 mod subject;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +32,7 @@ use iris_heap::{
     BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, SymmetricHeap, World,
 };
 use iris_kernels::UserKernel;
+use iris_kernels::build::Without;
 use iris_kernels::gemm_config::THREADS;
 use iris_kernels::rtc::{self, KernelSource};
 use iris_ops::{Injected, MatRef, Ranks, TileShape};
@@ -37,7 +41,7 @@ use iris_sync::LINE_WORDS;
 use crate::oracle::{Meaning, split};
 use crate::suite::{AnyOp, Case, Op, Operands};
 
-pub use subject::{Place, Subject, WAITS};
+pub use subject::{Place, SIGNAL_WAITS, Subject, WAITS};
 
 /// How a subject is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +49,8 @@ pub struct Setting {
     /// Most rows, columns and depth: M, N, K as an op's options have them. Rows change from call to
     /// call, the first has them all.
     pub shape: (usize, usize, usize),
+    /// By how many rows, or a multiple, calls differ.
+    pub step: usize,
     /// Shape of a tile; by default chosen by the plan.
     pub tile: Option<TileShape>,
     /// Whose GPUs.
@@ -108,7 +114,23 @@ impl Setting {
     pub fn new(dtype: DType, calls: usize, injected: Injected) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
         let backend = BackendKind::Cuda;
-        Self { shape: Self::SMALL, tile, backend, dtype, calls, first_call: 1, injected }
+        Self { shape: Self::SMALL, step: 1, tile, backend, dtype, calls, first_call: 1, injected }
+    }
+
+    /// The same, or, where products of whole matrices take part in the subject, matrices that these multiply,
+    /// on the tiles of the plan.
+    pub fn of(
+        subject: Subject,
+        ranks: usize,
+        dtype: DType,
+        calls: usize,
+        injected: Injected,
+    ) -> Self {
+        let setting = Self::new(dtype, calls, injected);
+        let Some((shape, step)) = subject.whole_shape(ranks) else { return setting };
+        // Where nothing is left out it does not matter in which kernels.
+        let whole = injected.whole.or(Some(Without::Others));
+        Self { shape, step, tile: None, injected: Injected { whole, ..injected }, ..setting }
     }
 
     /// Two calls with matrices of more than 2 GiB of a 16-bit type, on the tiles of the plan.
@@ -257,6 +279,7 @@ struct Bench<T> {
     report: SymSlice<i32>,
     given: Given,
     first_call: i32,
+    step: usize,
 }
 
 impl<T: Element> Bench<T> {
@@ -309,12 +332,12 @@ impl<T: Element> Bench<T> {
         let address = |slice| heap.resolve(slice, ranks.rank).map(|pointer| pointer as u64);
         (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
         let stream = heap.stream()?;
-        let first_call = setting.first_call;
+        let Setting { first_call, step, .. } = *setting;
         // No rank begins before all have made their words.
         heap.world().barrier()?;
         let heap = Arc::clone(heap);
         let matrices = (a, b, c);
-        Ok(Self { heap, stream, kernels, op, matrices, own, report, given, first_call })
+        Ok(Self { heap, stream, kernels, op, matrices, own, report, given, first_call, step })
     }
 
     /// Enqueue one call, with other rows than the one before.
@@ -324,7 +347,8 @@ impl<T: Element> Bench<T> {
             return launch(&self.kernels[0], &self.stream, 1, &self.given);
         };
         let ranks = Ranks::from(self.heap.world());
-        let m = case.options.m - (index * 5 + index / 7) % (case.options.m + 1);
+        let most = case.options.m / self.step;
+        let m = case.options.m - (index * 5 + index / 7) % (most + 1) * self.step;
         let shapes = case.shapes(ranks, m);
         let [a, b, c] = shapes.map(|(rows, cols)| [rows as u32, cols as u32]);
         let given = &mut self.given;
@@ -388,63 +412,4 @@ fn launch(kernel: &UserKernel, stream: &Stream, groups: u32, given: &Given) -> a
     // SAFETY: the one parameter of these kernels is what `Given` mirrors; all addresses in it are of
     // blocks of the heap, which the bench holds, and large enough for the shapes beside them.
     Ok(unsafe { kernel.launch(stream, groups, &[bytemuck::bytes_of(given)]) }?)
-}
-
-#[cfg(test)]
-mod tests {
-    use iris_sync::Access;
-
-    use super::*;
-
-    #[test]
-    fn every_wait_has_a_subject() {
-        let waits = Access::ALL.iter().filter(|access| {
-            let name = access.name();
-            name == "LockTake"
-                || name.ends_with("Load") && !["AbortLoad", "CallLoad"].contains(&name)
-        });
-        let listed = WAITS.map(|(access, _, _)| access);
-        assert!(waits.clone().all(|wait| listed.contains(wait)), "{listed:?}");
-        assert_eq!(waits.count(), WAITS.len());
-        let all = Subject::all();
-        assert!(WAITS.iter().all(|(_, subject, _)| all.contains(subject)));
-    }
-
-    #[test]
-    fn a_heap_that_is_dropped_on_purpose_makes_no_warning() {
-        let said = |quiet: bool| {
-            let log = Log::default();
-            World::run_threads(2, |world| -> Result<(), iris_heap::Error> {
-                let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
-                let writer = log.clone();
-                let subscriber =
-                    tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
-                tracing::subscriber::with_default(subscriber, || match quiet {
-                    true => quietly(|| drop(heap)),
-                    false => drop(heap),
-                });
-                Ok(())
-            })
-            .expect("two ranks");
-            let bytes = log.0.lock().expect("nobody panicked").clone();
-            String::from_utf8(bytes).expect("text")
-        };
-        assert!(said(false).contains("dropped without close"), "{}", said(false));
-        assert_eq!(said(true), "");
-    }
-
-    /// What was logged.
-    #[derive(Clone, Default)]
-    struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("nobody panicked").extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
 }

@@ -38,6 +38,17 @@ fn subject(access: Access) -> &'static str {
     }
 }
 
+/// What stands in held.cpp, without which access, and where it is held up.
+type Held = (&'static str, Access, Hold);
+
+/// As `SIGNAL_WAITS`: gates; and products of whole matrices that wait for what engines bring, or for what
+/// others of them store.
+const SIGNALS: [Held; 3] = [
+    ("copied", Access::SignalLoad, Hold::Entered),
+    ("copied_beside", Access::SignalLoad, Hold::Entered),
+    ("stored", Access::SignalLoad, Hold::Entered),
+];
+
 /// held.cpp, compiled.
 struct Host {
     program: PathBuf,
@@ -55,7 +66,7 @@ impl Host {
     }
 
     /// What four calls of two ranks report: `0 wrong`.
-    fn run(&self, access: Access, place: Hold, without: bool, ns: u32) -> String {
+    fn run(&self, (subject, access, place): Held, without: bool, ns: u32) -> String {
         let shape =
             Shape { size: 2, tiles: 2, flags: 4, locks: true, pairs: 2, ..Shape::default() };
         let (channel, words) = Channel::lay_out(shape, 0, LINE_WORDS, LINE_WORDS);
@@ -63,7 +74,7 @@ impl Host {
         let numbers = [place as u32, ns, 4, LINE_WORDS + words.signal, LINE_WORDS + words.device];
         let fields: &[u32] = bytemuck::cast_slice(std::slice::from_ref(&channel));
         let mut child = Command::new(&self.program)
-            .args([subject(access), &without.to_string()])
+            .args([subject, &without.to_string()])
             .args(numbers.iter().chain(fields).map(u32::to_string))
             .stdout(Stdio::piped())
             .spawn()
@@ -72,7 +83,7 @@ impl Host {
         while child.try_wait().expect("a child").is_none() {
             if begun.elapsed() > Duration::from_secs(120) {
                 child.kill().expect("a child");
-                panic!("{} at {place:?} does not end", access.name());
+                panic!("{subject} at {place:?} does not end");
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -85,12 +96,13 @@ impl Host {
 fn each_wait_that_is_left_out_shows_and_the_delay_alone_does_not() {
     const MS: u32 = 1_000_000;
     let host = Host::new();
-    for (access, _, place) in WAITS {
-        let name = access.name();
-        assert_eq!(host.run(access, place, false, 2 * MS), "0 wrong", "{name}: with the wait");
+    let waits = WAITS.map(|(access, _, place)| (subject(access), access, place));
+    for held @ (what, access, place) in waits.into_iter().chain(SIGNALS) {
+        let name = format!("{} of {what}", access.name());
+        assert_eq!(host.run(held, false, 2 * MS), "0 wrong", "{name}: with the wait");
         let tries = [2 * MS, 20 * MS, 200 * MS];
         let found = tries.iter().find_map(|&ns| {
-            let report = host.run(access, place, true, ns);
+            let report = host.run(held, true, ns);
             (!report.starts_with("0 wrong")).then_some((ns / MS, report))
         });
         let (ms, report) = found.unwrap_or_else(|| panic!("without {name} nothing is wrong"));

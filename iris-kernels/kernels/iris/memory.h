@@ -82,6 +82,8 @@ enum class Hold : int {
     Fetching,
     /// Between the read and the write of an addition under a lock.
     Adding,
+    /// Before a product of whole matrices stores a tile of a result to the peers.
+    Storing,
 };
 
 /// Hold this thread up if `AT` is the place of the build. Rank 0 alone is late, so that the others go

@@ -15,8 +15,9 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm};
+use super::{Config, Gemm, With};
 use crate::args::{Matrix, OpArgs};
+use crate::build::Injected;
 use crate::source;
 use crate::whole::Whole;
 
@@ -81,10 +82,15 @@ impl Gathering {
     ///
     /// # Errors
     /// As [`Gemm::of`].
-    pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<Gathering>> {
+    pub fn new(
+        heap: &SymmetricHeap,
+        whole: &Whole,
+        injected: Injected,
+    ) -> Result<Option<Gathering>> {
         let mut configs = Config::of_plan(whole.shape, heap.gpu()?.multiprocessors());
         configs.retain(|config| !config.flipped);
-        let kernel = (&source::GEMMS[1], "iris_gemm_gather", &[][..]);
+        let with = |options| injected.options_of_products(options);
+        let kernel = (&source::GEMMS[1], "iris_gemm_gather", &with as With<'_>);
         Ok(Gemm::for_whole(heap, whole, configs, kernel)?.map(Gathering))
     }
 

@@ -33,8 +33,12 @@ pub use gathering::{Gathering, Parts};
 pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;
 
-/// The source of plain products, its kernel, and what it defines.
-const PLAIN: (&source::Text, &str, &[(&str, u32)]) = (&source::GEMMS[0], "iris_gemm", &[]);
+/// What a source is compiled with besides its build.
+type With<'a> = &'a dyn Fn(rtc::Options) -> rtc::Options;
+
+/// The source of plain products, its kernel, and what it is compiled with besides.
+const PLAIN: (&source::Text, &str, With<'static>) =
+    (&source::GEMMS[0], "iris_gemm", &|options| options);
 
 /// The longest that the loader of a workgroup waits for its consumers: none of them waits for another
 /// rank.
@@ -97,13 +101,13 @@ impl Gemm {
         Self::load(heap, shape, dtype, configs, PLAIN)
     }
 
-    /// The same of another source, by its kernel's name, with what it defines besides.
+    /// The same of another source, by its kernel's name, with what it is compiled with besides.
     fn load(
         heap: &SymmetricHeap,
         shape: [usize; 3],
         dtype: DType,
         configs: &[Config],
-        (source, name, defines): (&source::Text, &str, &[(&str, u32)]),
+        (source, name, with): (&source::Text, &str, With<'_>),
     ) -> Result<Gemm> {
         let target = Target::of(&heap.device())?;
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
@@ -114,8 +118,7 @@ impl Gemm {
             });
         };
         let load = |config: &Config| -> Result<_> {
-            let plain = config.options(code);
-            let options = defines.iter().fold(plain, |all, &(name, value)| all.define(name, value));
+            let options = with(config.options(code));
             let Target { vendor, arch } = &target;
             let image =
                 rtc::compile(*vendor, (*source).into(), &options, arch).map_err(Error::other)?;
@@ -135,7 +138,7 @@ impl Gemm {
         heap: &SymmetricHeap,
         whole: &Whole,
         configs: impl IntoIterator<Item = Config>,
-        kernel: (&source::Text, &str, &[(&str, u32)]),
+        kernel: (&source::Text, &str, With<'_>),
     ) -> Result<Option<Gemm>> {
         let Whole { shape, dtype, output, .. } = *whole;
         let target = Target::of(&heap.device())?;

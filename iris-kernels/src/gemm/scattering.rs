@@ -17,8 +17,9 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm, TensorMap};
+use super::{Config, Gemm, TensorMap, With};
 use crate::args::{Matrix, OpArgs};
+use crate::build::Injected;
 use crate::launch::rows_of;
 use crate::schedule::split;
 use crate::source;
@@ -68,13 +69,17 @@ impl Scattering {
     ///
     /// # Errors
     /// As [`Gemm::of`].
-    pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<Scattering>> {
+    pub fn new(
+        heap: &SymmetricHeap,
+        whole: &Whole,
+        injected: Injected,
+    ) -> Result<Option<Scattering>> {
         let config = Config::wide(Self::SIGNALLED[1], 2, 4);
         let mut held = [true, false].into_iter().map(|hold| Config { hold, ..config });
         let config = held.find(|config| config.takes(whole.shape));
         let peers = (heap.world().size() - 1).clamp(1, PEERS);
-        let kernel =
-            (&source::GEMMS[2], "iris_gemm_scatter", &[("IRIS_GEMM_PEERS", peers as u32)][..]);
+        let with = |options| injected.options_of_products(options).define("IRIS_GEMM_PEERS", peers);
+        let kernel = (&source::GEMMS[2], "iris_gemm_scatter", &with as With<'_>);
         let Some(gemm) = Gemm::for_whole(heap, whole, config, kernel)? else {
             return Ok(None);
         };

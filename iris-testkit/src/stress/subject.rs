@@ -1,8 +1,9 @@
 //! What is put under stress.
 
-use iris_heap::Element;
-use iris_kernels::build::Hold;
-use iris_ops::{Plan, Ranks, Shard, Variant};
+use iris_heap::{BackendKind, DType, Element};
+use iris_kernels::build::{Hold, Without};
+use iris_kernels::gemm::Gemm;
+use iris_ops::{Library, Plan, Ranks, Shard, Variant};
 use iris_sync::Access;
 
 use super::Setting;
@@ -22,6 +23,9 @@ pub enum Subject {
         shard: Shard,
         /// Where C lies.
         place: Place,
+        /// Whether copy engines, and products of whole matrices that wait for peers and store to them, do
+        /// it, as they do in a program; else kernels of messages do, which can be held up at more places.
+        whole: bool,
     },
     /// A ring of ranks with a versioned lock beside each message.
     Ring,
@@ -39,7 +43,7 @@ pub enum Place {
 }
 
 impl Subject {
-    /// Every op, variant and shard; and the ring.
+    /// Every op, variant and shard; those that products of whole matrices take part in; and the ring.
     pub fn all() -> Vec<Subject> {
         let mut all = Vec::new();
         for op in Op::ALL {
@@ -55,19 +59,80 @@ impl Subject {
                         variant,
                         shard,
                         place,
+                        whole: false,
                     }));
                 }
             }
         }
+        all.extend(Self::WHOLE);
         all.push(Subject::Ring);
         all
+    }
+
+    /// Why these ranks cannot run it, if they cannot.
+    ///
+    /// # Errors
+    /// Those of a driver that is there and does not work.
+    pub fn missing(self, backend: BackendKind, ranks: usize) -> anyhow::Result<Option<String>> {
+        if !self.is_whole() {
+            return Ok(None);
+        }
+        let devices = backend.devices()?;
+        Ok(if !devices.iter().all(Gemm::is_there_for) {
+            Some("there are no such products but on sm_90a".into())
+        } else if ranks > devices.len() {
+            Some(format!("{ranks} ranks share {} devices", devices.len()))
+        } else if ranks > Self::MOST_RANKS {
+            Some(format!("such products are for {} ranks at most", Self::MOST_RANKS))
+        } else {
+            None
+        })
+    }
+
+    /// Ranks that a product stores to, and itself.
+    const MOST_RANKS: usize = 8;
+
+    /// Whether products of whole matrices take part in it.
+    pub(super) fn is_whole(self) -> bool {
+        matches!(self, Subject::Op { whole: true, .. })
+    }
+
+    /// The types of matrices that it is run with.
+    pub fn types(self) -> [DType; 2] {
+        match self.is_whole() {
+            true => [DType::F16, DType::BF16],
+            false => [DType::F32, DType::BF16],
+        }
+    }
+
+    /// How many calls it gets where so many are asked for: of large matrices one takes as long as many.
+    pub fn calls(self, asked: usize) -> usize {
+        if self.is_whole() { asked.div_ceil(20) } else { asked }
+    }
+
+    /// M, N, K where products of whole matrices take part: tiles of 256 columns by clusters of two fill the
+    /// device once, and sums are exact in 16 bits. And by how many rows calls differ: where A is
+    /// split by rows, those of each rank stay whole tiles.
+    pub(super) fn whole_shape(self, ranks: usize) -> Option<((usize, usize, usize), usize)> {
+        const UNIT: usize = 256;
+        // A tile is stored in the shadow of the next from so many slabs of 64 on.
+        const DEPTH: usize = 5 * 64;
+        let Subject::Op { op, shard, whole: true, .. } = self else { return None };
+        let (m, n) = ((16 / ranks).max(1) * UNIT * ranks, 4 * UNIT);
+        Some(match (op, shard) {
+            (Op::AllGatherMatmul, Shard::Rows) => ((m, n, DEPTH), UNIT * ranks),
+            // Of each rank as many slabs.
+            (Op::AllGatherMatmul, _) => ((m, n, DEPTH.next_multiple_of(64 * ranks)), 67),
+            _ => ((m, n, DEPTH), 67),
+        })
     }
 
     /// Whether peers read or write matrices in it, in the way that is usual, however large they are.
     pub fn moves_matrices(self) -> bool {
         match self {
-            Subject::Op { op, variant, place, .. } => {
+            Subject::Op { op, variant, place, whole, .. } => {
                 Meaning::of(op).exchanges()
+                    && !whole
                     && !matches!(variant, "spinlock" | "atomic" | "one_shot" | "ll")
                     && place == Place::Same
             }
@@ -92,27 +157,49 @@ impl Subject {
         }
         let options = options.shard(shard).root(ranks.size - 1);
         let options = options.first_call(setting.first_call).injected(setting.injected);
+        // So that ours multiplies on any number of ranks.
+        let options = if self.is_whole() { options.library(Library::Ours) } else { options };
         let plan = plan(op, variant, ranks, &options)?;
         Ok(Some((plan, Case::new(op, variant, options))))
     }
 
     const fn op(op: Op, variant: &'static str, place: Place) -> Subject {
-        Subject::Op { op, variant, shard: Shard::Rows, place }
+        Subject::Op { op, variant, shard: Shard::Rows, place, whole: false }
     }
+
+    const fn whole(op: Op, variant: &'static str, shard: Shard, place: Place) -> Subject {
+        Subject::Op { op, variant, shard, place, whole: true }
+    }
+
+    /// What products of whole matrices take part in.
+    const WHOLE: [Subject; 8] = {
+        use {Op::AllGatherMatmul as Gather, Place::Own, Place::Same, Shard::Columns, Shard::Rows};
+        [
+            Subject::whole(Gather, "copy_engine", Rows, Same),
+            Subject::whole(Gather, "copy_engine", Columns, Same),
+            Subject::whole(Op::MatmulReduceScatter, "copy_engine", Rows, Same),
+            Subject::whole(Op::MatmulReduceScatter, "epilogue", Rows, Same),
+            Subject::whole(Op::MatmulAllReduce, "epilogue", Rows, Same),
+            Subject::whole(Op::MatmulAllReduce, "epilogue", Rows, Own),
+            Subject::whole(Op::MatmulAllGather, "epilogue", Rows, Same),
+            Subject::whole(Op::MatmulAllGather, "epilogue", Rows, Own),
+        ]
+    };
 }
 
 impl std::fmt::Display for Subject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Subject::Ring => f.pad("ring of versioned locks"),
-            Subject::Op { op, variant, shard, place } => {
+            Subject::Op { op, variant, shard, place, whole } => {
+                let whole = if *whole { " whole" } else { "" };
                 let shard = if *shard == Shard::Columns { " columns" } else { "" };
                 let place = match place {
                     Place::Same => "",
                     Place::Apart => " apart",
                     Place::Own => " own",
                 };
-                f.pad(&format!("{op} {variant}{shard}{place}"))
+                f.pad(&format!("{op} {variant}{shard}{place}{whole}"))
             }
         }
     }
@@ -144,3 +231,31 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::FlagLoad, Subject::op(Op::AllGatherMatmul, "staged", Place::Same), Hold::Fetching),
     (Access::LlLoad, Subject::op(Op::AllReduce, "ll", Place::Same), Hold::Entered),
 ];
+
+/// The waits for a signal that are not those of the kernels above: of gates, which stand in front of what
+/// reads what engines or products brought, and of the products of whole matrices that wait for it themselves.
+/// Where such a product takes part, which kernels go without the wait: the others keep it.
+///
+/// | who goes without | who is late | what the others do meanwhile |
+/// |---|---|---|
+/// | gates | a rank that has entered, whose A has not left | its peers multiply what an older call left |
+/// | the product, of an A that comes | the same | the same, by the same launch |
+/// | gates | a rank that has entered, whose partial has not left | its peers add up what an older call left |
+/// | the product, of a sum | a rank that has entered and multiplied nothing | the same, by the same launch |
+/// | gates, behind such a product | a rank that has its sums, and has not stored them | its peers end the call without them |
+/// | the same, of a C that ranks own | a rank that has entered and multiplied nothing | the same |
+pub const SIGNAL_WAITS: [(Option<Without>, Subject, Hold); 8] = {
+    use {Without::Others, Without::Products};
+    let [rows, columns, copied, scattered, summed, _, gathered, _] = Subject::WHOLE;
+    let gate = Subject::op(Op::AllGatherMatmul, "copy_engine", Place::Same);
+    [
+        (None, gate, Hold::Entered),
+        (Some(Products), rows, Hold::Entered),
+        (Some(Products), columns, Hold::Entered),
+        (Some(Others), copied, Hold::Entered),
+        (Some(Products), scattered, Hold::Entered),
+        (Some(Products), summed, Hold::Entered),
+        (Some(Others), summed, Hold::Storing),
+        (Some(Others), gathered, Hold::Entered),
+    ]
+};

@@ -82,6 +82,13 @@ int broadcast(const Input& in) {
 
 int spinlock(const Input& in) { return accumulate<HeldTiles>(in); }
 
+/// Multiplied by one launch, which waits for each part itself.
+int copied_beside(const Input& in) {
+    Input beside = in;
+    beside.option = 4;
+    return iris_model_copied(beside);
+}
+
 /// From rank 0 to rank 1, by one workgroup of each.
 int message(const Input& in) {
     if (port::workgroup() != 0 || in.channel->rank > 1) return 1;
@@ -120,6 +127,9 @@ constexpr struct {
     {"spinlock", spinlock, false},
     {"staged", iris_model_staged, false},
     {"exchange", iris_model_exchange, false},
+    {"copied", iris_model_copied, false},
+    {"copied_beside", copied_beside, false},
+    {"stored", iris_model_stored, false},
 };
 
 } // namespace

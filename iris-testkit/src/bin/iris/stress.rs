@@ -3,10 +3,14 @@
 //! the same delays with the wait must not. The kernels are builds of their own: the vendor's compiler is needed.
 
 use anyhow::{Context, Result};
-use iris_heap::{BackendKind, DType, MAX_RANKS, World};
+use iris_heap::{BackendKind, MAX_RANKS, World};
+use iris_kernels::build::Without;
 use iris_ops::Injected;
+use iris_sync::Access;
 use iris_sync::RESTAMP_PERIOD;
-use iris_testkit::stress::{HELD_CALLS, HOLD_NS, Outcome, Setting, Subject, WAITS, run};
+use iris_testkit::stress::{
+    HELD_CALLS, HOLD_NS, Outcome, SIGNAL_WAITS, Setting, Subject, WAITS, run,
+};
 use iris_testkit::{harness, say};
 
 use crate::errors::usage;
@@ -20,7 +24,7 @@ pub(crate) struct Options {
     /// Ranks: threads of one process, which take the GPUs in turns [default: one a GPU, at least 2].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Calls of each op and variant.
+    /// Calls of each op and variant; of those with large matrices a twentieth.
     #[arg(long, default_value_t = 10_000)]
     calls: usize,
     /// Longest of the random delays before each access of the protocols, in nanoseconds.
@@ -58,7 +62,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         })
         .filter(|subject| !options.large || subject.moves_matrices())
         .collect();
-    let waits = if options.only.is_none() && !options.large { &WAITS[..] } else { &[] };
+    let signals =
+        SIGNAL_WAITS.map(|(whole, subject, place)| (Access::SignalLoad, subject, place, whole));
+    let waits = WAITS.into_iter().map(|(access, subject, place)| (access, subject, place, None));
+    let waits: Vec<_> = match options.only.is_none() && !options.large {
+        true => waits.chain(signals).collect(),
+        false => Vec::new(),
+    };
     if subjects.is_empty() && waits.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(usage("--only", only, "a part of a name such as `all_reduce two_shot`"));
@@ -73,35 +83,48 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         Some(ranks) => ranks,
         None => backend.device_count()?.clamp(2, MAX_RANKS),
     };
-    let mut failed = 0;
-    let half = options.calls as i32 / 2;
-    // Across the ends of i32, and across the calls that refresh all words.
-    let ends = [(DType::F32, i32::MAX - half), (DType::BF16, RESTAMP_PERIOD - half)];
-    let ends = if options.large { &ends[1..] } else { &ends[..] };
+    let (mut failed, mut skipped) = (0, 0);
     for &subject in &subjects {
+        // Across the ends of i32, and across the calls that refresh all words.
+        let [first, second] = subject.types();
+        let calls = subject.calls(options.calls);
+        let half = calls as i32 / 2;
+        let ends = [(first, i32::MAX - half), (second, RESTAMP_PERIOD - half)];
+        let ends = if options.large { &ends[1..] } else { &ends[..] };
+        if let Some(reason) = subject.missing(backend, ranks)? {
+            skipped += ends.len();
+            say!("{subject:40} skipped: {reason}")?;
+            continue;
+        }
         for &(dtype, first_call) in ends {
             let injected = Injected { delay_ns: options.delay, ..Injected::default() };
             let setting = match options.large {
                 true => Setting::large(dtype),
-                false => Setting::new(dtype, options.calls, injected).first_call(first_call),
+                false => Setting::of(subject, ranks, dtype, calls, injected).first_call(first_call),
             };
             let outcome = worst(ranks, subject, &setting.on(backend))?;
             failed += usize::from(!outcome.ok());
             let (calls, compared) = (outcome.calls, outcome.compared);
             let seconds = outcome.time.as_secs_f64();
             say!(
-                "{subject:34} {dtype:>4} from {:>10}: {calls} calls, {compared} compared, \
+                "{subject:40} {dtype:>4} from {:>10}: {calls} calls, {compared} compared, \
                  {seconds:.1} s: {}",
                 setting.first_call,
                 if outcome.ok() { "ok".into() } else { format!("FAILED: {}", words(&outcome)) },
             )?;
         }
     }
-    for &(access, subject, place) in waits {
+    for (access, subject, place, whole) in waits {
+        if let Some(reason) = subject.missing(backend, ranks)? {
+            skipped += 1;
+            say!("{subject:40} without {} skipped: {reason}", access.name())?;
+            continue;
+        }
+        let [dtype, _] = subject.types();
         let hold = Some((place, HOLD_NS));
         let held = |without, calls| {
-            let injected = Injected { delay_ns: 0, without, hold };
-            worst(ranks, subject, &Setting::new(DType::F32, calls, injected).on(backend))
+            let injected = Injected { delay_ns: 0, without, hold, whole };
+            worst(ranks, subject, &Setting::of(subject, ranks, dtype, calls, injected).on(backend))
         };
         let waiting = held(None, HELD_CALLS / 4)?;
         let without = held(Some(access), HELD_CALLS)?;
@@ -109,19 +132,25 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let found = without.wrong > 0;
         failed += usize::from(!waiting.ok() || !found);
         say!(
-            "{subject:34} held {place:?}: {}; without {}: {}",
+            "{subject:40} held {place:?}: {}; without {}{}: {}",
             match waiting.ok() {
                 true => format!("{} calls ok", waiting.calls),
                 false => format!("FAILED WITH ALL WAITS: {}", words(&waiting)),
             },
             access.name(),
+            match whole {
+                Some(Without::Products) => " of the product",
+                Some(Without::Others) => " of the gates",
+                None => "",
+            },
             match found {
                 true => format!("found: {}", words(&without)),
                 false => format!("NOT FOUND in {} calls: {}", without.calls, words(&without)),
             },
         )?;
     }
-    say!("{} passed, {failed} failed", count - failed)?;
+    let left_out = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
+    say!("{} passed, {failed} failed{left_out}", count - failed - skipped)?;
     Ok(failed == 0)
 }
 
