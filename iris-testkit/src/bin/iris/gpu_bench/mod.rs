@@ -241,7 +241,7 @@ fn dimensions(options: &OpOptions) -> String {
 
 fn line(columns: [&str; 9]) -> String {
     let [op, shape, variant, tile, us, eager, base, ratio, product] = columns;
-    let what = format!("{op:21} {shape:>19} {variant:>9} {tile:>13}");
+    let what = format!("{op:21} {shape:>22} {variant:>11} {tile:>13}");
     format!("{what} {us:>8} {eager:>8} {base:>8} {ratio:>6} {product:>8}")
 }
 
@@ -253,7 +253,9 @@ fn print_line(value: &Value) -> Result<()> {
     };
     let normed = if value["rms_norm"].is_number() { " n" } else { "" };
     let columns = if value["columns"].is_boolean() { " c" } else { normed };
-    let shape = format!("{} x {} x {}{columns}", value["m"], value["n"], value["k"]);
+    let other = value["dtype"].as_str().filter(|&dtype| dtype != "bf16");
+    let other = other.map(|dtype| format!(" {dtype}")).unwrap_or_default();
+    let shape = format!("{} x {} x {}{columns}{other}", value["m"], value["n"], value["k"]);
     let groups = value["workgroups"].as_u64().map(|groups| format!(" /{groups}"));
     let tile = &value["tile"];
     let tile = format!("{}x{}{}", tile[0], tile[1], groups.unwrap_or_default());
@@ -369,7 +371,9 @@ mod tests {
         let norms = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/norm.toml");
         let norms = read(BackendKind::Cuda, Some(Path::new(norms)), None).unwrap();
         assert!(norms.iter().all(|shape| shape.options.rms_norm.is_some()));
-        for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms) {
+        let large = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/large.toml");
+        let large = read(BackendKind::Cuda, Some(Path::new(large)), None).unwrap();
+        for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms).chain(&large) {
             for variant in &shape.variants {
                 suite::plan(shape.op, variant, Ranks::new(0, 4), &shape.options).unwrap();
             }

@@ -86,11 +86,12 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
         if size == 0 {
             continue;
         }
+        let other = subject.other_type();
         let Subject { device, n, k, columns, .. } = subject;
         let columns = if columns { ", A by columns" } else { "" };
         let name = match by_bytes {
             true => device,
-            false => format!("{device}, N {n}, K {k}{columns}"),
+            false => format!("{device}, N {n}, K {k}{columns}{other}"),
         };
         let series = by_op.entry(&line.op).or_default();
         let mut add = |of: Of, us: f64| {

@@ -54,10 +54,11 @@ pub(crate) fn print(old: &[Line], new: &[Line]) -> Result<()> {
     table.set_header(["operator", "m x n x k", "variant", "on", "old us", "new us", "new / old"]);
     for Pair { subject, variant, us: [before, now], ratio } in &pairs {
         let Subject { op, m, n, k, columns, device, .. } = subject;
+        let other = subject.other_type();
         let columns = if *columns { " c" } else { "" };
         table.add_row([
             op.clone(),
-            format!("{m} x {n} x {k}{columns}"),
+            format!("{m} x {n} x {k}{columns}{other}"),
             variant.clone(),
             device.clone(),
             format!("{before:.1}"),

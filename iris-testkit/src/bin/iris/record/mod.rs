@@ -83,6 +83,13 @@ pub(crate) struct Subject {
     pub(crate) m: usize,
 }
 
+impl Subject {
+    /// The type where it is not the usual one, behind a comma.
+    pub(crate) fn other_type(&self) -> String {
+        if self.dtype == "bf16" { String::new() } else { format!(", {}", self.dtype) }
+    }
+}
+
 impl Line {
     pub(crate) fn subject(&self) -> Subject {
         let Line { op, dtype, columns, m, n, k, ranks, .. } = self.clone();
@@ -230,11 +237,11 @@ pub(crate) fn table(automatic: &[Line]) -> String {
     // By device and operator; of products by N and K, of messages all sizes in one row.
     let mut rows: BTreeMap<(String, String, String), Vec<&Line>> = BTreeMap::new();
     for line in automatic.iter().filter(|line| line.ratio().is_some()) {
-        let Subject { device, op, dtype, columns, n, k, .. } = line.subject();
-        let factors = match (k, dtype.as_str()) {
-            (0, _) => String::new(),
-            (_, "bf16") => format!("{n} x {k}{}", if columns { ", columns" } else { "" }),
-            _ => format!("{n} x {k}{}, {dtype}", if columns { ", columns" } else { "" }),
+        let other = line.subject().other_type();
+        let Subject { device, op, columns, n, k, .. } = line.subject();
+        let factors = match k {
+            0 => String::new(),
+            _ => format!("{n} x {k}{}{other}", if columns { ", columns" } else { "" }),
         };
         rows.entry((op, device, factors)).or_default().push(line);
     }
