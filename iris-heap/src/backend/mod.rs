@@ -271,6 +271,13 @@ pub(crate) trait Backend: Send + Sync {
         1
     }
 
+    /// Makes the device current on this thread until what is returned is dropped, so that each of several
+    /// calls of its driver finds it so; nothing where there is no such thing. Calls that follow see to it
+    /// themselves, so that whatever hinders this is told by them.
+    fn current(&self) -> Option<Box<dyn Any>> {
+        None
+    }
+
     /// New memory of this rank, all zero.
     ///
     /// # Errors

@@ -1,7 +1,5 @@
 //! What ops need of their heap, beyond memory.
 
-use std::sync::MutexGuard;
-
 use super::SymmetricHeap;
 use crate::error::Result;
 use crate::slice::DevWords;
@@ -25,8 +23,11 @@ impl SymmetricHeap {
         Ok(kept)
     }
 
-    /// Held by whoever enqueues the launches of one call, so that those of two calls do not mix.
-    pub fn issue(&self) -> MutexGuard<'_, ()> {
-        lock(&self.issuing)
+    /// Held by whoever enqueues the launches of one call, so that those of two calls do not mix. The device
+    /// is current on the thread meanwhile: not each launch, copy and event makes it so again.
+    #[must_use]
+    pub fn issue(&self) -> impl Sized + use<'_> {
+        let guard = lock(&self.issuing);
+        (self.backend.current(), guard)
     }
 }

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "a function of the driver, found by name")]
 
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
@@ -59,6 +60,43 @@ fn encode() -> Result<Encode> {
     })
 }
 
+/// What a map is made of, all of it: it says how a matrix lies, and nothing of what is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key {
+    kind: c_int,
+    address: u64,
+    sizes: [u64; 2],
+    stride: u64,
+    boxed: [u32; 2],
+}
+
+/// The maps that a thread has made last: call after call has the same.
+struct Known {
+    maps: Vec<(Key, TensorMap)>,
+    next: usize,
+}
+
+impl Known {
+    /// More than a launch has: that of eight ranks which stores to others has 25.
+    const MOST: usize = 32;
+
+    fn get(&self, key: &Key) -> Option<TensorMap> {
+        self.maps.iter().find(|(known, _)| known == key).map(|&(_, map)| map)
+    }
+
+    fn put(&mut self, key: Key, map: TensorMap) {
+        match self.maps.get_mut(self.next) {
+            Some(oldest) => *oldest = (key, map),
+            None => self.maps.push((key, map)),
+        }
+        self.next = (self.next + 1) % Self::MOST;
+    }
+}
+
+thread_local! {
+    static KNOWN: RefCell<Known> = const { RefCell::new(Known { maps: Vec::new(), next: 0 }) };
+}
+
 impl TensorMap {
     /// Of a matrix of 16-bit elements, in boxes of so many elements of a line and so many lines, of 128
     /// or 64 bytes, swizzled. What is beyond an edge is read as 0. Stores end at the edge only where lines
@@ -70,10 +108,23 @@ impl TensorMap {
         };
         // Of a single line it is not looked at, but has to be right.
         let ld = if sizes[1] > 1 { matrix.ld } else { u64::from(sizes[0]).next_multiple_of(8) };
-        let (sizes, strides) = (sizes.map(u64::from), [ld * 2]);
         let kind = if dtype == DType::F16 { FLOAT16 } else { BFLOAT16 };
+        let (address, sizes) = (matrix.address, sizes.map(u64::from));
+        let key = Key { kind, address, sizes, stride: ld * 2, boxed: [len, lines] };
+        if let Some(known) = KNOWN.with_borrow(|known| known.get(&key)) {
+            return Ok(known);
+        }
+        let map = Self::encoded(&key, matrix)?;
+        KNOWN.with_borrow_mut(|known| known.put(key, map));
+        Ok(map)
+    }
+
+    /// As the driver encodes it.
+    fn encoded(key: &Key, matrix: &Matrix) -> Result<TensorMap> {
+        let &Key { kind, address, sizes, stride, boxed } = key;
+        let ([len, lines], strides) = (boxed, [stride]);
         let swizzle = if len * 2 == 128 { SWIZZLE_128B } else { SWIZZLE_64B };
-        let (at, boxed, steps) = (matrix.address as usize as *mut c_void, [len, lines], [1, 1]);
+        let (at, steps) = (address as usize as *mut c_void, [1, 1]);
         let mut map = TensorMap([0; 16]);
         // SAFETY: two dimensions, with a size, a box and a step of each and one stride; the map is
         // aligned as it must be. The matrix is not accessed.
@@ -105,5 +156,36 @@ impl TensorMap {
 
     pub(super) fn bytes(&self) -> &[u8] {
         bytemuck::bytes_of(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_maps_of_the_last_calls_are_known_and_no_others() {
+        let mut known = Known { maps: Vec::new(), next: 0 };
+        let key =
+            |address| Key { kind: BFLOAT16, address, sizes: [64, 8], stride: 128, boxed: [64, 8] };
+        let map = |value| TensorMap([value; 16]);
+        let value = |known: &Known, key| known.get(&key).map(|map| map.0[0]);
+        for at in 0..40 {
+            known.put(key(16 * at), map(at));
+        }
+        assert_eq!(known.maps.len(), Known::MOST);
+        assert_eq!(value(&known, key(0)), None);
+        assert_eq!(value(&known, key(16 * 7)), None);
+        assert_eq!(value(&known, key(16 * 8)), Some(8));
+        assert_eq!(value(&known, key(16 * 39)), Some(39));
+        // Whatever differs, it is another.
+        for other in [
+            Key { kind: FLOAT16, ..key(640 - 16) },
+            Key { sizes: [64, 9], ..key(640 - 16) },
+            Key { stride: 256, ..key(640 - 16) },
+            Key { boxed: [64, 4], ..key(640 - 16) },
+        ] {
+            assert_eq!(value(&known, other), None);
+        }
     }
 }

@@ -193,6 +193,10 @@ impl Backend for Gpu {
         Gpu::sharing(self)
     }
 
+    fn current(&self) -> Option<Box<dyn Any>> {
+        self.device.current(false).ok()
+    }
+
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>> {
         let exported = purpose != Purpose::DeviceWords && !self.same_process;
         let wanted = Wanted { purpose, exported, legacy: self.legacy };

@@ -57,8 +57,8 @@ impl Sides {
         let capture = stream.capture()?;
         let mut all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // One whose capture has ended is free again.
-            let own = side.queue.capture()?;
+            // One whose capture has ended is free again; that of calls that run has none.
+            let own = if side.captured { side.queue.capture()? } else { None };
             if own.is_none() || own == capture {
                 return Ok(side.clone());
             }

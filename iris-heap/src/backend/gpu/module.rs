@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::driver::{Driver, RawFunction, RawModule};
@@ -82,13 +83,24 @@ impl FunctionBackend for GpuFunction {
         args: &[&[u8]],
     ) -> Result<()> {
         let queue = GpuStream::of(stream)?;
-        let params = args.iter().map(|bytes| bytes.as_ptr().cast_mut().cast::<c_void>());
-        let mut params: Vec<_> = params.collect();
+        // Few kernels have more: those need not wait for the allocator.
+        const USUAL: usize = 12;
+        let (mut few, mut many) = ([null_mut(); USUAL], Vec::new());
+        let params = match few.get_mut(..args.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(args.len(), null_mut());
+                &mut many[..]
+            }
+        };
+        for (param, bytes) in params.iter_mut().zip(args) {
+            *param = bytes.as_ptr().cast_mut().cast::<c_void>();
+        }
         let device = &self.module.device;
         let launch = || {
             // SAFETY: the caller vouches for the parameters; stream and function are alive and of one
             // context.
-            unsafe { device.launch(self.raw, &self.name, shape, &mut params, queue.raw()) }
+            unsafe { device.launch(self.raw, &self.name, shape, params, queue.raw()) }
         };
         match order {
             LaunchOrder::Op => queue.in_order(launch),

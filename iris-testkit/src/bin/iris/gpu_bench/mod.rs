@@ -1,5 +1,6 @@
 //! `iris bench --backend cuda`: every op beside NCCL and cuBLASLt, in one process with a thread a
-//! GPU. Times are of the device, by events, around replays of a graph of some calls.
+//! GPU. Times are of the device, by events, around replays of a graph of some calls; beside them is what
+//! `run` takes of the host.
 //!
 //! With `--backend hip` the same beside RCCL and hipBLASLt, where they are. Times are of the host there, of some calls
 //! one behind the other: graphs and events of AMD's runtime are not used.
@@ -100,7 +101,18 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     say!("{ranks} ranks on {} x {name}; {collectives} {nccl}; {products} {blas}", devices.len())?;
     say!(
         "{}",
-        line(["op", "m x n x k", "variant", "tile", "us", "eager", "base", "ratio", "product"])
+        line([
+            "op",
+            "m x n x k",
+            "variant",
+            "tile",
+            "us",
+            "eager",
+            "run",
+            "base",
+            "ratio",
+            "product"
+        ])
     )?;
     let mut about = json!({
         "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(kind)?,
@@ -239,10 +251,10 @@ fn dimensions(options: &OpOptions) -> String {
     format!("{} x {} x {}", options.m, options.n, options.k)
 }
 
-fn line(columns: [&str; 9]) -> String {
-    let [op, shape, variant, tile, us, eager, base, ratio, product] = columns;
+fn line(columns: [&str; 10]) -> String {
+    let [op, shape, variant, tile, us, eager, run, base, ratio, product] = columns;
     let what = format!("{op:21} {shape:>22} {variant:>11} {tile:>13}");
-    format!("{what} {us:>8} {eager:>8} {base:>8} {ratio:>6} {product:>8}")
+    format!("{what} {us:>8} {eager:>8} {run:>6} {base:>8} {ratio:>6} {product:>8}")
 }
 
 fn print_line(value: &Value) -> Result<()> {
@@ -266,6 +278,7 @@ fn print_line(value: &Value) -> Result<()> {
         &tile,
         &time("us", 1),
         &time("eager_us", 1),
+        &time("run_us", 1),
         &time("baseline_us", 1),
         &time("ratio", 2),
         &time("product_us", 1),

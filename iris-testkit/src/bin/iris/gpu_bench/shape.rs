@@ -315,6 +315,9 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             (!samples.is_empty()).then(|| round(median(samples), 100.0).into())
         };
         set("eager_us", eagerly(at));
+        // Of the rank whose host takes longest.
+        let runs = all.iter().map(|seen| median(seen.times[at].run.clone()));
+        set("run_us", runs.reduce(f64::max).map(|us| round(us, 100.0).into()));
         set("baseline_us", better.map(|side| time(side, calls).into()));
         set("baseline_eager_us", base.and_then(eagerly));
         set("windowed_us", windowed.map(|side| time(side, calls).into()));

@@ -23,6 +23,12 @@ const LEAST: usize = 5;
 /// Calls in a graph, unless they are long; and one behind the other, where the clock is the host's.
 const CALLS: usize = 10;
 const HOST_CALLS: usize = 20;
+/// Calls whose enqueueing is timed, one behind the other, so few that the driver's queue has room for them
+/// all; and how often.
+const QUEUED_CALLS: usize = 20;
+const QUEUES: usize = 10;
+/// How long such a queue may take on the device, in microseconds.
+const QUEUE_US: f64 = 20_000.0;
 /// How long a graph may take that has more than one call, and all samples of a side, in
 /// microseconds.
 const GRAPH_US: f64 = 3000.0;
@@ -59,6 +65,8 @@ pub(super) struct Times {
     pub(super) calls: Vec<f64>,
     /// Beside replays, those without.
     pub(super) eager: Vec<f64>,
+    /// Of the host, from the begin to the end of `run`, while the device has work enough.
+    pub(super) run: Vec<f64>,
 }
 
 impl<'a> Side<'a> {
@@ -194,8 +202,27 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
+    /// Times what `run` takes of the host: of each call by itself, without waiting for the device between.
+    fn queue(&self, side: &mut Side<'_>) -> Result<()> {
+        let Work::Op(called) = &side.work else { return Ok(()) };
+        // The same number on all ranks, as the estimate is.
+        let calls = ((QUEUE_US / side.estimate) as usize).clamp(1, QUEUED_CALLS);
+        let queues = if calls == QUEUED_CALLS { QUEUES } else { LEAST };
+        for _ in 0..queues {
+            self.rank.world.barrier()?;
+            for _ in 0..calls {
+                let begun = Instant::now();
+                called.0.run(&called.1, &self.stream)?;
+                side.times.run.push(begun.elapsed().as_secs_f64() * 1e6);
+            }
+            self.stream.sync()?;
+        }
+        Ok(())
+    }
+
     /// Takes all samples, of the sides in turns.
     pub(super) fn sample(&self, sides: &mut [Side<'_>]) -> Result<()> {
+        sides.iter_mut().try_for_each(|side| self.queue(side))?;
         for sample in 0..SAMPLES {
             for side in &mut *sides {
                 let spent = (2 * side.calls * sample) as f64 * side.estimate;
