@@ -152,15 +152,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// In the last thread of the first workgroup: tell every peer that this rank is in the call, and say
-    /// to these peers what it says about it, in words that carry their data. No record is written, since
-    /// its release would wait until it is there: who enters otherwise finds that of an older call.
+    /// to these peers what it says about it, in words that carry their data. These go first, since they are
+    /// awaited in this call, and an entry, whose release takes a way there and back, in the next. No record is
+    /// written, since its release would wait until it is there: who enters otherwise finds that of an older call.
     pub fn push_head(&self, peers: barrier::Members) {
         if self.is_beside() {
-            for peer in self.channel.peers() {
-                entry::announce(self.m, self.channel, self.call, peer);
-            }
             for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {
                 ll::push_head(self.m, self.channel, self.call, &self.record, peer);
+            }
+            for peer in self.channel.peers() {
+                entry::announce(self.m, self.channel, self.call, peer);
             }
         }
     }

@@ -114,17 +114,18 @@ class Workgroup {
     }
 
     /// In the last wave of the first workgroup: tell every peer that this rank is in the call, and say
-    /// to these peers what it says about it, in words that carry their data. No record is written,
-    /// since its release would wait until it is there: who enters otherwise finds that of an older call.
+    /// to these peers what it says about it, in words that carry their data. These go first, since they are
+    /// awaited in this call, and an entry, whose release takes a way there and back, in the next. No record is
+    /// written, since its release would wait until it is there: who enters otherwise finds that of an older call.
     IRIS_DEVICE void push_head(Members to) {
         const ll::Share share = beside();
         IRIS_NO_UNROLL
-        for (u32 i = share.first; i < size() - 1; i += share.step) {
-            entry::announce(m, number, peer(1 + i));
-        }
-        IRIS_NO_UNROLL
         for (u32 step = 1; step < size(); ++step) {
             if (to.contains(peer(step))) ll::push_head(m, number, own, sequence, peer(step), share);
+        }
+        IRIS_NO_UNROLL
+        for (u32 i = share.first; i < size() - 1; i += share.step) {
+            entry::announce(m, number, peer(1 + i));
         }
     }
 
