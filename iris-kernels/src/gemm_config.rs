@@ -49,6 +49,8 @@ impl TileSize {
 pub enum Core {
     /// wgmma, of f16 and bf16 in tiles of 128 x 128.
     Sm90,
+    /// The same of tiles of few rows, of 64 x 64.
+    Sm90Flipped,
     /// mma.sync, of f16 and bf16.
     Sm80,
     /// MFMA.
@@ -65,6 +67,7 @@ impl Core {
         let short = element_bytes(dtype) == 2;
         match arch {
             "sm_90a" | "compute_90a" if short && size == TileSize::ALL[0] => Core::Sm90,
+            "sm_90a" | "compute_90a" if short && size == TileSize::ALL[1] => Core::Sm90Flipped,
             _ if short && (arch.starts_with("sm_") || arch.starts_with("compute_")) => Core::Sm80,
             "gfx90a" | "gfx942" | "gfx950" => Core::Cdna3,
             _ => Core::Fma,
@@ -110,6 +113,8 @@ impl TileConfig {
         let (slab_bytes, stages) = match core {
             // Lines as long as the swizzle; two workgroups share a multiprocessor.
             Core::Sm90 => (128, 3),
+            // Few rows are over when B is read: as many on their way as two workgroups have room for.
+            Core::Sm90Flipped => (128, 7),
             Core::Sm80 => (if smallest { 32 } else { 64 }, 2),
             // Two stages of the largest tile leave room for three workgroups on a compute unit; blocks of
             // 16 x 16 take 64 bytes at a time.
@@ -133,7 +138,9 @@ impl TileConfig {
     pub fn shared_bytes(&self) -> u32 {
         match self.core {
             // Slabs, and what aligning them costs.
-            Core::Sm90 => self.stages * (self.size.m + self.size.n) * self.slab_bytes + 1024,
+            Core::Sm90 | Core::Sm90Flipped => {
+                self.stages * (self.size.m + self.size.n) * self.slab_bytes + 1024
+            }
             Core::Sm80 | Core::Cdna3 | Core::Fma => 0,
         }
     }
@@ -289,6 +296,7 @@ impl CoreConfig {
         let flag = u32::from;
         Options::new()
             .define("IRIS_DTYPE", dtype)
+            .define("IRIS_THREADS", self.threads())
             .define("IRIS_GEMM_WIDTH", self.width)
             .define("IRIS_GEMM_GROUPS", self.groups)
             .define("IRIS_GEMM_CLUSTER", self.cluster)
@@ -316,7 +324,8 @@ mod tests {
                 assert!(config.slab_bytes.is_multiple_of(16) && config.depth() > 0, "{config:?}");
                 let short = DTYPES[dtype as usize].size() == 2;
                 let expected = match arch {
-                    "sm_90a" if short && size.m == 128 => Core::Sm90,
+                    "sm_90a" if short && size.n == 128 => Core::Sm90,
+                    "sm_90a" if short && size.n == 64 => Core::Sm90Flipped,
                     "sm_80" | "sm_90a" if short => Core::Sm80,
                     "gfx1100" => Core::Fma,
                     _ if arch.starts_with("gfx9") => Core::Cdna3,

@@ -12,7 +12,7 @@ use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, Sym
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::build::{self, OpBuild};
 use crate::cpu;
-use crate::gemm::{Gathering, Scattering};
+use crate::gemm::{Exchanging, Gathering, Scattering};
 use crate::kernel::Kernel;
 use crate::schedule::split;
 use crate::target::Target;
@@ -51,6 +51,8 @@ struct Ahead {
     gathering: Option<Gathering>,
     /// Of a C whose parts go to their owners while it is multiplied.
     scattering: Option<Scattering>,
+    /// Of a partial that goes to all in words that carry their data.
+    exchanging: Option<Exchanging>,
     /// The kernel of `matmul`, for those that do not; none where the launcher's own kernel is that.
     local: Option<Launcher>,
 }
@@ -172,13 +174,28 @@ impl Launcher {
             false => None,
         };
         let scattering = match whole.library {
-            Library::Auto | Library::Ours if on_gpu && whole.stores => {
+            Library::Auto | Library::Ours if on_gpu && whole.signalled.is_some() => {
                 Scattering::new(heap, whole, op.injected)?
             }
             _ => None,
         };
-        let ahead =
-            Ahead { role, observed, product, gathering, scattering, local, ..Ahead::of(whole) };
+        let exchanges = on_gpu && role == Role::Sum && heap.sharing() == 1;
+        let exchanging = match exchanges && !op.norm && !observed {
+            true if preferred || whole.library == Library::Ours => {
+                Exchanging::new(heap, whole, op, kernels)?
+            }
+            _ => None,
+        };
+        let ahead = Ahead {
+            role,
+            observed,
+            product,
+            gathering,
+            scattering,
+            exchanging,
+            local,
+            ..Ahead::of(whole)
+        };
         let mut kernels = kernels.to_vec();
         // What stands beside the copies of a call.
         if kernels.contains(&Kernel::Open) {
@@ -193,7 +210,8 @@ impl Launcher {
         Ok(Self { ahead: Some(Arc::new(ahead)), ..Self::new(heap, &message, &kernels)? })
     }
 
-    /// The library whose products of whole matrices it has, if there is one.
+    /// The library whose products of whole matrices it has, if there is one. Those of few rows need not be all
+    /// ranks': whoever has none does the same call in two launches.
     pub fn library(&self) -> Option<String> {
         let ahead = self.ahead.as_ref()?;
         let product = ahead.product.as_ref()?;
@@ -255,8 +273,17 @@ impl Launcher {
                 .map(drop);
         }
         if let Some(ahead) = self.ahead.as_ref().filter(|_| kernel != Kernel::Norm) {
+            let product = ahead.whole_of(kernel, &args);
+            if let Some(exchanging) = &ahead.exchanging
+                // SAFETY: as the caller says.
+                && unsafe {
+                    exchanging.launch((heap.gpu()?, stream), kernel, (&product, &args))
+                }?
+            {
+                return Ok(());
+            }
             // SAFETY: as the caller says.
-            match unsafe { ahead.multiply(heap, stream, kernel, &args) }? {
+            match unsafe { ahead.product(heap, stream, product) }? {
                 Multiplied::All => return Ok(()),
                 Multiplied::Partial(a) => {
                     (args.a, args.producer) = (a, producer::LOAD);
@@ -348,6 +375,7 @@ impl Ahead {
             product: None,
             gathering: None,
             scattering: None,
+            exchanging: None,
             local: None,
         }
     }
@@ -404,17 +432,8 @@ impl Ahead {
         }
     }
 
-    /// Enqueue the product of a call, which comes ahead of the kernel.
-    ///
-    /// # Safety
-    /// As for [`Launcher::launch`].
-    unsafe fn multiply(
-        &self,
-        heap: &Arc<SymmetricHeap>,
-        stream: &Stream,
-        kernel: Kernel,
-        args: &OpArgs,
-    ) -> Result<Multiplied> {
+    /// The product of a call, which comes ahead of the kernel.
+    fn whole_of(&self, kernel: Kernel, args: &OpArgs) -> OpArgs {
         // The rows of this rank's product.
         let mut product = OpArgs { m: args.a.rows, ..*args };
         match kernel {
@@ -431,8 +450,7 @@ impl Ahead {
                 product.residual = Matrix::default();
             }
         }
-        // SAFETY: as the caller says.
-        unsafe { self.product(heap, stream, product) }
+        product
     }
 
     /// Enqueue the product of these arguments.

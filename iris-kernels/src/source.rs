@@ -62,7 +62,9 @@ pub const HEADERS: &[Text] = embed![
     "iris/gemm/fma.h",
     "iris/gemm/cdna3.h",
     "iris/gemm/sm80.h",
+    "iris/gemm/sm90_lines.h",
     "iris/gemm/sm90.h",
+    "iris/gemm/sm90_flipped.h",
     "iris/gemm/product.h",
     "iris/gemm/core.h",
     "iris/gemm/whole.h",
@@ -96,7 +98,13 @@ pub const KERNELS: &[Text] = embed![
 ];
 
 /// The sources of products of whole matrices: `crate::gemm`. The first is fused with nothing.
-pub const GEMMS: &[Text] = embed!["gemm_sm90.cu", "gemm_sm90_gather.cu", "gemm_sm90_scatter.cu"];
+pub const GEMMS: &[Text] = embed![
+    "gemm_sm90.cu",
+    "gemm_sm90_gather.cu",
+    "gemm_sm90_scatter.cu",
+    "gemm_sm90_exchange.cu",
+    "gemm_sm90_one_shot.cu",
+];
 
 /// A hash of all of it: ranks whose kernels are compiled from other sources make no op together.
 pub fn hash() -> u128 {

@@ -57,14 +57,17 @@ pub struct Whole {
     pub backend: BackendKind,
     /// Most rows, columns, depth.
     pub shape: [usize; 3],
+    /// Rows of the largest of the calls that are done in this way, which may be fewer.
+    pub rows: usize,
     /// Type of A and B.
     pub dtype: DType,
     /// Type of C, or of the partial.
     pub output: DType,
     /// Rows and columns of a tile of our kernel, for calls that do not fit the library.
     pub tile: (u32, u32),
-    /// Whether it stores what others own to them itself, where there is a build for it.
-    pub stores: bool,
+    /// Rows and columns that have a signal, if it stores what others own to them itself, where there is a build
+    /// for it.
+    pub signalled: Option<[u32; 2]>,
 }
 
 /// Lines of what is kept begin at multiples of so many elements.

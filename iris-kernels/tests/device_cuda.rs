@@ -204,26 +204,42 @@ fn kernels_that_are_held_up_compile() {
 /// A product of whole matrices waits for peers, and is held up, only in builds that are told to; and goes
 /// without its wait only where the others keep theirs.
 fn products_that_are_held_up_or_do_not_wait_compile() {
-    let [_, gather, scatter] = iris_kernels::source::GEMMS else { panic!("three sources") };
+    let [_, gather, scatter, exchange, one_shot] = iris_kernels::source::GEMMS else {
+        panic!("five sources")
+    };
     let text = |source: &iris_kernels::source::Text, injected: Injected| {
-        let options = injected.options_of_products(CoreConfig::wide(256, 2, 4).options(2));
+        let config = match source.name {
+            name if name == exchange.name || name == one_shot.name => CoreConfig::flipped(64, 1, 8),
+            _ => CoreConfig::wide(256, 2, 4),
+        };
+        let options = injected.options_of_products(config.options(2));
         let code = nvrtc().compile((*source).into(), &options, "compute_90a");
         String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
     };
     let with = |without, hold, whole| Injected { without, hold, whole, ..Injected::default() };
-    let signal = Some(Access::SignalLoad);
-    for source in [gather, scatter] {
+    // Those of few rows wait for other things besides, and for heads by the same code.
+    for (source, access, is_alone) in [
+        (gather, Access::SignalLoad, true),
+        (scatter, Access::SignalLoad, true),
+        (exchange, Access::LlLoad, false),
+        (one_shot, Access::SignalLoad, false),
+    ] {
         let plain = text(source, Injected::default());
-        let others = text(source, with(signal, None, Some(Without::Others)));
+        let others = text(source, with(Some(access), None, Some(Without::Others)));
         assert!(plain == others, "{} goes without a wait that is the gates'", source.name);
-        let left_out = text(source, with(signal, None, Some(Without::Products)));
+        let left_out = text(source, with(Some(access), None, Some(Without::Products)));
         // What is polled in vain is looked at again after a sleep.
         let sleeps = |text: &str| text.matches("nanosleep").count();
-        assert!(sleeps(&plain) > 0 && sleeps(&left_out) == 0, "{} still waits", source.name);
+        let (all, left) = (sleeps(&plain), sleeps(&left_out));
+        assert!(all > 0 && (left == 0) == is_alone, "{} still waits", source.name);
+        assert!(left_out != plain, "{} has all its waits", source.name);
     }
-    let hold = Some((Hold::Storing, 5_000_000));
-    let held = text(scatter, with(None, hold, Some(Without::Products)));
-    assert!(held.contains("5000000"), "{} is not held up", scatter.name);
+    for (source, place) in
+        [(scatter, Hold::Storing), (exchange, Hold::Entered), (one_shot, Hold::Entered)]
+    {
+        let held = text(source, with(None, Some((place, 5_000_000)), Some(Without::Products)));
+        assert!(held.contains("5000000"), "{} is not held up", source.name);
+    }
 }
 
 /// Set for the process of the test below.

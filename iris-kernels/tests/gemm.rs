@@ -63,12 +63,16 @@ fn compile(source: &Text, config: &Config, dtype: DType) {
 }
 
 fn a_build_of_each_kind_compiles() {
-    let [plain, gather, scatter] = source::GEMMS else { panic!("three sources") };
+    let [plain, gather, scatter, exchange, one_shot] = source::GEMMS else {
+        panic!("five sources")
+    };
     compile(plain, &Config::wide(256, 2, 4), DType::BF16);
     compile(plain, &Config::wide(64, 1, 7).with_layout((true, true)), DType::F16);
     compile(plain, &Config::flipped(32, 2, 8), DType::BF16);
     compile(gather, &Config::wide(224, 2, 4), DType::F16);
     compile(scatter, &Config::wide(256, 2, 4).with_layout((false, true)), DType::F16);
+    compile(exchange, &Config::flipped(16, 1, 8), DType::F16);
+    compile(one_shot, &Config::flipped(128, 2, 4).with_layout((false, true)), DType::BF16);
 }
 
 fn every_build_compiles() {
@@ -79,8 +83,16 @@ fn every_build_compiles() {
                 if !config.flipped && !layout.0 {
                     compile(&source::GEMMS[1], &config.with_layout(layout), dtype);
                 }
-                if config.width == 256 && !layout.0 {
+                if [128, 256].contains(&config.width)
+                    && config.cluster == 2
+                    && !config.flipped
+                    && !layout.0
+                {
                     compile(&source::GEMMS[2], &config.with_layout(layout), dtype);
+                }
+                if config.flipped && config.cluster == 1 && !layout.0 {
+                    compile(&source::GEMMS[3], &config.with_layout(layout), dtype);
+                    compile(&source::GEMMS[4], &config.with_layout(layout), dtype);
                 }
             }
         }
@@ -377,8 +389,16 @@ fn a_whole_product_is_that_of_whichever_library() {
         for library in [Library::Auto, Library::Vendor, Library::Ours] {
             let shape = [128, n, k];
             let (backend, tile) = (BackendKind::Cuda, (128, 128));
-            let whole =
-                Whole { library, backend, shape, dtype, output: dtype, tile, stores: false };
+            let whole = Whole {
+                library,
+                backend,
+                shape,
+                rows: shape[0],
+                dtype,
+                output: dtype,
+                tile,
+                signalled: None,
+            };
             let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
             let bytes = whole.memory(Kept::Nothing).max(1);

@@ -212,7 +212,16 @@ fn a_whole_product_adds_what_is_like_its_result() {
         let sample = Sample::new(heap, case)?;
         let (args, addend) = (sample.args(), *sample.addend().expect("the case has one"));
         let (library, backend, tile) = (Library::Vendor, here(), (64, 64));
-        let whole = Whole { library, backend, shape, dtype, output: dtype, tile, stores: false };
+        let whole = Whole {
+            library,
+            backend,
+            shape,
+            rows: shape[0],
+            dtype,
+            output: dtype,
+            tile,
+            signalled: None,
+        };
         let product = WholeProduct::new(heap, &whole)?.expect("the library is there");
         let workspace = heap.alloc::<u8>(whole.memory(Kept::Nothing) as usize)?;
         let at = heap.view().data[0] + workspace.offset();

@@ -111,7 +111,7 @@ impl Plan {
         sized.check_pairs(form)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
         let (ranks, request) = (self.ranks.size, &sized.request);
-        let workspace = sized.whole(form).map_or(0, |whole| {
+        let workspace = sized.whole(form, (upto, tile)).map_or(0, |whole| {
             whole.memory(match form.whole {
                 _ if self.alone() => Kept::Nothing,
                 spec::Whole::Partial => match form.memory {
@@ -181,9 +181,9 @@ impl Plan {
         Needs { k_group, ..needs }
     }
 
-    /// The product of whole matrices of a form of this plan's largest call. What is traced, counted or
-    /// held up are kernels of our own, and so are those that are told how many workgroups they have.
-    pub(crate) fn whole(&self, form: &Form) -> Option<Whole> {
+    /// The product of whole matrices of a form of this plan's largest call, for calls of up to so many rows with
+    /// this tile. What is traced, counted, held up or told how many workgroups it has are other kernels.
+    pub(crate) fn whole(&self, form: &Form, (rows, tile): (usize, TileShape)) -> Option<Whole> {
         let Request { m, n, k, dtype, library, .. } = self.request;
         let request = &self.request;
         let output = match form.whole {
@@ -195,11 +195,11 @@ impl Plan {
         if !plain && (!form.is_unfused() || self.alone()) {
             return None;
         }
+        let signalled = form.stores.then_some([tile.m as u32, tile.n as u32]);
         let tile = tune::whole_tile(self.ranks, request);
         let library = if plain { library } else { Library::None };
         let (backend, tile) = (self.ranks.backend, (tile.m as u32, tile.n as u32));
-        let stores = form.stores;
-        Some(Whole { library, backend, shape: [m, n, k], dtype, output, tile, stores })
+        Some(Whole { library, backend, shape: [m, n, k], rows, dtype, output, tile, signalled })
     }
 
     /// Columns of A in a unit of a gather.

@@ -44,6 +44,35 @@ pub struct Rows {
     pub spread: bool,
 }
 
+/// The items of a tile of a message: of each of its rows those that lie side by side from one on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Strip {
+    /// Rows of the message.
+    pub rows: u32,
+    /// Items of a row of the message.
+    pub across: u32,
+    /// The first item of the first row.
+    pub first: u32,
+    /// Items of a row of the tile: a divisor of the threads that take them, so that each keeps its columns.
+    pub line: u32,
+    /// How many of them there are, at the right edge.
+    pub there: u32,
+    /// Items that a thread waits for together, at most [`AT_ONCE`].
+    pub at_once: u32,
+}
+
+impl Strip {
+    /// Batch number `number` of the items that fall to one of so many threads, empty behind the last.
+    pub fn batch(&self, thread: u32, threads: u32, number: u32) -> Batch {
+        let Self { rows, across, first, line, there, at_once } = *self;
+        let (at, step) = (thread % line, threads / line);
+        let begin = thread / line + number * at_once * step;
+        let end = if at < there { rows } else { 0 };
+        let lines = (0..at_once).map(|k| begin + k * step).take_while(|&row| row < end);
+        Batch::below(rows * across, lines.map(|row| row * across + first + at))
+    }
+}
+
 /// Items that a thread pushes or waits for together, in ascending order.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch {

@@ -3,17 +3,17 @@
 
 namespace iris::model {
 
-/// The arrays of what was taken.
-constexpr u32 TAKEN = 16;
+/// The arrays of what was taken, and that of what is given.
+constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 
 /// A call in which rank 0 sends one item, while the others are in a one_shot.
 constexpr u32 TWO_KINDS = 100;
 
 /// Who sends what; as ll::Pattern.
-enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS };
+enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES };
 
-/// Items of a row.
-constexpr u32 ROW = 6;
+/// Items of a row, and of one whose columns workgroups share.
+constexpr u32 ROW = 6, ACROSS = 4;
 
 struct Plan {
     u32 pattern, ranks, items;
@@ -99,6 +99,44 @@ struct RowMessage : Message {
     }
 };
 
+/// The same of the tiles of a product, of which each workgroup has all rows and its part of the columns.
+struct TileMessage : Message {
+    static constexpr u32 ITEMS = 2;
+    u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
+
+    ll::Strip strip() const {
+        const u32 line = ACROSS / port::workgroups();
+        return ll::Strip{plan.items / ACROSS, ACROSS, port::workgroup() * line, line, line};
+    }
+    u64 given(u32 item) const { return model.cell(model.me(), GIVEN, item); }
+    i32 partial(u32 item) const { return wanted(model.me(), model.me(), item, 0); }
+
+    /// Each thread has items that another will push.
+    void multiply() {
+        const ll::Strip all = strip();
+        for (u32 i = model.crossed(); i < all.rows * all.line; i += port::threads()) {
+            const u32 item = i / all.line * all.across + all.first + i % all.line;
+            Model::put(given(item), partial(item));
+        }
+        port::barrier(Site::Body);
+    }
+    template <class Batch> void load(const Batch& batch) {
+        for (u32 k = 0; k < ITEMS; ++k) pushed[k] = batch.item(k);
+    }
+    void give(u32 k, u32 (&data)[2]) {
+        Model::expect(given(pushed[k]), partial(pushed[k]));
+        Message::give(0, 0, pushed[k], data);
+    }
+    template <class Batch> void begin(const Batch& batch) {
+        count = batch.count;
+        for (u32 k = 0; k < ITEMS; ++k) taken[k] = batch.item(k);
+    }
+    void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        for (u32 k = 0; k < count; ++k) Message::take(source, taken[k], data[k]);
+    }
+    void end() {}
+};
+
 } // namespace iris::model
 
 using namespace iris;
@@ -121,6 +159,11 @@ extern "C" int iris_model_exchange(const Input& in) {
             if (plan.pattern < ROWS) {
                 return plan.ranks == 2 ? flow::exchange<1>(launch, plan, body)
                                        : flow::exchange<ll::SOURCES>(launch, plan, body);
+            }
+            if (plan.pattern == TILES) {
+                TileMessage tile{{model, plan}};
+                return plan.ranks == 2 ? flow::exchange_tile<true>(launch, tile.strip(), tile)
+                                       : flow::exchange_tile<false>(launch, tile.strip(), tile);
             }
             RowMessage in_rows{{model, plan}};
             const ll::Rows rows{items, ROW, plan.pattern == SPREAD_ROWS};

@@ -14,7 +14,7 @@
 //! **Showing that it can fail.** Kernels built without one of the waits
 //! ([`Injected::without`]) must be found wrong, within [`HELD_CALLS`]: [`WAITS`] has a subject for
 //! each wait there is, and a place where workgroups are held up, so that it does not take luck. With
-//! the wait, and held up at the same place, they must be right. [`SIGNAL_WAITS`] does the same for the waits
+//! the wait, and held up at the same place, they must be right. [`MORE_WAITS`] does the same for the waits
 //! of gates and of products of whole matrices.
 //!
 //! **Limits.** GPUs only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
@@ -41,7 +41,7 @@ use iris_sync::LINE_WORDS;
 use crate::oracle::{Meaning, split};
 use crate::suite::{AnyOp, Case, Op, Operands};
 
-pub use subject::{Place, SIGNAL_WAITS, Subject, WAITS};
+pub use subject::{MORE_WAITS, Place, Subject, WAITS};
 
 /// How a subject is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -41,7 +41,7 @@ fn subject(access: Access) -> &'static str {
 /// What stands in held.cpp, without which access, and where it is held up.
 type Held = (&'static str, Access, Hold);
 
-/// As `SIGNAL_WAITS`: gates; and products of whole matrices that wait for what engines bring, or for what
+/// As `MORE_WAITS`: gates; and products of whole matrices that wait for what engines bring, or for what
 /// others of them store.
 const SIGNALS: [Held; 3] = [
     ("copied", Access::SignalLoad, Hold::Entered),

@@ -219,6 +219,26 @@ fn rows_of_words_that_carry_their_data() {
     }
 }
 
+/// The same of tiles of a product, one a workgroup: what a thread pushes another has multiplied.
+#[test]
+fn tiles_of_words_that_carry_their_data() {
+    let runs = Level::from_env().pick(50, 300, 10_000);
+    for ranks in [2, 3] {
+        // Four threads have a row, two of two, or one of four rows.
+        let wide = ll::exchange_tiles(ranks, 3, 3).threads(4);
+        for groups in [1, 2, 4] {
+            let all = wide.clone().groups(&vec![groups; ranks as usize]);
+            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            let first: Vec<u32> =
+                (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
+            let given_up = ops::given_up(wide.clone().groups(&first));
+            for scenario in [all, given_up] {
+                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
 /// From just below the largest number and just below each multiple of the period, calls that use
 /// three of eight tiles, then all of them.
 #[test]

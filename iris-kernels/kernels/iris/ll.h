@@ -193,6 +193,24 @@ struct RowShare {
     }
 };
 
+/// The items of a tile of a message: of each of its rows, which have `across`, those that lie side by side from
+/// `first` on. There are `line` of them, a divisor of the threads that take them, so that each keeps its
+/// columns; or, at the right edge, the first `there` of so many.
+struct Strip {
+    u32 rows, across, first, line, there;
+
+    /// Those that fall to a thread, so many together: batch number `number`.
+    template <u32 ITEMS> IRIS_DEVICE Batch<ITEMS, 1> batch(u32 thread, u32 threads, u32 number) const {
+        const u32 at = thread % line, step = threads / line, row = thread / line + number * ITEMS * step;
+        Batch<ITEMS, 1> batch{row * across + first + at, step * across, 0};
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (at < there && row + k * step < rows) batch.count = k + 1;
+        }
+        return batch;
+    }
+};
+
 /// Push the head of what goes to `peer`: this thread's share of the pairs.
 IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 sequence, u32 peer,
                            Share share) {

@@ -14,9 +14,16 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
 ];
 
 /// The most rows of C for tiles of C transposed.
-const FLIPPED_ROWS: usize = 128;
+pub(super) const FLIPPED_ROWS: usize = 128;
 
 impl Config {
+    /// The build of tiles of C of so many columns, as measured.
+    pub(super) fn of_width(width: u32) -> Config {
+        let known = WIDTHS.iter().find(|it| it.0 == width);
+        let &(width, cluster, stages, _) = known.unwrap_or(&WIDTHS[0]);
+        Self::wide(width, cluster, stages)
+    }
+
     /// The build for a product of this shape, of A and B by rows.
     pub fn choose(shape: [usize; 3], multiprocessors: u32) -> Config {
         let all = Self::all(shape[2]).into_iter().filter(|config| config.takes(shape));
@@ -37,6 +44,30 @@ impl Config {
             }
         }
         configs
+    }
+
+    /// Consumers of the tiles of C transposed of which each multiprocessor has one, or nearly each: with fewer, what
+    /// they read of B at a time is too little.
+    pub(super) fn consumers_of_tiles(n: usize, multiprocessors: u32) -> Option<u32> {
+        let most = multiprocessors as usize;
+        let tiles = |groups: &u32| n.div_ceil(64 * *groups as usize);
+        [1, 2].into_iter().find(|groups| (most * 3 / 4..=most).contains(&tiles(groups)))
+    }
+
+    /// The build for products of up to so many rows, or of a few, of which each workgroup has a tile. With fewer rows
+    /// less is multiplied, but not less read: one is enough.
+    pub(super) fn of_tiles(rows: usize, cols: usize, multiprocessors: u32) -> Option<Config> {
+        /// Bytes of shared memory of a workgroup.
+        const SHARED: u32 = 227 << 10;
+        let groups = Self::consumers_of_tiles(cols, multiprocessors)?;
+        let rows = rows.min(FLIPPED_ROWS);
+        let width = [16, 32, 64, 128].into_iter().find(|&width| rows <= width as usize)?;
+        let fits = |config: &Config| {
+            // Of A by columns the slabs have whole blocks.
+            let layouts = [false, true].map(|it| config.with_layout((it, false)));
+            layouts.iter().all(|config| config.shared_bytes() <= SHARED)
+        };
+        (2..=8).rev().map(|stages| Self::flipped(width, groups, stages)).find(fits)
     }
 
     /// Every build for a depth.

@@ -14,6 +14,7 @@
 //! of C that are multiples of 16 bytes. What does not fit is left to the other kernels: [`Gemm::fits`].
 
 mod choice;
+mod exchanging;
 mod gathering;
 mod scattering;
 mod tensor_map;
@@ -29,6 +30,7 @@ use crate::whole::Whole;
 use crate::{Target, rtc, source};
 
 pub use crate::gemm_config::CoreConfig as Config;
+pub use exchanging::Exchanging;
 pub use gathering::{Gathering, Parts};
 pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;

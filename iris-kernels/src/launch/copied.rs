@@ -64,7 +64,7 @@ impl Launcher {
         call.stores = call.stores_itself();
         // Only such a product writes into C of peers; what it says of C has to be the same in all launches.
         let indirect;
-        if ahead.whole.stores && !call.stores {
+        if ahead.whole.signalled.is_some() && !call.stores {
             indirect = OpArgs { record: Record { direct: 0, ..args.record }, ..*args };
             call = of(&indirect)?;
         }
@@ -175,7 +175,7 @@ impl Call<'_> {
             self.stored()?;
             return self.results.as_ref().map_or(Ok(()), |results| self.take(results));
         }
-        let by_engine = by_engine && !self.ahead.whole.stores;
+        let by_engine = by_engine && self.ahead.whole.signalled.is_none();
         let partial = self.ahead.partial(args);
         let own = message.own();
         let product = |rows: Range<u32>| self.product(rows_of(args.a, &rows), rows, &partial);
@@ -263,7 +263,7 @@ impl Call<'_> {
             self.stored()?;
             return self.take(message);
         }
-        let by_engine = by_engine && !self.ahead.whole.stores;
+        let by_engine = by_engine && self.ahead.whole.signalled.is_none();
         let product = |rows: Range<u32>| {
             let within = rows.start - own.start..rows.end - own.start;
             self.product(rows_of(args.a, &within), rows, args)
@@ -394,7 +394,7 @@ impl Call<'_> {
 
     /// What has come from all, to its place in C.
     fn take(&self, message: &Message) -> Result<()> {
-        if self.ahead.whole.stores {
+        if self.ahead.whole.signalled.is_some() {
             // All at once: there are many parts, and they have come when the product is over.
             self.arrive(message, |source| message.all(source))?;
             return self.args.channel.peers().try_for_each(|source| {

@@ -82,7 +82,7 @@ fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launch
     };
     let kernels: Vec<_> = plan.launches(choice).into_iter().map(|(kernel, _)| kernel).collect();
     // A choice is that of calls up to a size; the library is asked for the largest.
-    let whole = plan.whole(choice.form);
+    let whole = plan.whole(choice.form, (choice.upto, choice.tile));
     match (whole, &kernels[..]) {
         (None, _) => Launcher::new(heap, &build, &kernels),
         (Some(whole), [Kernel::Local, ..]) => {

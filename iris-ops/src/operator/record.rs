@@ -28,7 +28,7 @@ impl Operator {
         set(Field::Variant, hash(choice.variant.name().as_bytes()));
         set(Field::Config, hash(config.as_bytes()));
         if choice.form.whole == spec::Whole::Gathered
-            && let Some(whole) = self.plan.whole(choice.form)
+            && let Some(whole) = self.plan.whole(choice.form, (choice.upto, choice.tile))
         {
             // What peers write is A, in the workspace of every rank.
             let offset = self.workspace.place(Area::Workspace) + whole.library_bytes();

@@ -1,6 +1,6 @@
 use super::Launch;
 use crate::barrier::Members;
-use crate::ll::{self, Batch, HEAD, Rows};
+use crate::ll::{self, Batch, HEAD, Rows, Strip};
 use crate::{End, Memory, Span, Stop, Workgroup, divergent};
 
 /// How many items go where: pure functions of values that all ranks agreed on. An item is what a
@@ -29,6 +29,12 @@ pub trait LlTiles {
 pub trait LlRows: LlTiles {
     /// All threads of this workgroup have taken what falls to them of `row`.
     fn row(&mut self, row: u32);
+}
+
+/// The items of a product's tile, as one thread moves them.
+pub trait LlTile: LlTiles {
+    /// All threads of the workgroup end the product of its tile: what it gives is there.
+    fn multiply(&mut self);
 }
 
 /// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
@@ -114,8 +120,8 @@ fn row_steps<M: Memory + ?Sized>(
     rows: &Rows,
     body: &mut impl LlRows,
 ) -> Result<(), Stop> {
-    let (m, channel, call) = (wg.m, wg.channel, wg.call());
-    let all = members(channel.size, |_| rows.items > 0);
+    let m = wg.m;
+    let all = members(wg.channel.size, |_| rows.items > 0);
     wg.begin_push(all)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
@@ -138,20 +144,7 @@ fn row_steps<M: Memory + ?Sized>(
         let taken = divergent(m, || {
             wg.wait_head(heads, ll::HEADS_OF_ROWS)?;
             let of_row = |number| at.map(|row| wg.batch_of_row(rows, row, number));
-            batches(of_row).try_for_each(|batch| {
-                batch.items().iter().for_each(|&item| body.begin(item));
-                m.begin(Span::Wait, batch.items()[0]);
-                let taken = ll::each_of(m, channel, call, &batch, all, |source, data| {
-                    for (&item, &data) in batch.items().iter().zip(data) {
-                        body.take(source, item, data);
-                    }
-                    Ok(())
-                });
-                m.end(Span::Wait);
-                taken?;
-                batch.items().iter().for_each(|&item| body.end(item));
-                Ok(())
-            })
+            batches(of_row).try_for_each(|batch| take_batch(wg, &batch, body))
         });
         wg.leave_together(taken)?;
         let Some(row) = at else { return Ok(()) };
@@ -161,6 +154,68 @@ fn row_steps<M: Memory + ?Sized>(
             return Ok(());
         }
     }
+}
+
+/// The same of a product's tiles, one a workgroup, whose items it pushes when it has multiplied them, and takes.
+/// All that a rank's workgroups have are the rows of the message.
+pub fn exchange_tile<M: Memory + ?Sized>(
+    launch: &Launch<'_, M>,
+    strip: &Strip,
+    body: &mut impl LlTile,
+) -> Result<(), Stop> {
+    let mut wg =
+        Workgroup::begin(launch.m, launch.channel, (launch.index, launch.count), launch.record);
+    let result = tile_steps(&mut wg, strip, body);
+    wg.finish_push(End::Advance, result, |_| HEAD + strip.rows * strip.across)
+}
+
+fn tile_steps<M: Memory + ?Sized>(
+    wg: &mut Workgroup<'_, M>,
+    strip: &Strip,
+    body: &mut impl LlTile,
+) -> Result<(), Stop> {
+    let (m, all) = (wg.m, Members::all(wg.channel.size));
+    let begun = wg.begin_push(all);
+    if begun.is_ok() {
+        wg.count_out();
+        // Beside the product, since a release takes a way there and back.
+        divergent(m, || wg.push_head(all));
+    }
+    // Of a call that was given up as well: what is on its way to shared memory must have come.
+    body.multiply();
+    begun?;
+    m.begin(Span::Signal, 0);
+    let (thread, threads) = (m.thread(), m.threads());
+    // All threads of a wave have pushed before one of them waits.
+    divergent(m, || push_batch(wg, |number| strip.batch(thread, threads, number), body));
+    m.end(Span::Signal);
+    let taken = divergent(m, || {
+        wg.wait_head(all, ll::SOURCES)?;
+        let mut each = batches(|number| Some(strip.batch(thread, threads, number)));
+        each.try_for_each(|batch| take_batch(wg, &batch, body))
+    });
+    wg.leave_together(taken)
+}
+
+/// Wait for items of all ranks together, and take them.
+fn take_batch<M: Memory + ?Sized>(
+    wg: &Workgroup<'_, M>,
+    batch: &Batch,
+    body: &mut impl LlTiles,
+) -> Result<(), Stop> {
+    let (m, channel, call) = (wg.m, wg.channel, wg.call());
+    batch.items().iter().for_each(|&item| body.begin(item));
+    m.begin(Span::Wait, batch.items()[0]);
+    let taken = ll::each_of(m, channel, call, batch, Members::all(channel.size), |source, data| {
+        for (&item, &data) in batch.items().iter().zip(data) {
+            body.take(source, item, data);
+        }
+        Ok(())
+    });
+    m.end(Span::Wait);
+    taken?;
+    batch.items().iter().for_each(|&item| body.end(item));
+    Ok(())
 }
 
 /// Push the items of a thread, several to one peer before those to the next.

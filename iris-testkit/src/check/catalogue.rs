@@ -154,6 +154,10 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         let rows = ll::exchange_rows(2, 3, true, spread).threads(2).groups(&[2, 1]);
         add(name, 2, rows, Engine::Random(runs));
     }
+    let tiles = |calls| ll::exchange_tiles(2, calls, 3).threads(2).groups(&[2, 2]);
+    add("ll, tiles", 2, tiles(3), Engine::Random(runs));
+    let given_up = ops::given_up(ll::exchange_tiles(2, 3, 3).threads(4).groups(&[2, 1]));
+    add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
     add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));

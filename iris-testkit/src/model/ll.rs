@@ -5,9 +5,9 @@
 //! waited for itself, and the kernel that comes next on the stream reads those of all.
 
 use iris_sync::barrier::Members;
-use iris_sync::flow::{self, Exchange, Launch, LlRows, LlTiles};
-use iris_sync::ll::{HEAD, Rows, SOURCES};
-use iris_sync::{Field, Record, Stop, Workgroup};
+use iris_sync::flow::{self, Exchange, Launch, LlRows, LlTile, LlTiles};
+use iris_sync::ll::{HEAD, Rows, SOURCES, Strip};
+use iris_sync::{Field, Memory, Record, Stop, Workgroup};
 
 use super::ops::value;
 use super::{Headers, Place, Scenario, Thread};
@@ -33,10 +33,14 @@ pub enum Pattern {
     Rows,
     /// The same, where all workgroups share what is pushed.
     SpreadRows,
+    /// As All, of a product's tiles: a workgroup has all rows and its part of the columns, and what a thread
+    /// pushes another has multiplied.
+    Tiles,
 }
 
-/// Items of a row.
+/// Items of a row, and of one whose columns workgroups share.
 const ROW: u32 = 6;
+const ACROSS: u32 = 4;
 
 /// Items of a piece, and items that a thread waits for at once.
 const PIECE: u32 = 2;
@@ -48,7 +52,8 @@ impl Pattern {
         [("all", Pattern::All), ("parts", Pattern::Parts), ("root", Pattern::Root)];
 
     fn name(self) -> &'static str {
-        Self::NAMED.iter().find(|(_, pattern)| *pattern == self).map_or("rows", |(name, _)| name)
+        let other = if self == Pattern::Tiles { "tiles" } else { "rows" };
+        Self::NAMED.iter().find(|(_, pattern)| *pattern == self).map_or(other, |(name, _)| name)
     }
 
     fn in_rows(self) -> bool {
@@ -67,7 +72,7 @@ struct Plan {
 impl Exchange for Plan {
     fn sent(&self, from: u32, to: u32) -> u32 {
         match self.pattern {
-            Pattern::All | Pattern::Rows | Pattern::SpreadRows => self.items,
+            Pattern::All | Pattern::Rows | Pattern::SpreadRows | Pattern::Tiles => self.items,
             Pattern::Parts if to == self.ranks - 1 && self.ranks > 1 => 0,
             Pattern::Parts => self.items,
             Pattern::Root if from == 0 => self.items,
@@ -97,6 +102,20 @@ impl Items<'_, '_> {
         self.thread.cell(self.thread.rank(), GIVEN, item)
     }
 
+    /// What this rank has multiplied of an item.
+    fn partial(&self, item: u32) -> i32 {
+        let me = self.thread.rank();
+        self.data(me, me, item)[0]
+    }
+
+    /// The part of this thread's workgroup.
+    fn strip(&self) -> Strip {
+        let line = ACROSS / self.thread.groups();
+        let first = self.thread.id().group * line;
+        let rows = self.plan.items / ACROSS;
+        Strip { rows, across: ACROSS, first, line, there: line, at_once: 2 }
+    }
+
     /// Where half `half` of `item` of `source` is put.
     fn out(&self, source: u32, item: u32, half: u32) -> Place {
         self.thread.cell(self.thread.rank(), TAKEN + source, 2 * item + half)
@@ -107,6 +126,9 @@ impl LlTiles for Items<'_, '_> {
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2] {
         if self.in_place {
             self.thread.expect(self.given(item), 0);
+        }
+        if self.plan.pattern == Pattern::Tiles {
+            self.thread.expect(self.given(item), self.partial(item));
         }
         self.data(self.thread.rank(), peer, item).map(|value| value as u32)
     }
@@ -142,6 +164,20 @@ impl LlRows for Items<'_, '_> {
                 }
             }
         }
+    }
+}
+
+impl LlTile for Items<'_, '_> {
+    /// Each thread has items that another will push.
+    fn multiply(&mut self) {
+        let Strip { rows, across, first, line, .. } = self.strip();
+        let threads = self.thread.threads();
+        let crossed = (self.thread.id().thread + 1) % threads;
+        for i in (crossed..rows * line).step_by(threads as usize) {
+            let item = i / line * across + first + i % line;
+            self.thread.write(self.given(item), self.partial(item));
+        }
+        self.thread.vote(true);
     }
 }
 
@@ -208,6 +244,10 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                 let launch = thread.launch();
                 let done = match (items, how) {
                     (0, _) => super::ops::one_tile(&launch, thread, call),
+                    (_, How::Right | How::InPlace) if pattern == Pattern::Tiles => {
+                        let strip = body.strip();
+                        flow::exchange_tile(&launch, &strip, &mut body)
+                    }
                     (_, How::Right | How::InPlace) if pattern.in_rows() => {
                         let spread = pattern == Pattern::SpreadRows;
                         let rows = Rows { items, len: ROW, piece: PIECE, at_once: AT_ONCE, spread };
@@ -273,6 +313,13 @@ pub fn exchange_rows(ranks: u32, calls: u32, two_rows: bool, spread: bool) -> Sc
     let used = &USED[usize::from(two_rows)][..calls as usize];
     let items = used[0];
     scenario(pattern, ranks, items, used, How::Right)
+}
+
+/// Calls of a product's tiles, of so many rows of four items, whose columns workgroups share.
+pub fn exchange_tiles(ranks: u32, calls: u32, rows: u32) -> Scenario {
+    const USED: [&[u32]; 3] = [&[4; 8], &[8; 8], &[12; 8]];
+    let used = &USED[rows as usize - 1][..calls as usize];
+    scenario(Pattern::Tiles, ranks, used[0], used, How::Right)
 }
 
 /// Words for two items, and calls from number `first` on that use as many as `used` says; 0 is a call

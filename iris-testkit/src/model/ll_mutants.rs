@@ -15,6 +15,7 @@ pub(super) fn all() -> Vec<Mutant> {
     use Access::{AbortCheck, CreditLoad, EntryStore, LlLoad, LlStamp, LlStore};
     let one = |calls| ll::exchange(Pattern::All, 2, calls).without_heads();
     let rows = |calls| ll::exchange_rows(2, calls, true, true).threads(3).without_heads();
+    let tiles = ll::exchange_tiles(2, 1, 2).threads(4).without_heads();
     let root = |calls| ll::exchange(Pattern::Root, 2, calls).without_heads();
     let device = |name, access, scenario| {
         let change = Change::Scope(access, Scope::Device);
@@ -41,6 +42,16 @@ pub(super) fn all() -> Vec<Mutant> {
         mutant(
             "ll-no-vote-before-row",
             rows(1),
+            Change::DropVote { rank: 0, group: 0, position: 1 },
+            Check::Wrong,
+        )
+        .by(Engine::Random(20_000)),
+        mutant("ll-tiles-any", tiles.clone(), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
+            .by(Engine::Random(20_000)),
+        // One thread pushes what the other has not multiplied yet.
+        mutant(
+            "ll-no-vote-behind-product",
+            tiles,
             Change::DropVote { rank: 0, group: 0, position: 1 },
             Check::Wrong,
         )

@@ -110,14 +110,18 @@ impl Subject {
         if self.is_whole() { asked.div_ceil(20) } else { asked }
     }
 
-    /// M, N, K where products of whole matrices take part: tiles of 256 columns by clusters of two fill the
-    /// device once, and sums are exact in 16 bits. And by how many rows calls differ: where A is
-    /// split by rows, those of each rank stay whole tiles.
+    /// M, N, K where products of whole matrices take part: tiles of 256 columns by clusters of two, or of 64
+    /// columns of few rows, fill the device once, and sums are exact in 16 bits. And by how many rows calls
+    /// differ: where A is split by rows, those of each rank stay whole tiles.
     pub(super) fn whole_shape(self, ranks: usize) -> Option<((usize, usize, usize), usize)> {
         const UNIT: usize = 256;
         // A tile is stored in the shadow of the next from so many slabs of 64 on.
         const DEPTH: usize = 5 * 64;
-        let Subject::Op { op, shard, whole: true, .. } = self else { return None };
+        let Subject::Op { op, variant, shard, whole: true, .. } = self else { return None };
+        if matches!(variant, "unfused_ll" | "unfused_one_shot") {
+            // A tile for each multiprocessor, or nearly each.
+            return Some(((64, 128 * 64, DEPTH), 7));
+        }
         let (m, n) = ((16 / ranks).max(1) * UNIT * ranks, 4 * UNIT);
         Some(match (op, shard) {
             (Op::AllGatherMatmul, Shard::Rows) => ((m, n, DEPTH), UNIT * ranks),
@@ -172,7 +176,7 @@ impl Subject {
     }
 
     /// What products of whole matrices take part in.
-    const WHOLE: [Subject; 8] = {
+    const WHOLE: [Subject; 10] = {
         use {Op::AllGatherMatmul as Gather, Place::Own, Place::Same, Shard::Columns, Shard::Rows};
         [
             Subject::whole(Gather, "copy_engine", Rows, Same),
@@ -183,6 +187,8 @@ impl Subject {
             Subject::whole(Op::MatmulAllReduce, "epilogue", Rows, Own),
             Subject::whole(Op::MatmulAllGather, "epilogue", Rows, Same),
             Subject::whole(Op::MatmulAllGather, "epilogue", Rows, Own),
+            Subject::whole(Op::MatmulAllReduce, "unfused_ll", Rows, Same),
+            Subject::whole(Op::MatmulAllReduce, "unfused_one_shot", Rows, Same),
         ]
     };
 }
@@ -232,9 +238,9 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::LlLoad, Subject::op(Op::AllReduce, "ll", Place::Same), Hold::Entered),
 ];
 
-/// The waits for a signal that are not those of the kernels above: of gates, which stand in front of what
-/// reads what engines or products brought, and of the products of whole matrices that wait for it themselves.
-/// Where such a product takes part, which kernels go without the wait: the others keep it.
+/// The waits that are not those of the kernels above: of gates, which stand in front of what reads what engines
+/// or products brought, and of the products of whole matrices that wait for it themselves. Where such a product
+/// takes part, which kernels go without the wait: the others keep it.
 ///
 /// | who goes without | who is late | what the others do meanwhile |
 /// |---|---|---|
@@ -244,18 +250,21 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
 /// | the product, of a sum | a rank that has entered and multiplied nothing | the same, by the same launch |
 /// | gates, behind such a product | a rank that has its sums, and has not stored them | its peers end the call without them |
 /// | the same, of a C that ranks own | a rank that has entered and multiplied nothing | the same |
-pub const SIGNAL_WAITS: [(Option<Without>, Subject, Hold); 8] = {
-    use {Without::Others, Without::Products};
-    let [rows, columns, copied, scattered, summed, _, gathered, _] = Subject::WHOLE;
+/// | the product of few rows, by words or by signals | a rank that has the credit, or has entered, and sent nothing | its peers add up what an older call left |
+pub const MORE_WAITS: [(Access, Option<Without>, Subject, Hold); 10] = {
+    use {Access::LlLoad, Access::SignalLoad, Without::Others, Without::Products};
+    let [rows, columns, copied, scattered, summed, _, gathered, _, words, few] = Subject::WHOLE;
     let gate = Subject::op(Op::AllGatherMatmul, "copy_engine", Place::Same);
     [
-        (None, gate, Hold::Entered),
-        (Some(Products), rows, Hold::Entered),
-        (Some(Products), columns, Hold::Entered),
-        (Some(Others), copied, Hold::Entered),
-        (Some(Products), scattered, Hold::Entered),
-        (Some(Products), summed, Hold::Entered),
-        (Some(Others), summed, Hold::Storing),
-        (Some(Others), gathered, Hold::Entered),
+        (SignalLoad, None, gate, Hold::Entered),
+        (SignalLoad, Some(Products), rows, Hold::Entered),
+        (SignalLoad, Some(Products), columns, Hold::Entered),
+        (SignalLoad, Some(Others), copied, Hold::Entered),
+        (SignalLoad, Some(Products), scattered, Hold::Entered),
+        (SignalLoad, Some(Products), summed, Hold::Entered),
+        (SignalLoad, Some(Others), summed, Hold::Storing),
+        (SignalLoad, Some(Others), gathered, Hold::Entered),
+        (LlLoad, Some(Products), words, Hold::Entered),
+        (SignalLoad, Some(Products), few, Hold::Entered),
     ]
 };

@@ -76,7 +76,6 @@ const TWINS: &[Twins] = &[
             "ITEMS",
             "RowShare",
             "Share",
-            "batch",
             "behind",
             "bytes_behind",
             "has",
@@ -180,8 +179,11 @@ const TWINS: &[Twins] = &[
     sync(
         "flow/ll.rs",
         "flow/ll.h",
-        &["Exchange", "LlRows", "LlTiles", "begin", "end", "give", "row", "sent", "take"],
-        &["ITEMS", "exchange_steps", "push_batch", "row_steps"],
+        &[
+            "Exchange", "LlRows", "LlTile", "LlTiles", "begin", "end", "give", "multiply", "row",
+            "sent", "take",
+        ],
+        &["ITEMS", "exchange_steps", "push_batch", "row_steps", "tile_steps"],
     ),
     sync(
         "flow/reduce.rs",

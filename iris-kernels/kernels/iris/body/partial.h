@@ -61,7 +61,7 @@ class LoadProducer {
 
     /// Write the partial to a view, rounded to its type. It is in memory, so that this may be done
     /// any number of times, and the elements need not be looked at where the type stays.
-    static constexpr bool REPEATS = true;
+    static constexpr bool REPEATS = true, KEEPS = true;
     /// Tiles of a message have nothing in common.
     static constexpr u32 DIES = 1;
     IRIS_DEVICE void write_to(const View& to) {

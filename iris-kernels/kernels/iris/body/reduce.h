@@ -73,7 +73,7 @@ template <class Plan, class Producer, bool NORM = false> class ReduceBody {
     }
 
     IRIS_DEVICE void push(u32 peer, u32 tile, u32 parity) {
-        if constexpr (Plan::OWN_FIRST || Producer::REPEATS) {
+        if constexpr (Plan::OWN_FIRST || Producer::KEEPS) {
             put(peer, tile, parity);
         } else {
             // What keep has left in our own slot goes to everybody.

@@ -208,6 +208,72 @@ IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body&
     return wg.finish_push(End::Advance, result, [&](u32) { return used; });
 }
 
+// Body of a tile: ITEMS, load, give, take, end as of rows
+//               begin(batch)            they are about to be taken: what this rank has itself
+//               multiply()              all threads of the workgroup end the product of its tile
+
+/// The steps of exchange_tile.
+template <bool PAIR, class Body>
+IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
+    constexpr u32 ITEMS = Body::ITEMS, HEADS = PAIR ? 1 : ll::SOURCES;
+    const Members all = Members::all(wg.size());
+    const bool begun = wg.begin_push(all);
+    if (begun) {
+        wg.count_out();
+        // Beside the product, since a release takes a way there and back.
+        port::divergent([&]() IRIS_INLINE {
+            wg.push_head(all);
+            return true;
+        });
+    }
+    // Of a call that was given up as well: what is on its way to shared memory must have come.
+    body.multiply();
+    if (!begun) return false;
+    wg.trace.begin(Span::Signal, 0);
+    // All threads of a wave have pushed before one of them waits.
+    port::divergent([&]() IRIS_INLINE {
+        IRIS_NO_UNROLL
+        for (u32 number = 0;; ++number) {
+            const auto batch = strip.template batch<ITEMS>(port::thread(), port::threads(), number);
+            if (batch.count == 0) return true;
+            body.load(batch);
+            push_batch(wg, batch, body);
+        }
+    });
+    wg.trace.end(Span::Signal);
+    const bool through = port::divergent([&]() IRIS_INLINE {
+        if (!wg.template wait_head<HEADS>(all)) return false;
+        IRIS_NO_UNROLL
+        for (u32 number = 0;; ++number) {
+            const auto batch = strip.template batch<ITEMS>(port::thread(), port::threads(), number);
+            if (batch.count == 0) return true;
+            body.begin(batch);
+            if (port::thread() == 0) wg.trace.add(Counter::Waits, 1);
+            wg.trace.begin(Span::Wait, batch.first);
+            const bool passed =
+                ll::each_of<PAIR>(wg.m, wg.call(), batch, all,
+                                  [&](u32 source, const u32 (&data)[ITEMS][2]) IRIS_INLINE {
+                                      body.take(source, data);
+                                      return true;
+                                  });
+            wg.trace.end(Span::Wait);
+            if (!passed) return false;
+            body.end();
+        }
+    });
+    return wg.leave_together(through);
+}
+
+/// The same of a product's tiles, one a workgroup, whose items it pushes when it has multiplied them, and takes.
+/// All that a rank's workgroups have are the rows of the message.
+template <bool PAIR, class Body>
+IRIS_DEVICE bool exchange_tile(const Launch& launch, const ll::Strip& strip, Body& body) {
+    Workgroup wg(launch);
+    const bool result = tile_steps<PAIR>(wg, strip, body);
+    const u32 used = ll::HEAD + strip.rows * strip.across;
+    return wg.finish_push(End::Advance, result, [&](u32) { return used; });
+}
+
 } // namespace iris::flow
 
 #endif

@@ -194,6 +194,7 @@ class MfmaCore {
         }
     }
 
+    static constexpr bool KEEPS = false;
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;
         const u32 row = wave / WAVES_N * WAVE_M, col = wave % WAVES_N * WAVE_N;

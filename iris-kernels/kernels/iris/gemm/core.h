@@ -17,6 +17,8 @@
 // a deadline, since a clock in a consumer's wait costs it registers: it ends last, when all that it
 // loaded was multiplied, and ends the launch with an error if that does not come to pass.
 //
+// Long because the roles are one type, which share the rings.
+//
 // Op, the class that says which product it is, has
 //   tiles()              how many there are for a cluster to take
 //   place(i, rank)       of the i-th, for a workgroup of the cluster
@@ -25,6 +27,7 @@
 //   prefetch()           of its maps
 //   addends(place)       how many matrices are added to a tile, and ADDS, whether there are any
 //   SPREADS              whether held chunks are stored evenly over the next tile
+//   STAYS                whether the one tile of a workgroup stays in shared memory, for all of its threads
 // and two classes that single threads make of it: Loader, with
 //   run(place, number)   where the slabs of a tile lie from this one on: it may wait until they are there
 //   addend(place, i)     where the tile lies in a matrix that is added: likewise
@@ -80,7 +83,8 @@ constexpr bool HOLD = IRIS_GEMM_HOLD, FLIPPED = IRIS_GEMM_FLIPPED;
 constexpr u32 GROUP_ROWS = 64, ROWS = GROUPS * GROUP_ROWS;
 constexpr u32 LINE = IRIS_GEMM_SLAB_BYTES, DEPTH = LINE / 2;
 static_assert(LINE == 128, "lines are as long as the swizzle");
-constexpr u32 CORE_THREADS = 128 * (GROUPS + 1);
+/// Threads of a workgroup, and the loader, the first behind the consumers.
+constexpr u32 CORE_THREADS = 128 * (GROUPS + 1), LOADER = 128 * GROUPS;
 
 /// Operands lie in blocks of lines of 128 bytes, swizzled. If the depth goes from line to line, a block
 /// has 64 rows or columns of the operand.
@@ -159,18 +163,7 @@ template <class Op> class Core {
 
     IRIS_DEVICE void run() {
         prepare();
-        const u32 role = threadIdx.x / 128;
-        if (role == 0) {
-            if constexpr (MANY_SUMS) leave_registers<40>();
-            const u32 warp = threadIdx.x / 32;
-            if (threadIdx.x % 32 == 0) {
-                if (warp == 0) load();
-                else if (warp <= GROUPS) store(warp - 1);
-            }
-        } else {
-            if constexpr (MANY_SUMS) take_registers<232>();
-            consume(role - 1);
-        }
+        take_roles();
         // A workgroup that is gone could not be arrived at.
         if constexpr (CLUSTER > 1) {
             __syncwarp();
@@ -178,11 +171,51 @@ template <class Op> class Core {
         }
     }
 
+    /// The same in two steps, of a tile that stays: all threads begin, and what is loaded first is under way while
+    /// they do other things.
+    IRIS_DEVICE void begin() {
+        static_assert(Op::STAYS && CLUSTER == 1, "one tile, of one workgroup");
+        prepare();
+        if (threadIdx.x != LOADER || first >= op.tiles()) return;
+        const Place place = op.place(first, 0);
+        const Run run = typename Op::Loader(op).run(place, 0);
+        for (; loaded < STAGES && loaded < op.slabs(); ++loaded) {
+            load_slab(run, loaded * DEPTH, place.col, loaded);
+        }
+    }
+    IRIS_DEVICE void end() {
+        take_roles();
+        __syncthreads();
+    }
+
+    /// Eight bytes of a flipped tile that stays: of a row of C, from this byte on.
+    IRIS_DEVICE u64 staged(u32 row, u32 byte) const {
+        static_assert(FLIPPED, "a consumer has a line of each row");
+        u32 offset = row * LINE + byte % LINE;
+        offset ^= offset >> 3 & 0x70;
+        return load_shared(staging + byte / LINE * BUFFERS * CHUNK_BYTES + offset);
+    }
+
   private:
+    IRIS_DEVICE void take_roles() {
+        const u32 role = threadIdx.x / 128;
+        if (role == GROUPS) {
+            if constexpr (MANY_SUMS) leave_registers<40>();
+            const u32 warp = threadIdx.x / 32 - LOADER / 32;
+            if (threadIdx.x % 32 == 0) {
+                if (warp == 0) load();
+                else if (!Op::STAYS && warp <= GROUPS) store(warp - 1);
+            }
+        } else {
+            if constexpr (MANY_SUMS) take_registers<232>();
+            consume(role);
+        }
+    }
+
     /// The loader's thread initialises the barriers. Without a cluster nobody but itself has to know of
     /// them before it begins to load.
     IRIS_DEVICE void prepare() {
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == LOADER) {
             for (u32 i = 0; i < STAGES; ++i) {
                 init_barrier(full + 8 * i, 1);
                 init_barrier(empty + 8 * i, GROUPS * CLUSTER);
@@ -192,13 +225,13 @@ template <class Op> class Core {
                 init_barrier(chunk_empty + 8 * i, 1);
             }
             publish_barriers();
-        } else if (threadIdx.x == 32) {
+        } else if (threadIdx.x == LOADER + 32) {
             op.prefetch();
             prefetch_map(map_b);
         }
         __syncwarp();
         if constexpr (CLUSTER > 1) meet_cluster();
-        else if (threadIdx.x < 32) come<CORE_THREADS>();
+        else if (threadIdx.x / 32 == LOADER / 32) come<CORE_THREADS>();
         else meet<CORE_THREADS>();
     }
 
@@ -208,9 +241,12 @@ template <class Op> class Core {
         typename Op::Loader loader(op);
         const u32 tiles = op.tiles(), slabs = op.slabs();
         Ring<STAGES> ring{0, 1};
+        if constexpr (Op::STAYS) {
+            for (u32 i = 0; i < loaded; ++i) ring.next();
+        }
         for (u32 tile = first; tile < tiles; tile += step) {
             const Place place = op.place(tile, rank);
-            for (u32 slab = 0; slab < slabs;) {
+            for (u32 slab = Op::STAYS ? loaded : 0; slab < slabs;) {
                 const Run run = loader.run(place, slab);
                 for (; slab < run.end; ++slab) {
                     await_within(empty + 8 * ring.at, ring.parity);
@@ -330,6 +366,8 @@ template <class Op> class Core {
             for (u32 i = 0; i < WIDTH / 4; ++i) held[i] = pack(sums[2 * i], sums[2 * i + 1]);
             if constexpr (HOLD) {
                 holds = true;
+            } else if constexpr (Op::STAYS) {
+                lay(staging + group * BUFFERS * CHUNK_BYTES, 0, held);
             } else {
                 IRIS_UNROLL
                 for (u32 chunk = 0; chunk < CHUNKS; ++chunk) stage(group, buffer, chunk, held);
@@ -423,9 +461,17 @@ template <class Op> class Core {
     /// Put a chunk of the packed sums where the store warp finds it.
     IRIS_DEVICE void stage(u32 group, Ring<BUFFERS>& buffer, u32 chunk,
                            const u32 (&held)[WIDTH / 4]) {
-        const u32 number = group * BUFFERS + buffer.at, to = staging + number * CHUNK_BYTES;
-        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        const u32 number = group * BUFFERS + buffer.at;
         await(chunk_empty + 8 * number, buffer.parity);
+        lay(staging + number * CHUNK_BYTES, chunk, held);
+        publish_to_copies();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(chunk_full + 8 * number);
+        buffer.next();
+    }
+
+    IRIS_DEVICE void lay(u32 to, u32 chunk, const u32 (&held)[WIDTH / 4]) {
+        const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         IRIS_UNROLL
         for (u32 unit = 0; unit < CHUNK_COLS / 16; ++unit) {
             // Of each 16 x 16 sums of the warp, a lane names 8 that lie side by side in C.
@@ -442,10 +488,6 @@ template <class Op> class Core {
             offset ^= offset >> 3 & (CHUNK_LINE == 128 ? 0x70 : 0x30);
             store_matrices<FLIPPED>(to + offset, held + (chunk * CHUNK_COLS / 16 + unit) * 4);
         }
-        publish_to_copies();
-        __syncwarp();
-        if (lane == 0) arrive(chunk_full + 8 * number);
-        buffer.next();
     }
 
     // Store warps.
@@ -480,6 +522,8 @@ template <class Op> class Core {
     const u32 stages, staging, full, empty, chunk_full, chunk_empty;
     const u64 deadline_ns;
     const u32 rank, first, step;
+    /// Slabs whose loads `begin` has begun.
+    u32 loaded = 0;
 };
 
 } // namespace iris::gemm

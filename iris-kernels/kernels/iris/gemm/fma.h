@@ -47,6 +47,7 @@ class MultiplyAdd {
         }
     }
 
+    static constexpr bool KEEPS = false;
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         // The sink stands in the code once; registers need constant indices, hence the inner loop.
         IRIS_NO_UNROLL

@@ -21,6 +21,8 @@ class GemmProducer {
 
     /// Write the partial to a view, rounded to its type: once, since it is in registers.
     static constexpr bool REPEATS = false;
+    /// Or as often, where the product says so.
+    static constexpr bool KEEPS = Product::KEEPS;
     /// Tiles that follow each other share rows of A: a die takes them.
     static constexpr u32 DIES = iris::DIES;
     IRIS_DEVICE void write_to(const View& to) {

@@ -4,9 +4,10 @@
 // iris_kernels::gemm_config::Core chooses on the host.
 //
 // A product has: Shared, its shared memory; clear(); multiply(a, b, rows, cols, depth), which adds
-// a[rows x depth] * b[depth x cols] of views that begin at the tile's first elements; and
+// a[rows x depth] * b[depth x cols] of views that begin at the tile's first elements;
 // emit(sink), which calls sink(row, col, values) for vectors of WIDTH sums that cover the whole
-// tile, each once. The sink leaves out what is beyond the edge.
+// tile, each once; and KEEPS, whether to do that again costs no more than to read what was written. The sink
+// leaves out what is beyond the edge.
 #ifndef IRIS_GEMM_PRODUCT_H
 #define IRIS_GEMM_PRODUCT_H
 
@@ -19,6 +20,12 @@ static_assert(iris::TILE_N % iris::WIDTH == 0, "a row of a tile is whole vectors
 #include "iris/gemm/sm90.h"
 namespace iris {
 using Product = WgMma;
+constexpr u32 SHARED_BYTES = sizeof(Product::Shared) + port::SHARED_ALIGNMENT;
+}
+#elif IRIS_HAS_WGMMA && IRIS_DTYPE != 0 && IRIS_TILE_M == 64 && IRIS_TILE_N == 64
+#include "iris/gemm/sm90_flipped.h"
+namespace iris {
+using Product = FlippedWgMma;
 constexpr u32 SHARED_BYTES = sizeof(Product::Shared) + port::SHARED_ALIGNMENT;
 }
 #elif IRIS_HAS_MMA_SYNC && IRIS_DTYPE != 0

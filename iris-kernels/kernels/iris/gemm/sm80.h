@@ -63,6 +63,7 @@ class MmaSync {
         }
     }
 
+    static constexpr bool KEEPS = false;
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         port::barrier(Site::Body);
         const u32 warp = port::thread() / WARP;

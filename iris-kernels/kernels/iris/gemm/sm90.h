@@ -1,14 +1,9 @@
 // Products on the tensor cores of sm_90a: wgmma m64n128k16 of f16 or bf16 with f32 sums, straight from
-// shared memory, which cp.async fills. Included by
-// gemm/product.h.
-//
-// The layouts are those of PTX's "asynchronous warpgroup level matrix instructions" with the 128-byte
-// swizzle: lines of 128 bytes, whose 16-byte vectors change places by the number of the line in its
-// eight, so that neither copies nor products meet in a bank.
+// shared memory, which cp.async fills. Included by gemm/product.h.
 #ifndef IRIS_GEMM_SM90_H
 #define IRIS_GEMM_SM90_H
 
-#include "iris/gemm/sm80_ptx.h"
+#include "iris/gemm/sm90_lines.h"
 #include "iris/gemm/sm90_wgmma.h"
 
 namespace iris {
@@ -16,9 +11,6 @@ namespace iris {
 class WgMma {
     // Two warpgroups, each with one half of the rows.
     static constexpr u32 GROUP = 128, GROUP_M = 64;
-    // What one line of a block holds, and so the depth of a stage.
-    static constexpr u32 LINE = TILE_K;
-    static_assert(SLAB_BYTES == 128, "lines are as long as the swizzle");
     // Stages that are on their way while one is multiplied.
     static constexpr u32 AHEAD = STAGES - 1;
     static constexpr u32 SUMS = TILE_N / 2;
@@ -51,6 +43,7 @@ class WgMma {
         }
     }
 
+    static constexpr bool KEEPS = false;
     template <class Sink> IRIS_DEVICE void emit(Sink sink) {
         port::barrier(Site::Body);
         // A warp has 16 rows of the tile.
@@ -100,24 +93,9 @@ class WgMma {
         }
     }
 
-    /// What the depth of one product is apart, in 16 bytes: 16 lines, or 32 bytes of each.
-    template <bool ACROSS> IRIS_DEVICE static constexpr u32 advance() {
-        return ACROSS ? 16 * LINE * 2 / 16 : 2;
-    }
-
-    /// A block in shared memory, as the low word of what the instruction wants said has it: where it begins,
-    /// in 16 bytes, and where the depth goes from line to line, that the next 64 rows or columns are a block
-    /// further on. Another block is so many times 16 bytes more: none is above the 14 bits there are.
-    template <bool ACROSS> IRIS_DEVICE static u32 describe(const u16* block) {
-        constexpr u32 BLOCK = ACROSS ? LINE * LINE * 2 / 16 : 1;
-        return (shared_address(block) >> 4 & 0x3fff) | BLOCK << 16;
-    }
-
     template <bool A_ACROSS, bool B_ACROSS>
     IRIS_DEVICE static void multiply_add(float (&d)[SUMS], u32 left, u32 right) {
-        // The high word: eight lines are 1024 bytes, swizzled by 128.
-        constexpr u64 LINES = u64(1024 / 16 | 1u << 30) << 32;
-        const u64 a = LINES | left, b = LINES | right;
+        const u64 a = in_lines(left), b = in_lines(right);
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." IRIS_FACTOR "." IRIS_FACTOR " "
                      "{" IRIS_REGISTERS_64 "}, %64, %65, 1, 1, 1, %66, %67;"
                      : IRIS_SUMS_64
@@ -134,35 +112,6 @@ class WgMma {
         else load_lines<TILE_M, LINE>(to.a, a.at(0, k), a.ld, rows, left);
         if constexpr (B_ACROSS) load_lines<LINE, TILE_N>(to.b, b.at(k, 0), b.ld, left, cols);
         else load_lines<TILE_N, LINE>(to.b, b.at(k, 0), b.ld, cols, left);
-    }
-
-    /// A matrix of `OUTER` lines of `INNER` items that lie side by side; `outer`, `inner` exist, the
-    /// others are 0. In shared memory it is in blocks of LINE items a line.
-    template <u32 OUTER, u32 INNER>
-    IRIS_DEVICE static void load_lines(u16* to, u64 from, u64 ld, u32 outer, u32 inner) {
-        constexpr u32 ACROSS = INNER / WIDTH, STEP = THREADS / ACROSS;
-        static_assert(THREADS % ACROSS == 0 && OUTER % STEP == 0 && STEP % 8 == 0,
-                      "a thread keeps its place in a line, and that in the eight");
-        const u32 item = port::thread() % ACROSS * WIDTH, first = port::thread() / ACROSS;
-        const u32 vector = item / WIDTH % 8 ^ first % 8, block = item / LINE * OUTER * LINE;
-        const u32 there = item < inner ? min_of(inner - item, WIDTH) : 0;
-        u16* const place = to + block + first * LINE + vector * WIDTH;
-        const u64 start = from + (first * ld + item) * 2, apart = STEP * ld * 2;
-        // Chosen once for all lines: beside a product there is little room for instructions.
-        if (((from | ld * 2) & 15) == 0 && there % WIDTH == 0) {
-            IRIS_UNROLL
-            for (u32 i = 0; i < OUTER / STEP; ++i) {
-                const bool exists = there != 0 && first + i * STEP < outer;
-                AsyncCopy::vector_or_zero(place + i * STEP * LINE, start + i * apart,
-                                          exists ? WIDTH * 2 : 0);
-            }
-        } else {
-            IRIS_NO_UNROLL
-            for (u32 i = 0; i < OUTER / STEP; ++i) {
-                AsyncCopy::items(place + i * STEP * LINE, start + i * apart,
-                                 first + i * STEP < outer ? there : 0);
-            }
-        }
     }
 
     Shared& shared;

@@ -164,6 +164,11 @@ IRIS_DEVICE void load_matrices(u32 from, u32 (&v)[4]) {
                  : "r"(from)
                  : "memory");
 }
+IRIS_DEVICE u64 load_shared(u32 from) {
+    u64 value;
+    asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(from) : "memory");
+    return value;
+}
 /// The elements that `pack` has packed.
 IRIS_DEVICE float low_of(u32 both) {
 #if IRIS_DTYPE == 1

@@ -17,6 +17,12 @@ struct Arguments {
     u32 row_units, col_tiles, group;
 };
 
+/// Where the dynamic shared memory begins, as copies and products want it.
+IRIS_DEVICE u32 dynamic_memory() {
+    extern __shared__ unsigned char memory[];
+    return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) / 1024 * 1024;
+}
+
 /// Store a staged chunk at this row and column.
 IRIS_DEVICE void store_chunk(u32 from, const TensorMap& map, u32 row, u32 col) {
     if constexpr (FLIPPED) store_box(from, map, row, col);
@@ -25,7 +31,7 @@ IRIS_DEVICE void store_chunk(u32 from, const TensorMap& map, u32 row, u32 col) {
 
 class Whole {
   public:
-    static constexpr bool ADDS = false, SPREADS = false;
+    static constexpr bool ADDS = false, SPREADS = false, STAYS = false;
 
     IRIS_DEVICE Whole(const Arguments& args, const TensorMap& a, const TensorMap& c)
         : args(args), map_a(a), map_c(c) {}
@@ -104,12 +110,18 @@ class Whole {
     }
 };
 
+/// One tile a workgroup, which stays in its shared memory. What is done to results is done to sums of these.
+class Staying : public Whole {
+  public:
+    static constexpr bool STAYS = true;
+    IRIS_DEVICE Staying(const Arguments& args, const TensorMap& a) : Whole(args, a, a) {}
+    IRIS_DEVICE void finish(const Place&, u32, float (&)[WIDTH / 2]) const {}
+};
+
 /// The workgroup's part of the product of `op`, with its dynamic shared memory.
 template <class Op>
 IRIS_DEVICE void multiply_whole(const Op& op, const TensorMap& b, u64 deadline_ns) {
-    extern __shared__ unsigned char memory[];
-    const u32 begin = static_cast<u32>(__cvta_generic_to_shared(memory));
-    Core<Op>(op, b, (begin + 1023) / 1024 * 1024, deadline_ns).run();
+    Core<Op>(op, b, dynamic_memory(), deadline_ns).run();
 }
 
 } // namespace iris::gemm

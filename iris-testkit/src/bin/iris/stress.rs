@@ -6,10 +6,9 @@ use anyhow::{Context, Result};
 use iris_heap::{BackendKind, MAX_RANKS, World};
 use iris_kernels::build::Without;
 use iris_ops::Injected;
-use iris_sync::Access;
 use iris_sync::RESTAMP_PERIOD;
 use iris_testkit::stress::{
-    HELD_CALLS, HOLD_NS, Outcome, SIGNAL_WAITS, Setting, Subject, WAITS, run,
+    HELD_CALLS, HOLD_NS, MORE_WAITS, Outcome, Setting, Subject, WAITS, run,
 };
 use iris_testkit::{harness, say};
 
@@ -62,11 +61,10 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         })
         .filter(|subject| !options.large || subject.moves_matrices())
         .collect();
-    let signals =
-        SIGNAL_WAITS.map(|(whole, subject, place)| (Access::SignalLoad, subject, place, whole));
+    let more = MORE_WAITS.map(|(access, whole, subject, place)| (access, subject, place, whole));
     let waits = WAITS.into_iter().map(|(access, subject, place)| (access, subject, place, None));
     let waits: Vec<_> = match options.only.is_none() && !options.large {
-        true => waits.chain(signals).collect(),
+        true => waits.chain(more).collect(),
         false => Vec::new(),
     };
     if subjects.is_empty() && waits.is_empty() {

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
-use iris_ops::{Epilogue, Shard, StagingLayout, TileShape};
+use iris_ops::{Epilogue, Library, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
 use iris_testkit::suite::{
-    AnyOp, Case, Input, Op, Options as OpOptions, Residual, heap_bytes, plan, run_case,
+    AnyOp, Case, Input, Layout, Op, Options as OpOptions, Residual, heap_bytes, plan, run_case,
 };
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
@@ -101,6 +101,11 @@ const SHAPES: [(usize, usize, usize); 10] = [
 /// no multiple of the 8 elements, or 16 bytes, that kernels load at a time.
 const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), (40, 48, 100)];
 
+/// Products of few rows, of so many columns that each multiprocessor of a large GPU has a tile: some variants are
+/// one launch there.
+const FEW: [(usize, usize, usize); 5] =
+    [(1, 6280, 72), (17, 8200, 200), (63, 8192, 136), (128, 12808, 40), (127, 8200, 264)];
+
 /// Tiles: chosen by the plan, and small ones, of which ragged shapes have several.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
@@ -150,6 +155,38 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
                     options = options.tile(TileShape { m, n });
                 }
                 cases.extend(ops(&options, at));
+            }
+        }
+    }
+    if !backend.traits().host_threads {
+        cases.extend(few(backend));
+    }
+    cases
+}
+
+/// Sums of [`FEW`], of matrices that lie in all ways; with some, tensor maps take A on rank 0 alone.
+fn few(backend: BackendKind) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (index, (m, n, k)) in FEW.into_iter().enumerate() {
+        for (turn, dtype) in TYPES[1..].iter().enumerate() {
+            for variant in ["unfused_ll", "unfused_one_shot", "one_shot"] {
+                let at = 2 * index + turn;
+                let options = OpOptions::new(m, n, k).dtype(*dtype).backend(backend);
+                let options = options.library([Library::Auto, Library::Ours][turn]);
+                let mut case = Case::new(Op::MatmulAllReduce, variant, options);
+                let ranks = iris_ops::Ranks::new(0, 2).on(backend);
+                if plan(case.op, variant, ranks, &case.options).is_err() {
+                    continue;
+                }
+                case.seed = 1 + at as u64;
+                case.bias = at % 3 == 1;
+                case.input = [Input::Integers, Input::Reals][turn];
+                case.uneven = at % 4 == 3;
+                let skewed = at % 8 == 0;
+                case.a = Layout { transposed: at % 4 == 1, skewed, ..Layout::default() };
+                case.b.transposed = at / 2 % 2 == 1;
+                case.c = Layout { transposed: at % 5 == 4, pad: at % 3 * 4, ..Layout::default() };
+                cases.push(case);
             }
         }
     }

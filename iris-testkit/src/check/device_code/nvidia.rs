@@ -108,11 +108,18 @@ impl Checker<'_> {
                 }
             }
         }
-        // Those that wait for peers, or store to them.
-        let waiting = |name: &str| name != "gemm_sm90.cu" && self.arch == BY_WARPGROUPS;
-        for (name, text) in self.source.gemms.iter().filter(|(name, _)| waiting(name)) {
-            let ptx = self.ptx(name, text, &CoreConfig::wide(256, 2, 4).options(1))?;
-            let wrong = wrong_in(name, &ptx).chain(unfenced(name, &ptx));
+        // Those that wait for peers, or store to them: all but the first.
+        let by_warpgroups = usize::from(self.arch == BY_WARPGROUPS);
+        for (name, text) in self.source.gemms.iter().skip(1).take(by_warpgroups * usize::MAX) {
+            // By copies, or by all threads when the product is over.
+            let copies = ["gather", "scatter"].iter().any(|it| name.contains(it));
+            let config = match copies {
+                true => CoreConfig::wide(256, 2, 4),
+                false => CoreConfig::flipped(64, 1, 8),
+            };
+            let ptx = self.ptx(name, text, &config.options(1))?;
+            let unfenced = copies.then(|| unfenced(name, &ptx)).into_iter().flatten();
+            let wrong = wrong_in(name, &ptx).chain(unfenced);
             findings.extend(wrong.map(|what| Finding::new("ptx", what)));
         }
         Ok((read, twice))

@@ -1,0 +1,114 @@
+// The product of few rows whose sum over all ranks every rank gets: each workgroup multiplies one tile, pushes it
+// to all in words that carry their data, and adds up what others push of the same tile.
+
+// The loader calls nothing: a call would take more registers than it keeps, and products would go one by one.
+#define IRIS_COLD IRIS_DEVICE
+#include "iris/body/ll.h"
+#include "iris/gemm/whole.h"
+
+using namespace iris;
+
+/// Whether there are two ranks.
+#ifndef IRIS_GEMM_PAIR
+#define IRIS_GEMM_PAIR 1
+#endif
+constexpr bool PAIR = IRIS_GEMM_PAIR;
+
+/// One thread's items of the tile of its workgroup: of each so many-th row, those of the same columns.
+class TileBody {
+  public:
+    static constexpr u32 ITEMS = PAIR ? 8 : 4;
+    using Batch = ll::Batch<ITEMS, 1>;
+
+    IRIS_DEVICE TileBody(const OpArgs& args, gemm::Core<gemm::Staying>& core, u32 col)
+        : args(args), core(core), result(View::of(args.c), args.m, args.n, SHIFT), col(col),
+          across(args.n / PER_ITEM), own{}, sum{}, own_is_added(false) {}
+
+    IRIS_DEVICE ll::Strip strip() const {
+        const u32 first = col / PER_ITEM, left = across - first;
+        return ll::Strip{args.m, across, first, LINE, left < LINE ? left : LINE};
+    }
+
+    IRIS_DEVICE void multiply() { core.end(); }
+
+    IRIS_DEVICE void load(const Batch& batch) {
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (k < batch.count) own[k] = staged(batch.item(k));
+        }
+    }
+    IRIS_DEVICE void give(u32 k, u32 (&data)[2]) {
+        data[0] = static_cast<u32>(own[k]);
+        data[1] = static_cast<u32>(own[k] >> 32);
+    }
+    IRIS_DEVICE void begin(const Batch& batch) {
+        at = batch;
+        load(batch);
+        own_is_added = false;
+        // Nothing but a negative zero leaves every number as it is.
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            IRIS_UNROLL
+            for (u32 i = 0; i < PER_ITEM; ++i) sum[k].v[i] = -0.0f;
+        }
+    }
+    IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        if (!own_is_added && source > args.channel.rank) add_own();
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) add(k, data[k]);
+    }
+    IRIS_DEVICE void end() {
+        if (!own_is_added) add_own();
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (k >= at.count) break;
+            if (IRIS_RARE(args.bias.address != 0 || (args.epilogue & EPILOGUE_GELU) != 0)) {
+                sum[k] = result.finish(at.item(k), View::of(args.bias), args.epilogue, sum[k]);
+            }
+            result.store(at.item(k), sum[k]);
+        }
+    }
+
+  private:
+    /// Elements of an item, and items of a line of the tile.
+    static constexpr u32 SHIFT = 2, PER_ITEM = 1 << SHIFT, LINE = gemm::ROWS / PER_ITEM;
+    static_assert(gemm::CORE_THREADS % LINE == 0, "a thread keeps its columns");
+
+    IRIS_DEVICE u64 staged(u32 item) const {
+        const u32 row = item / across;
+        return core.staged(row, ((item - row * across) * PER_ITEM - col) * 2);
+    }
+    IRIS_DEVICE void add(u32 k, const u32 (&data)[2]) {
+        const ItemValues values = ItemsOf::unpack(IRIS_DTYPE, data);
+        IRIS_UNROLL
+        for (u32 i = 0; i < PER_ITEM; ++i) sum[k].v[i] += values.v[i];
+    }
+    IRIS_DEVICE void add_own() {
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            const u32 data[2] = {static_cast<u32>(own[k]), static_cast<u32>(own[k] >> 32)};
+            add(k, data);
+        }
+        own_is_added = true;
+    }
+
+    const OpArgs& args;
+    gemm::Core<gemm::Staying>& core;
+    const ItemsOf result;
+    /// The first column of the tile, and items of a row of C.
+    const u32 col, across;
+    Batch at;
+    u64 own[ITEMS];
+    ItemValues sum[ITEMS];
+    bool own_is_added;
+};
+
+IRIS_GEMM_KERNEL iris_gemm_exchange(IRIS_ARGS gemm::TensorMap a, IRIS_ARGS gemm::TensorMap b,
+                                    IRIS_ARGS gemm::Arguments args, IRIS_ARGS OpArgs op) {
+    const gemm::Staying staying(args, a);
+    gemm::Core<gemm::Staying> core(staying, b, gemm::dynamic_memory(), args.deadline_ns);
+    core.begin();
+    const u32 col = port::workgroup() * gemm::ROWS;
+    TileBody body(op, core, col);
+    flow::exchange_tile<PAIR>(launch_of(op), body.strip(), body);
+}

@@ -1,0 +1,114 @@
+//! A product of few rows whose sum over all ranks every rank gets: one launch, which multiplies, pushes and adds
+//! up.
+//!
+//! **Problem.** Of few rows a product takes as long as reading B, some 15 us, and its message in words that carry
+//! their data 5 us more, most of which is the launch, and the way through memory from the product to the message.
+//!
+//! **Solution.** Each workgroup multiplies one tile of all rows and some columns, which stays in shared memory, and
+//! the message begins there. `kernels/gemm_sm90_exchange.cu` pushes it in words that carry their data, as the items
+//! of the message that it is (`flow::exchange_tile`); `kernels/gemm_sm90_one_shot.cu` as a tile with a signal
+//! (`flow::one_shot`). Words, numbers and bits are those of the message alone: ranks that do it in two launches take
+//! part.
+//!
+//! **Limits.** Those of [`Gemm`]; besides, up to 128 rows, as many tiles as the device has multiprocessors, or not
+//! many fewer, partials of the type of A. No other rank has workgroups on the device; and since a workgroup takes
+//! most of a multiprocessor's shared memory, such calls of two heaps on the same devices must not overlap.
+
+use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
+
+use super::choice::FLIPPED_ROWS;
+use super::{Config, Gemm};
+use crate::args::OpArgs;
+use crate::build::OpBuild;
+use crate::kernel::Kernel;
+use crate::rtc::Options;
+use crate::source;
+use crate::whole::Whole;
+
+/// Loaded kernels for such products.
+#[derive(Debug)]
+pub struct Exchanging {
+    gemm: Gemm,
+    /// The kernel that does the message alone.
+    kernel: Kernel,
+    /// Workgroups that run at the same time: a tile that is not under way would be awaited by those that are.
+    resident: u32,
+}
+
+impl Exchanging {
+    /// Rows and columns of a tile of such a product, for messages by tiles, where there is one on an H200.
+    pub fn tile(rows: usize, cols: usize) -> Option<[u32; 2]> {
+        let groups = Config::consumers_of_tiles(cols, 132).filter(|_| rows <= FLIPPED_ROWS)?;
+        Some([rows.next_multiple_of(8) as u32, 64 * groups])
+    }
+
+    /// Loads the builds for a product with the message of [`Kernel::OneShot`] or [`Kernel::OneShotLl`]; none for
+    /// another, or where there are none for the device, types and shape.
+    ///
+    /// # Errors
+    /// As [`Gemm::of`].
+    pub fn new(
+        heap: &SymmetricHeap,
+        whole: &Whole,
+        op: &OpBuild,
+        kernels: &[Kernel],
+    ) -> Result<Option<Exchanging>> {
+        let (kernel, source, name) = match *kernels {
+            [kernel @ Kernel::OneShotLl] => (kernel, &source::GEMMS[3], "iris_gemm_exchange"),
+            [kernel @ Kernel::OneShot] => (kernel, &source::GEMMS[4], "iris_gemm_one_shot"),
+            _ => return Ok(None),
+        };
+        let [_, cols, _] = whole.shape;
+        let config = Config::of_tiles(whole.rows, cols, heap.gpu()?.multiprocessors());
+        let config = config.filter(|config| {
+            let most = whole.rows.min(FLIPPED_ROWS) as u32;
+            kernel == Kernel::OneShotLl || op.tile_m >= most && op.tile_n == config.rows()
+        });
+        let pair = u32::from(heap.size() == 2);
+        let with = |options: Options| {
+            op.injected.options_of_products(options.define("IRIS_GEMM_PAIR", pair))
+        };
+        let gemm = Gemm::for_whole(heap, whole, config, (source, name, &with))?;
+        let Some(gemm) = gemm else { return Ok(None) };
+        let mut resident = u32::MAX;
+        for (config, function) in &gemm.kernels {
+            let all = function.resident(config.threads(), config.shared_bytes())?;
+            resident = resident.min(all);
+        }
+        Ok(Some(Exchanging { gemm, kernel, resident }))
+    }
+
+    /// Enqueues a call, if there is a build for it; whether there is. `product` is what is multiplied, with a C that
+    /// is not written, and `message` what is to be done with it, of which A is not read.
+    ///
+    /// # Errors
+    /// As [`Gemm::launch`].
+    ///
+    /// # Safety
+    /// As for [`Gemm::launch`], of the C of the message.
+    #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
+    pub unsafe fn launch(
+        &self,
+        (gpu, stream): (&Gpu, &Stream),
+        kernel: Kernel,
+        (product, message): (&OpArgs, &OpArgs),
+    ) -> Result<bool> {
+        let fitting = self.gemm.fitting(product).filter(|_| kernel == self.kernel);
+        let Some((config, function)) = fitting else { return Ok(false) };
+        // A message by tiles has those of the product.
+        let alike = kernel == Kernel::OneShotLl
+            || message.tile_m >= product.m && message.tile_n == config.rows();
+        let (given, shape) = self.gemm.given(config, product);
+        // A tile each.
+        let tiles = given.row_units * given.col_tiles;
+        if !alike || shape.groups != tiles || tiles > self.resident {
+            return Ok(false);
+        }
+        let [b, a, _] =
+            gpu.current(|| config.maps(self.gemm.dtype, [&product.a, &product.b, &product.c]))?;
+        let given = [b.bytes(), a.bytes(), bytemuck::bytes_of(&given), bytemuck::bytes_of(message)];
+        // SAFETY: the parameters are those of both kernels; the caller vouches for the matrices;
+        // workgroups wait for what peers push before they wait.
+        unsafe { function.launch(stream, shape, &given) }.map(|()| true)
+    }
+}
