@@ -133,6 +133,34 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
     assert_eq!(variant(gather.workgroups(8)), Variant::Baseline);
 }
 
+/// A product that does the message itself signals the tiles that its calls have, small and large ones; and few rows
+/// have tiles that its workgroups multiply.
+#[test]
+fn products_signal_the_tiles_of_their_calls() {
+    let ranks = Ranks::new(0, 2).on(BackendKind::Cuda);
+    let options = matmul_reduce_scatter::Options::new(8192, 8192, 3584).dtype(DType::BF16);
+    let plan = options.plan(ranks).unwrap();
+    let stores: Vec<_> = plan.choices().iter().filter(|it| it.form.stores).collect();
+    let tiles: Vec<_> = stores.iter().map(|it| [it.tile.m as u32, it.tile.n as u32]).collect();
+    assert_eq!(tiles, [[64, 128], [64, 256]], "one wave of the widest, and more");
+    for (choice, tile) in stores.into_iter().zip(tiles) {
+        let whole = plan.whole(choice.form, (choice.upto, choice.tile)).expect("a product");
+        assert_eq!((whole.signalled, whole.rows), (Some(tile), choice.upto));
+    }
+    let few = |m, n, library| {
+        let options = matmul_all_reduce::Options::new(m, n, 3584).dtype(DType::BF16);
+        let options = options.variant(matmul_all_reduce::Variant::UnfusedOneShot).library(library);
+        let tile = options.plan(ranks).unwrap().tile();
+        [tile.m, tile.n]
+    };
+    use iris_kernels::Library::{Auto, Ours, Vendor};
+    assert_eq!([few(100, 8192, Auto), few(128, 8448, Ours)], [[104, 64], [128, 64]]);
+    assert_eq!([few(128, 12808, Auto), few(128, 16896, Auto)], [[128, 128]; 2]);
+    for [m, n] in [few(129, 8192, Auto), few(100, 4096, Auto), few(100, 8192, Vendor)] {
+        assert!(n > 128, "{m} x {n}: of a message");
+    }
+}
+
 /// Tiles of a gathered A lie in one rank's part, and go along the lines of its memory.
 #[test]
 fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
