@@ -268,3 +268,32 @@ pub(crate) fn stamp<M: Memory + ?Sized>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All that the workgroups of a product have is the message, each item once.
+    #[test]
+    fn strips_cover_the_rows_of_a_message() {
+        for (threads, line) in [(256, 16), (384, 32), (8, 4), (4, 4)] {
+            for (rows, across) in [(1, 64), (17, 33), (128, 70), (64, 32), (3, 5)] {
+                let mut seen = vec![0; (rows * across) as usize];
+                for first in (0..across).step_by(line as usize) {
+                    let there = line.min(across - first);
+                    let strip = Strip { rows, across, first, line, there, at_once: 8 };
+                    for thread in 0..threads {
+                        let batches = (0..).map(|number| strip.batch(thread, threads, number));
+                        for batch in batches.take_while(|batch| !batch.items().is_empty()) {
+                            for &item in batch.items() {
+                                assert!((first..first + there).contains(&(item % across)));
+                                seen[item as usize] += 1;
+                            }
+                        }
+                    }
+                }
+                assert!(seen.iter().all(|&times| times == 1), "{rows} x {across} by {line}");
+            }
+        }
+    }
+}

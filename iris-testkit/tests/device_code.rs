@@ -17,6 +17,7 @@ fn main() -> ExitCode {
             named![
                 accesses_have_their_order_and_scope_on_nvidia,
                 products_that_wait_have_the_fences_of_their_proxies,
+                products_that_push_do_it_at_the_scope_of_the_system,
             ],
         ),
         Group::new(no_clang, named![accesses_have_their_order_and_scope_on_amd]),
@@ -51,6 +52,29 @@ fn products_that_wait_have_the_fences_of_their_proxies() {
             }
             Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
             outcome => panic!("{planted} in {file}: {outcome:?}"),
+        }
+    }
+}
+
+/// A store for a peer at the scope of the device, planted into the products of few rows, is found.
+fn products_that_push_do_it_at_the_scope_of_the_system() {
+    let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
+    for file in ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"] {
+        let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
+        source.gemms.retain(|(name, _)| *name == file);
+        let (_, text) = source.gemms.first_mut().expect(file);
+        assert!(text.contains("core.begin();"), "{file} does not begin");
+        *text = text.replace(
+            "core.begin();",
+            "core.begin(); port::store<Order::Release, Scope::Device>(1ull << 60, 1, -1);",
+        );
+        match check(arch, &source).outcome {
+            Outcome::Failed(findings) => {
+                let found = format!("{findings:?}");
+                assert!(found.contains("st.release.gpu"), "{findings:#?}");
+            }
+            Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
+            outcome => panic!("{file}: {outcome:?}"),
         }
     }
 }

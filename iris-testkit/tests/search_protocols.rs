@@ -199,7 +199,7 @@ fn words_that_carry_their_data() {
 /// them.
 #[test]
 fn rows_of_words_that_carry_their_data() {
-    let runs = Level::from_env().pick(100, 1_000, 10_000);
+    let runs = Level::from_env().pick(50, 300, 10_000);
     for (ranks, spread) in [(2, false), (2, true), (3, false), (3, true)] {
         report(&search::random(&ll::in_place(false), &Rules::default(), 1, runs), runs);
         let one = ll::exchange_rows(ranks, 1, false, spread).without_heads();
@@ -222,7 +222,7 @@ fn rows_of_words_that_carry_their_data() {
 /// The same of tiles of a product, one a workgroup: what a thread pushes another has multiplied.
 #[test]
 fn tiles_of_words_that_carry_their_data() {
-    let runs = Level::from_env().pick(50, 300, 10_000);
+    let runs = Level::from_env().pick(50, 200, 10_000);
     for ranks in [2, 3] {
         // Four threads have a row, two of two, or one of four rows.
         let wide = ll::exchange_tiles(ranks, 3, 3).threads(4);
