@@ -4,9 +4,6 @@
 
 namespace iris::port {
 
-/// Heads of words that carry their data go ahead of the entry, which took less on an H200.
-constexpr bool ENTRY_FIRST = false;
-
 IRIS_DEVICE u32 thread() { return threadIdx.x; }
 IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }

@@ -58,9 +58,6 @@ void* iris_hook_shared(iris::u64 bytes);
 
 namespace iris::port {
 
-/// As on NVIDIA's devices.
-constexpr bool ENTRY_FIRST = false;
-
 inline u32 thread() { return iris_hook_thread(); }
 inline u32 threads() { return iris_hook_threads(); }
 inline u32 workgroup() { return iris_hook_workgroup(); }

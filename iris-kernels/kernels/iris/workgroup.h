@@ -119,12 +119,14 @@ class Workgroup {
     /// written, since its release would wait until it is there: who enters otherwise finds that of an older call.
     IRIS_DEVICE void push_head(Members to) {
         const ll::Share share = beside();
-        if constexpr (port::ENTRY_FIRST) announce(share);
         IRIS_NO_UNROLL
         for (u32 step = 1; step < size(); ++step) {
             if (to.contains(peer(step))) ll::push_head(m, number, own, sequence, peer(step), share);
         }
-        if constexpr (!port::ENTRY_FIRST) announce(share);
+        IRIS_NO_UNROLL
+        for (u32 i = share.first; i < size() - 1; i += share.step) {
+            entry::announce(m, number, peer(1 + i));
+        }
     }
 
     /// In the last wave of the first workgroup: wait for what these peers say about the call, and
@@ -379,14 +381,6 @@ class Workgroup {
     IRIS_DEVICE u32 carriers() const {
         const u32 threads = port::threads();
         return threads > port::WAVE ? threads - port::WAVE : threads;
-    }
-
-    /// Tell the peers that fall to this thread that this rank is in the call.
-    IRIS_DEVICE void announce(const ll::Share& share) {
-        IRIS_NO_UNROLL
-        for (u32 i = share.first; i < size() - 1; i += share.step) {
-            entry::announce(m, number, peer(1 + i));
-        }
     }
 
     /// What falls to this thread of what the last wave of the first workgroup does.

@@ -1,5 +1,6 @@
 //! What clang makes of the device source for AMD's architectures.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -8,6 +9,7 @@ use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
 use super::resources::{self, Resources};
+use super::ways::Ways;
 use super::{
     Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, Source, compare, first_word, options,
 };
@@ -369,27 +371,33 @@ fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
 /// Barriers of a workgroup behind which one wave writes back what all have stored, and to which a wave
 /// may come without having waited for its own stores. Also how many there are that lead to a write-back.
 ///
-/// The barrier of a write-back is the nearest one above it in the code.
+/// The barriers of a write-back are those that come last on a way to it.
 fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
     let (mut count, mut found) = (0, Vec::new());
     for (name, lines) in functions {
-        let mut barriers = std::collections::BTreeSet::new();
+        let ways = Ways::of(lines);
+        let waited = |&at: &usize| {
+            let before = lines[..at].iter().rfind(|line| waits(line) || is_access(line));
+            before.is_some_and(|line| waits(line))
+        };
+        let (mut of_all, mut of_one) = (BTreeSet::new(), BTreeSet::new());
         for (at, _) in lines.iter().enumerate().filter(|(_, line)| line.starts_with(WRITE_BACK)) {
-            barriers.extend(lines[..at].iter().rposition(|line| *line == "s_barrier"));
+            let before = ways.barriers_before(at);
+            if before.iter().all(waited) {
+                of_all.extend(before);
+            } else {
+                of_one.insert(ways.barriers_after(at));
+            }
         }
         // A kernel of words that carry their data has bodies for two ranks and for more. Each writes
         // back twice: first for its entry and its count, which tell of nothing that another wave has stored
         // (each thread publishes its own, and data needs no entry), then where it ends, in a call that
         // refreshes words. Only the second has waves to wait for.
-        let of_entries = if name.ends_with("_ll") { barriers.len() / 2 } else { 0 };
-        count += barriers.len() - of_entries;
-        let unwaited = barriers.iter().filter(|&&at| {
-            let before = lines[..at].iter().rfind(|line| waits(line) || is_access(line));
-            !before.is_some_and(|line| waits(line))
-        });
-        if unwaited.count() > of_entries {
+        let bodies = if name.ends_with("_ll") { of_all.len() } else { 0 };
+        if of_one.len() != bodies {
             found.push(*name);
         }
+        count += of_all.len();
     }
     (count, found)
 }

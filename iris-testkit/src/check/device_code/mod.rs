@@ -19,6 +19,7 @@ mod hiprtc;
 mod nvidia;
 mod probes;
 mod resources;
+mod ways;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
