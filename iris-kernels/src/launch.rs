@@ -38,6 +38,22 @@ pub struct Launcher {
     ahead: Option<Arc<Ahead>>,
 }
 
+/// The workgroups of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Workgroups {
+    /// How many.
+    pub count: u32,
+    /// Threads of each on a GPU, at most; by default as many as the kernel is built for.
+    pub threads: Option<u32>,
+}
+
+impl From<u32> for Workgroups {
+    /// So many, with as many threads as the kernel is built for.
+    fn from(count: u32) -> Self {
+        Self { count, threads: None }
+    }
+}
+
 /// A product of whole matrices that is multiplied ahead of a kernel, behind it, or instead of it.
 #[derive(Debug)]
 struct Ahead {
@@ -235,7 +251,7 @@ impl Launcher {
         self.resident
     }
 
-    /// Enqueue `kernel` of `op` on `stream`, with `groups` workgroups.
+    /// Enqueue `kernel` of `op` on `stream`, with these workgroups.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; as
@@ -252,14 +268,16 @@ impl Launcher {
         stream: &Stream,
         (op, kernel): (&'static str, Kernel),
         mut args: OpArgs,
-        groups: u32,
+        groups: Workgroups,
     ) -> Result<()> {
         heap.check_stream(op, stream)?;
         let copied =
             matches!(kernel, Kernel::Open | Kernel::Copies | Kernel::Blocks | Kernel::Close);
         if let Some(ahead) = self.ahead.as_ref().filter(|_| copied) {
             // SAFETY: as the caller says.
-            return unsafe { self.copied(heap, stream, (op, kernel), (ahead, &args), groups) };
+            return unsafe {
+                self.copied(heap, stream, (op, kernel), (ahead, &args), groups.count)
+            };
         }
         if let Some(ahead) = self.ahead.as_ref().filter(|ahead| ahead.role == Role::Gather) {
             let message = ahead.gather(&args);
@@ -308,7 +326,7 @@ impl Launcher {
         stream: &Stream,
         (op, kernel): (&'static str, Kernel),
         args: OpArgs,
-        groups: u32,
+        groups: Workgroups,
     ) -> Result<()> {
         let functions = match &self.kernels {
             Kernels::Loaded(functions) => functions,
@@ -324,7 +342,7 @@ impl Launcher {
                     // peer's is.
                     result.or_else(|_stop| memory.control.outcome())
                 };
-                return stream.launch_cpu(name, groups, Arc::new(run));
+                return stream.launch_cpu(name, groups.count, Arc::new(run));
             }
         };
         let name = kernel.name();
@@ -332,8 +350,9 @@ impl Launcher {
         let &Prepared { ref function, threads, shared_bytes, .. } = function.ok_or_else(|| {
             unsupported(format!("kernel {name} of {op}"), "the op was prepared without it")
         })?;
-        fits(name, groups, self.resident)?;
-        let shape = LaunchShape { groups, threads, shared_bytes };
+        fits(name, groups.count, self.resident)?;
+        let threads = groups.threads.map_or(threads, |most| most.min(threads));
+        let shape = LaunchShape { groups: groups.count, threads, shared_bytes };
         let args = bytemuck::bytes_of(&args);
         match kernel {
             Kernel::Barrier { phase, members, last } => {
@@ -480,7 +499,7 @@ impl Ahead {
         let work = tiles(product.m, product.tile_m) * tiles(product.n, product.tile_n);
         let groups = work.clamp(1, u64::from(local.resident())) as u32;
         // SAFETY: as above.
-        unsafe { local.launch(heap, stream, ("matmul", Kernel::Local), product, groups) }?;
+        unsafe { local.launch(heap, stream, ("matmul", Kernel::Local), product, groups.into()) }?;
         Ok(Multiplied::Partial(product.c))
     }
 }

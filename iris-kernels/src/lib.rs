@@ -36,7 +36,7 @@ pub mod vendor;
 mod whole;
 
 pub use kernel::Kernel;
-pub use launch::Launcher;
+pub use launch::{Launcher, Workgroups};
 pub use target::Target;
 pub use user_kernel::UserKernel;
 pub use whole::{Kept, Library, Whole, WholeProduct};

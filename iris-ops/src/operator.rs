@@ -13,7 +13,7 @@ use std::sync::Arc;
 use iris_heap::abi::abort;
 use iris_heap::{DevWords, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
-use iris_kernels::{Kernel, Launcher};
+use iris_kernels::{Kernel, Launcher, Workgroups};
 
 use crate::args::Matrices;
 use crate::check::{self, Call};
@@ -65,8 +65,13 @@ impl Operator {
         let call = check::call(&self.plan, matrices)?;
         let ready = self.ready(&call);
         let all = self.groups_for(&call);
+        let choice = self.plan.at(call.size(&self.plan));
+        let threads = self.plan.threads(choice, (call.m, call.n));
         self.issue(&call, |kernel, groups, args| {
-            let groups = groups.unwrap_or(all);
+            let groups = match groups {
+                Some(count) => count.into(),
+                None => Workgroups { count: all, threads },
+            };
             // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
             // the workspace is that of this op.
             #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]

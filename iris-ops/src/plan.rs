@@ -407,6 +407,22 @@ impl Plan {
         tiles.clamp(1, most)
     }
 
+    /// Threads of a workgroup of such a call on a GPU, at most; none for as many as its kernels are built for.
+    pub(crate) fn threads(&self, choice: &Choice, (m, n): (usize, usize)) -> Option<u32> {
+        let form = choice.form;
+        let product = self.op().multiplies() && !form.is_unfused();
+        match form.memory {
+            _ if self.alone() || product || form.is_copied() => None,
+            Memory::Pairs(collective) => Some(self.threads_of_pairs(collective, (m, n))),
+            _ if self.request.rms_norm.is_some() => None,
+            Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts => {
+                let bytes = m.saturating_mul(n).saturating_mul(self.request.wire_dtype().size());
+                Some(tune::threads_of_sums(self.ranks, bytes))
+            }
+            _ => None,
+        }
+    }
+
     /// The largest product or message of a form as a grid of tiles.
     pub(crate) fn grid(&self, form: &Form, tile: TileShape) -> Grid {
         self.grid_of(form, tile, (self.request.m, self.request.n))

@@ -44,6 +44,21 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     device::of(ranks.backend).map_or(u32::MAX, |device| device.message_groups)
 }
 
+/// Threads of a workgroup of a message of so many items in words that carry their data: few of a small one,
+/// since a workgroup meets sooner, and its items are spread over more multiprocessors.
+pub(crate) fn threads_of_words(ranks: Ranks, items: u32) -> u32 {
+    let steps = device::of(ranks.backend).map_or(&[][..], |device| device.threads_of_words);
+    let step = steps.iter().find(|(most, _)| items <= *most);
+    step.map_or(MESSAGE_THREADS, |&(_, threads)| threads)
+}
+
+/// Those of a message of so many bytes that is reduced in tiles.
+pub(crate) fn threads_of_sums(ranks: Ranks, bytes: usize) -> u32 {
+    let steps = device::of(ranks.backend).map_or(&[][..], |device| device.threads_of_sums);
+    let step = steps.iter().find(|(most, _)| bytes <= *most);
+    step.map_or(MESSAGE_THREADS, |&(_, threads)| threads)
+}
+
 /// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it the
 /// second hop costs more than the extra bytes.
 fn one_shot_bytes(ranks: Ranks) -> usize {

@@ -291,7 +291,9 @@ impl Call<'_> {
 
     fn launch(&self, kernel: Kernel, args: OpArgs, groups: u32) -> Result<()> {
         // SAFETY: as the caller of `copied` says.
-        unsafe { self.launcher.enqueue(self.heap, self.stream, (self.op, kernel), args, groups) }
+        unsafe {
+            self.launcher.enqueue(self.heap, self.stream, (self.op, kernel), args, groups.into())
+        }
     }
 
     /// The product of some rows: `a` are those of A, `rows` their place in C of `args`.

@@ -43,6 +43,27 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
 }
 
 #[test]
+fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
+    use all_reduce::Variant::{Ll, TwoShot};
+    let ranks = Ranks::new(0, 2).on(BackendKind::Cuda);
+    let taken = |variant, (m, n), norm| {
+        let options = all_reduce::Options::rows(m, n).dtype(DType::BF16).variant(variant);
+        let options = if norm { options.rms_norm(1e-5) } else { options };
+        let plan = options.plan(ranks).unwrap();
+        let choice = plan.at(m);
+        (plan.work(choice, (m, n), 0), plan.threads(choice, (m, n)))
+    };
+    // An item a thread, but for those of the last wave.
+    assert_eq!(taken(Ll, (1, 4096), false), (16, Some(128)));
+    assert_eq!(taken(Ll, (8, 4096), false), (43, Some(256)));
+    assert_eq!(taken(Ll, (32, 4096), false), (74, Some(512)));
+    assert_eq!(taken(Ll, (1, 4096), true), (3, Some(512)));
+    assert_eq!(taken(TwoShot, (512, 4096), false).1, Some(256));
+    assert_eq!(taken(TwoShot, (16384, 4096), false).1, Some(512));
+    assert_eq!(taken(TwoShot, (512, 4096), true).1, None);
+}
+
+#[test]
 fn an_automatic_plan_serves_small_and_large_calls() {
     let ranks = Ranks::new(1, 4);
     let plan = matmul_all_reduce::Options::new(4096, 512, 64).plan(ranks).unwrap();

@@ -9,9 +9,8 @@ use crate::options::{Ranks, Request, TileShape};
 use crate::spec::{self, Form, Memory};
 use crate::tune;
 
-/// Threads of a workgroup that take items of words that carry data, at least: all but those of its last
-/// wave, which on AMD has 64.
-const LL_THREADS: u32 = MESSAGE_THREADS - 64;
+/// Threads of a wave, at most. The last wave of a workgroup takes no items of words that carry data.
+const WAVE: u32 = 64;
 
 /// The items of a call of a shape, in words that carry their data.
 pub(crate) fn items(
@@ -85,10 +84,19 @@ impl Plan {
         items(self.ranks, &self.request, collective, (m, n))
     }
 
+    /// Threads of a workgroup of such a call. One whose rows are normalised holds them in as many as there are.
+    pub(super) fn threads_of_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
+        match self.request.rms_norm {
+            Some(_) => MESSAGE_THREADS,
+            None => tune::threads_of_words(self.ranks, self.items(collective, shape).most()),
+        }
+    }
+
     /// Workgroups that have something to do in such a call: an item a thread, as far as there are workgroups.
     /// A row that is normalised has its workgroup; the others push.
     pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
-        let pushing = self.items(collective, shape).most().div_ceil(LL_THREADS);
+        let threads = self.threads_of_pairs(collective, shape) - WAVE;
+        let pushing = self.items(collective, shape).most().div_ceil(threads);
         let rows = if self.request.rms_norm.is_some() { shape.0 as u32 } else { 1 };
         pushing.max(rows).clamp(1, tune::LL_GROUPS)
     }

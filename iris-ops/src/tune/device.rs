@@ -22,6 +22,11 @@ pub(super) struct Device {
     /// operator, in a world of two ranks and in one of four; in others nobody has measured them. Where they
     /// are the quickest, by `iris bench`, write the largest size here, with device, commit and date.
     pub words: &'static [(Op, [usize; 2])],
+    /// Threads of a workgroup of such a message of so many items and fewer, the fewest items first; of more
+    /// there are as many as the kernel is built for.
+    pub threads_of_words: &'static [(u32, u32)],
+    /// Threads of a workgroup of a message that is reduced in tiles, likewise by its bytes.
+    pub threads_of_sums: &'static [(usize, u32)],
     /// Products with messages of which one rank sends another so many bytes or more take copy engines: of two
     /// ranks, and of more.
     pub copied: &'static [(Op, [usize; 2])],
@@ -59,6 +64,13 @@ const H200: Device = Device {
         (Op::AllToAll, [512 << 10, 256 << 10]),
         (Op::Broadcast, [1 << 20, 256 << 10]),
     ],
+    // On 2 x H200 (commit 8b5846e, 2026-11-22), with 128, 256 and 512 threads: 512 items of an all_gather took
+    // 4.34, 4.43 and 4.73 us, 1024 of an all_reduce 4.24, 4.26 and 4.51, 16384 of an all_gather 5.41, 5.21 and
+    // 5.32, of a reduce_scatter 5.53, 5.14 and 5.43, 32768 of an all_reduce 6.33, 6.12 and 5.99.
+    threads_of_words: &[(1 << 10, 128), (1 << 14, 256)],
+    // Likewise an all_reduce of 4 MiB took 25.1 us with 256 threads, 26.1 with 384 and 26.8 with 512, of 16 MiB
+    // 65.0, 65.8 and 66.9, of 32 MiB 119.8, 120.0 and 119.3; a reduce_scatter of 4 MiB 17.9 and 18.9.
+    threads_of_sums: &[(16 << 20, 256)],
     // On 2 and on 4 x H200 (2026-11-22), beside `unfused`: a reduce-scatter of 4 MiB to each peer took 67 us
     // and 68 on two, 126 and 145 on four, of 2 MiB 100 and 81 on four; an all-reduce of 8 MiB 143 and 146 on
     // two, 310 and 316 on four, of 4 MiB 93 and 78, 201 and 173; an all-gather in front of a product of 8 MiB
@@ -98,6 +110,8 @@ const MI300X: Device = Device {
     enough_tiles: 152,
     // Not before they were measured: only by name.
     words: &[],
+    threads_of_words: &[],
+    threads_of_sums: &[],
     copied: &[],
     stored: &[],
 };

@@ -22,6 +22,7 @@ use crate::bench::{self, Options, Sink};
 use crate::errors::usage;
 use crate::problem::known_variant;
 use crate::record;
+use crate::watch::give_up;
 use home::Home;
 use vendor::{Communicator, Multiplier};
 
@@ -231,7 +232,7 @@ fn watch(limit: u64) -> Result<Instant> {
     let give_up = move || {
         std::thread::sleep(Duration::from_secs(limit));
         note!("iris: the benchmark took longer than {limit} s (--limit): given up");
-        std::process::exit(1);
+        give_up();
     };
     let started = std::thread::Builder::new().name("iris-limit".into()).spawn(give_up);
     started.context("the thread that ends the benchmark did not start")?;
