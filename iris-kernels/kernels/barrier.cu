@@ -5,5 +5,6 @@
 using namespace iris;
 
 IRIS_KERNEL iris_barrier(IRIS_ARGS OpArgs args, u32 phase, u64 members, u32 last) {
+    port::take_turn();
     flow::barrier(launch_of(args), phase, Members{members}, last == 1 ? End::Advance : End::Keep);
 }

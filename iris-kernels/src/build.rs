@@ -138,6 +138,11 @@ impl Build {
         let is_barrier = source.name == "barrier.cu";
         let threads = if is_barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_THREADS", threads);
+        // Rows that are normalised: while one workgroup adds up, another one reads.
+        let options = match source.name {
+            "copy.cu" => options.define("IRIS_TOGETHER", 2),
+            _ => options,
+        };
         Self { source, options, threads, tile: None }
     }
 

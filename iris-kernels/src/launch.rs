@@ -135,7 +135,7 @@ impl Launcher {
                 continue;
             }
             let (prepared, fits) = prepare(heap, &target, op, kernel)?;
-            if !matches!(kernel, Kernel::Barrier { .. }) {
+            if !matches!(kernel, Kernel::Barrier { .. } | Kernel::Norm) {
                 resident = resident.min(fits()?);
             }
             functions.push(prepared);
@@ -195,10 +195,11 @@ impl Launcher {
             }
             _ => None,
         };
-        let exchanges = on_gpu && role == Role::Sum && heap.sharing() == 1;
-        let exchanging = match exchanges && !op.norm && !observed {
-            true if preferred || whole.library == Library::Ours => {
-                Exchanging::new(heap, whole, op, kernels)?
+        let alone = on_gpu && heap.sharing() == 1 && !observed;
+        let exchanges = alone && (preferred || whole.library == Library::Ours);
+        let exchanging = match kernels.first() {
+            Some(&kernel) if exchanges && role == Role::Sum => {
+                Exchanging::new(heap, whole, op, kernel)?
             }
             _ => None,
         };
@@ -350,9 +351,13 @@ impl Launcher {
         let &Prepared { ref function, threads, shared_bytes, .. } = function.ok_or_else(|| {
             unsupported(format!("kernel {name} of {op}"), "the op was prepared without it")
         })?;
-        fits(name, groups.count, self.resident)?;
+        // Norms wait for nobody.
+        let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
+        fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
-        let shape = LaunchShape { groups: groups.count, threads, shared_bytes };
+        // What waits on a device that ranks share must leave room for those that it waits for.
+        let early = kernel.takes_turn() && heap.sharing() == 1;
+        let shape = LaunchShape { groups: groups.count, threads, shared_bytes, early };
         let args = bytemuck::bytes_of(&args);
         match kernel {
             Kernel::Barrier { phase, members, last } => {

@@ -120,6 +120,7 @@ impl UserKernel {
 
     fn shape(&self, groups: u32) -> Result<LaunchShape> {
         fits(self.function.name(), groups, self.resident)?;
-        Ok(LaunchShape { groups, threads: self.threads, shared_bytes: self.shared_bytes })
+        let Self { threads, shared_bytes, .. } = *self;
+        Ok(LaunchShape { groups, threads, shared_bytes, early: false })
     }
 }

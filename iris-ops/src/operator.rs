@@ -68,9 +68,11 @@ impl Operator {
         let choice = self.plan.at(call.size(&self.plan));
         let threads = self.plan.threads(choice, (call.m, call.n));
         self.issue(&call, |kernel, groups, args| {
-            let groups = match groups {
-                Some(count) => count.into(),
-                None => Workgroups { count: all, threads },
+            let groups = match (kernel, groups) {
+                (_, Some(count)) => count.into(),
+                // They wait for nobody: there may be more than are resident.
+                (Kernel::Norm, _) if !self.plan.on_cpu() => (call.m as u32).clamp(1, ROWS).into(),
+                _ => Workgroups { count: all, threads },
             };
             // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
             // the workspace is that of this op.
@@ -213,6 +215,9 @@ impl Operator {
         &self.plan
     }
 }
+
+/// Workgroups that normalise a row each, at most: others take turns.
+const ROWS: u32 = 4096;
 
 /// At most so many workgroups, with no factor in common with the ranks: a workgroup has every so
 /// many-th tile, and owners take turns, so that else one would own all of its tiles or none.

@@ -9,7 +9,7 @@ use iris_kernels::gemm_config::TileSize;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
-use crate::spec::{Form, Row};
+use crate::spec::{Form, Norm, Row};
 
 /// Rows, and columns, that a tile may have.
 pub(crate) const WIDEST: usize = 65536;
@@ -344,7 +344,7 @@ impl Request {
         if form.serves(self) {
             return Ok(());
         }
-        let able = self.row.forms.iter().filter(|form| form.norms);
+        let able = self.row.forms.iter().filter(|form| form.norm != Norm::None);
         let names: Vec<_> = able.map(|form| form.variant.name()).collect();
         Err(Error::Invalid {
             op: self.op(),
@@ -372,13 +372,7 @@ impl Request {
             let expected = format!("at most {WIDEST}: a workgroup normalises whole rows");
             return invalid("n with rms_norm", self.n.to_string(), expected);
         }
-        match self.tile {
-            Some(tile) if tile.n < self.n => {
-                let expected = format!("{} columns or more: rows are normalised whole", self.n);
-                invalid("tile with rms_norm", tile.to_string(), expected)
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

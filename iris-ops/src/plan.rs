@@ -1,5 +1,6 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
+mod launches;
 pub(crate) mod words;
 
 use std::fmt;
@@ -7,7 +8,7 @@ use std::ops::Range;
 
 use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of, split};
-use iris_kernels::{Kept, Kernel, Library, Whole};
+use iris_kernels::{Kept, Library, Whole};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
-use crate::spec::{self, Form, Memory, Part, Row, Step, Tiles};
+use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::tune;
 
 /// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
@@ -72,7 +73,10 @@ impl Plan {
         let largest = self.largest();
         let mut sizes = Vec::new();
         let row = self.request.row;
-        if self.request.variant.is_none() && row.forms.len() > 1 && tune::varies(self.ranks, row) {
+        if self.request.variant.is_none()
+            && row.forms.len() > 1
+            && tune::varies(self.ranks, &self.request)
+        {
             sizes = tune::sizes(self.ranks, &self.request);
             sizes.retain(|&size| size < largest);
             sizes.sort_unstable();
@@ -384,45 +388,6 @@ impl Plan {
         items
     }
 
-    /// Workgroups that have something to do in a call of this shape; of those that fetch there may be
-    /// `fetchers` more.
-    pub(crate) fn work(&self, choice: &Choice, (m, n): (usize, usize), fetchers: u32) -> u32 {
-        if let Memory::Pairs(collective) = choice.form.memory
-            && !self.alone()
-        {
-            return self.work_on_pairs(collective, (m, n));
-        }
-        let grid = self.grid_of(choice.form, choice.tile, (m, n));
-        let split = self.split_grid(grid);
-        let tiles = match self.request.row.tiles {
-            _ if self.alone() => grid.tiles(),
-            _ if choice.form.whole == spec::Whole::Gathered => split.part(0).tiles(),
-            Tiles::Whole => grid.tiles(),
-            Tiles::Own => split.part(0).tiles(),
-            Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
-            Tiles::Split => split.tiles(),
-        };
-        let product = self.op().multiplies() && (!choice.form.is_unfused() || self.alone());
-        let most = if product { u32::MAX } else { tune::message_groups(self.ranks) };
-        tiles.clamp(1, most)
-    }
-
-    /// Threads of a workgroup of such a call on a GPU, at most; none for as many as its kernels are built for.
-    pub(crate) fn threads(&self, choice: &Choice, (m, n): (usize, usize)) -> Option<u32> {
-        let form = choice.form;
-        let product = self.op().multiplies() && !form.is_unfused();
-        match form.memory {
-            _ if self.alone() || product || form.is_copied() => None,
-            Memory::Pairs(collective) => Some(self.threads_of_pairs(collective, (m, n))),
-            _ if self.request.rms_norm.is_some() => None,
-            Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts => {
-                let bytes = m.saturating_mul(n).saturating_mul(self.request.wire_dtype().size());
-                Some(tune::threads_of_sums(self.ranks, bytes))
-            }
-            _ => None,
-        }
-    }
-
     /// The largest product or message of a form as a grid of tiles.
     pub(crate) fn grid(&self, form: &Form, tile: TileShape) -> Grid {
         self.grid_of(form, tile, (self.request.m, self.request.n))
@@ -461,21 +426,6 @@ impl Plan {
             None => Members::all(self.size()),
             Some(ranks) => Members::from_bits(ranks.iter().fold(0, |bits, rank| bits | 1 << rank)),
         }
-    }
-
-    /// The launches of a call, each with the number of its workgroups if that is fixed.
-    pub(crate) fn launches(&self, choice: &Choice) -> Vec<(Kernel, Option<u32>)> {
-        // Alone there is nothing but the product, or the copy.
-        const LOCAL: &[Step] = &[Step::Tiles(Kernel::Local)];
-        const NORMED: &[Step] = &[Step::Tiles(Kernel::Local), Step::Tiles(Kernel::Norm)];
-        let steps = match choice.form.launches {
-            barrier @ [Step::Call] => barrier,
-            _ if self.alone() && self.request.rms_norm.is_some() => NORMED,
-            _ if self.alone() => LOCAL,
-            steps => steps,
-        };
-        let all = Members::all(self.size());
-        steps.iter().map(|step| step.launch(all, self.members())).collect()
     }
 
     /// Whether there is nobody to talk to.

@@ -99,8 +99,8 @@ pub(crate) struct Form {
     pub(crate) whole: Whole,
     /// Whether that product stores to others what they own, where there is one that does.
     pub(crate) stores: bool,
-    /// Whether a workgroup has whole rows of the result, as a norm of them takes.
-    pub(crate) norms: bool,
+    /// Where rows of the result can be normalised.
+    pub(crate) norm: Norm,
 }
 
 /// Where in a form a product of whole matrices is multiplied.
@@ -116,6 +116,17 @@ pub(crate) enum Whole {
     Rows,
     /// Behind the kernel, which gathers A.
     Gathered,
+}
+
+/// Where in a form rows of the result are normalised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Norm {
+    /// Nowhere.
+    None,
+    /// In the kernel, whose workgroups have whole rows.
+    Within,
+    /// In a launch of its own, behind all others.
+    Behind,
 }
 
 /// One launch of a call.
@@ -189,7 +200,7 @@ impl Form {
             fetches: false,
             whole: Whole::None,
             stores: false,
-            norms: false,
+            norm: Norm::None,
         }
     }
 
@@ -213,14 +224,14 @@ impl Form {
         Form { variant, ..self }
     }
 
-    /// The same, whose tiles may be whole rows, which are normalised.
-    pub(crate) const fn norms(self) -> Form {
-        Form { norms: true, ..self }
+    /// The same, which normalises rows in this place.
+    pub(crate) const fn norms(self, norm: Norm) -> Form {
+        Form { norm, ..self }
     }
 
     /// Whether it does all that is asked for.
     pub(crate) fn serves(&self, request: &Request) -> bool {
-        self.norms || request.rms_norm.is_none()
+        self.norm != Norm::None || request.rms_norm.is_none()
     }
 
     /// The same with a product of whole matrices.

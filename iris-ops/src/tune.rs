@@ -12,31 +12,32 @@ use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 use crate::kind::{Op, Variant};
 use crate::options::{Epilogue, Ranks, Request, Shard, TileShape, WIDEST};
 use crate::plan::words;
-use crate::spec::{Form, Memory, Row, Rule, Tiles, Whole};
+use crate::spec::{Form, Memory, Rule, Tiles, Whole};
 
-/// Most items, of eight bytes, that one rank sends another in words that carry their data: 1 MiB. Of
-/// four ranks such a message takes 16 MiB of the signal segment.
-pub(crate) const LL_ITEMS: u32 = 1 << 17;
+/// Most items, of eight bytes, that one rank sends another in words that carry their data: 2 MiB. Of two
+/// ranks such a message takes 16 MiB of the signal segment.
+pub(crate) const LL_ITEMS: u32 = 1 << 18;
 
 /// Most workgroups of such a message on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Bytes of the signal segment that such words of an op take at most where nobody asked for them: an
-/// eighth of what a heap has by default.
+/// eighth of what a heap has by default, and a quarter for rows that are normalised.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
 /// The largest message from one rank to another that goes in words that carry their data, in bytes.
-pub(crate) fn most_in_words(ranks: Ranks, op: Op) -> usize {
+pub(crate) fn most_in_words(ranks: Ranks, request: &Request) -> usize {
     let world = match ranks.size {
         2 => 0,
         4 => 1,
         _ => return 0,
     };
-    let words = device::of(ranks.backend).map_or(&[][..], |device| device.words);
-    let row = words.iter().find(|(of, _)| *of == op);
+    let Some(device) = device::of(ranks.backend) else { return 0 };
+    let row = device.words.iter().find(|(of, _)| *of == request.op());
     let most = row.map_or(0, |(_, by_world)| by_world[world]);
+    let times = if request.rms_norm.is_some() { device.words_of_norms[world] } else { 1 };
     // Two slots of each source, and twice the bytes.
-    most.min(LL_SIGNAL_BYTES / (4 * ranks.size))
+    (most * times).min(times * LL_SIGNAL_BYTES / (4 * ranks.size))
 }
 
 /// Most workgroups of a message.
@@ -79,14 +80,15 @@ fn relayed_bytes(ranks: Ranks) -> usize {
 }
 
 /// Whether the rule may choose differently for calls of different sizes.
-pub(crate) fn varies(ranks: Ranks, row: &Row) -> bool {
+pub(crate) fn varies(ranks: Ranks, request: &Request) -> bool {
+    let row = request.row;
     let ruled = match row.rule {
         Rule::Only => false,
         Rule::Sum | Rule::Gather => true,
         Rule::Broadcast => relayed_bytes(ranks) < usize::MAX,
     };
     ruled
-        || most_in_words(ranks, row.op) > 0
+        || most_in_words(ranks, request) > 0
         || least_bytes(ranks, row.op, Variant::CopyEngine).is_some()
 }
 
@@ -100,10 +102,12 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
     let Request { row, m, n, .. } = *request;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
-    if let Some(form) = known.filter(|form| form.serves(request)) {
+    let cpu = ranks.backend.traits().host_threads;
+    if let Some(form) = known.filter(|form| cpu || is_as_measured(ranks, request, form))
+        && form.serves(request)
+    {
         return form.variant;
     }
-    let cpu = ranks.backend.traits().host_threads;
     let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
     // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
     // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21), an all-gather and then
@@ -180,6 +184,16 @@ fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
         && matches!(request.dtype, DType::F16 | DType::BF16)
 }
 
+/// Whether a call is done as the rows of a table for GPUs were measured: nothing is observed, or asked for besides
+/// the product and the message, and what stores to others does so.
+fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
+    let Request { dtype, epilogue, library, rms_norm, tile, .. } = *request;
+    let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;
+    let plain = request.is_plain() && epilogue == Epilogue::None && rms_norm.is_none();
+    let by_rule = library == Library::Auto && tile.is_none();
+    alike && plain && by_rule && (!form.stores || has_stores(ranks, request))
+}
+
 /// Whether there is a product of whole matrices, of such operands, that waits for peers and stores to them.
 fn has_stores(ranks: Ranks, request: &Request) -> bool {
     let Request { dtype, n, epilogue, library, .. } = *request;
@@ -197,7 +211,7 @@ fn in_words(ranks: Ranks, request: &Request, variant: Variant) -> Option<Variant
     let form = row.form(variant).filter(|form| form.serves(request))?;
     let Memory::Pairs(collective) = form.memory else { return None };
     let items = words::items(ranks, request, collective, (m, n));
-    let most = most_in_words(ranks, row.op);
+    let most = most_in_words(ranks, request);
     let fits = most > 0 && (items.most() as usize).saturating_mul(8) <= most;
     let fits = fits && words::are_rows_whole(request, items);
     (fits && request.tile.is_none()).then_some(variant)
@@ -214,12 +228,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
     // Of what is unfused the message has tiles; alone there is none.
     let product = row.op.multiplies() && (!form.is_unfused() || ranks.size == 1);
-    let unfused = product != row.op.multiplies();
-    let normed = request.rms_norm.is_some();
-    if !unfused
-        && !normed
-        && let Some(tile) = table::tile(ranks, request)
-    {
+    if let Some(tile) = table::tile(ranks, request, form.variant) {
         return tile;
     }
     if form.stores && !product {
@@ -230,7 +239,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     }
     // Those of a product that does the message itself.
     let exchanges = form.variant == Variant::UnfusedOneShot && has_stores(ranks, request);
-    if let Some([m, n]) = Exchanging::tile(m, n).filter(|_| exchanges && !product && !normed)
+    if let Some([m, n]) = Exchanging::tile(m, n).filter(|_| exchanges && !product)
         && (ranks.size == 2 || request.library == Library::Ours)
     {
         return TileShape { m: m as usize, n: n as usize };
@@ -257,9 +266,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
             }
             _ => (m, n),
         };
-        // Rows that are normalised are whole.
-        let widest = if normed { WIDEST } else { 4096 };
-        let n = n.clamp(1, if request.elements { 16384 } else { widest });
+        let n = n.clamp(1, if request.elements { 16384 } else { 4096 });
         return TileShape { m: (16384 / n).clamp(1, m.max(1)), n };
     }
     let clamp = |wanted: usize, have: usize| wanted.min(have.max(1).next_multiple_of(8));
@@ -281,12 +288,14 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
     let elements = few.min((few / 4).max(ENOUGH)).clamp(LEAST, MOST);
-    // Rows that are normalised are whole: one of 8192 makes one tile, and one workgroup moves it, where else
-    // there were two.
-    let widest = if request.rms_norm.is_some() { WIDEST } else { elements.min(WIDEST) };
-    let across = n.div_ceil(widest).max(1);
+    let across = n.div_ceil(elements.min(WIDEST)).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
-    TileShape { m: (elements / n).clamp(1, m.max(1)), n }
+    let rows = (elements / n).clamp(1, m.max(1));
+    // A second tile of some workgroups is not begun before the first is over: then all have one of twice the rows.
+    let tiles = m.div_ceil(rows) * across;
+    let groups = message_groups(ranks) as usize;
+    let twice = form.sends_all && groups < tiles && tiles <= 2 * groups && 2 * rows * n <= MOST;
+    TileShape { m: if twice { 2 * rows } else { rows }, n }
 }
 
 /// A part of the rows that a copy engine moves: few, since each costs two copies a peer and a launch, and

@@ -116,10 +116,9 @@ impl Case {
         cases
     }
 
-    /// Each op and variant that normalises rows, with these options and tiles of whole rows.
+    /// Each op and variant that normalises rows, with these options.
     pub fn each_normed(options: &Options) -> Vec<Self> {
-        let mut options = options.clone().rms_norm(1e-3);
-        options.tile = None;
+        let options = options.clone().rms_norm(1e-3);
         let is_able = |case: &Self| {
             let ranks = Ranks::new(0, 2);
             case.op.options().contains(&"rms_norm")

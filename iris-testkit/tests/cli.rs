@@ -1,4 +1,6 @@
 //! The program `iris` as a user meets it: what it prints, what it refuses, how it exits.
+//!
+//! Long because there is a test for each of its commands.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -393,6 +395,16 @@ fn tuning_prints_rows_of_the_table() {
             assert!(row.get(part).is_some(), "{part} of {row}");
         }
     }
+}
+
+#[test]
+fn tuning_of_gpus_prints_rows_or_says_why_not() {
+    for backend in ["cuda", "hip"] {
+        let out = good(&["tune", "--backend", backend, "--only", "all_to_all"]);
+        assert_ne!(out.starts_with("skipped: "), out.contains("# of "), "{backend}: {out}");
+    }
+    let error = refused(&["tune", "--cases", "some.toml"]);
+    assert!(error.contains("--cases is some.toml: expected none on the CPU"), "{error}");
 }
 
 #[test]

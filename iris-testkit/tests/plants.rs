@@ -267,6 +267,8 @@ fn plants() -> Vec<Plant> {
         "__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\")",
         HIP,
     );
+    // A kernel that is launched early and does not wait for its turn.
+    add("barrier.cu", "    port::take_turn();\n", "", &["ptx"]);
     let text = "return load<Order::Relaxed, Scope::System>(control";
     let new = text.replace("System", "Device");
     add("iris/port_device.h", text, &new, &["ir", "isa", "machine code", "ptx"]);

@@ -202,6 +202,9 @@ pub struct LaunchShape {
     pub threads: u32,
     /// Bytes of dynamic shared memory of a workgroup.
     pub shared_bytes: u32,
+    /// Whether it may begin before the launch ahead of it on the stream is over, on devices that can do that: its
+    /// kernel waits for that itself before it touches memory.
+    pub early: bool,
 }
 
 /// How a launch stands to the ops of its heap.

@@ -9,6 +9,22 @@ IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
+/// Where this launch may begin before the one ahead of it on the stream is over: wait until that is over, with
+/// all that it has written, and let the next launch begin likewise. So the way of a launch to the device is gone
+/// together with what is done before it. All workgroups of this launch are resident, and keep their places.
+IRIS_DEVICE void take_turn() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// The second half of that, where a launch never begins early.
+IRIS_DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /// Threads of a wave, the threads that take their steps together.
 constexpr u32 WAVE = 32;
 

@@ -26,6 +26,10 @@ IRIS_DEVICE void barrier(Site site) {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+/// Launches of a stream begin one after the other.
+IRIS_DEVICE void take_turn() {}
+IRIS_DEVICE void let_next_begin() {}
+
 /// Threads of a wave, on all that this is compiled for.
 constexpr u32 WAVE = 64;
 

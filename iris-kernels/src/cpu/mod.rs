@@ -60,15 +60,11 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Local => local(&launch, grid, partial),
         Kernel::OneShot => {
             let plan = reduce::Plan::OneShot(grid);
-            flow::one_shot(&launch, grid.tiles(), &mut reduce(partial, plan))?;
-            reduce::norm_tiles(&launch, plan, args);
-            Ok(())
+            flow::one_shot(&launch, grid.tiles(), &mut reduce(partial, plan))
         }
         Kernel::TwoShot => {
             let plan = reduce::Plan::TwoShot(grid, size);
-            flow::two_shot(&launch, &plan, &mut reduce(partial, plan))?;
-            reduce::norm_tiles(&launch, plan, args);
-            Ok(())
+            flow::two_shot(&launch, &plan, &mut reduce(partial, plan))
         }
         Kernel::ReduceScatter => {
             let plan = reduce::Plan::Scatter(split);

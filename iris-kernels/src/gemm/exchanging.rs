@@ -51,11 +51,12 @@ impl Exchanging {
         heap: &SymmetricHeap,
         whole: &Whole,
         op: &OpBuild,
-        kernels: &[Kernel],
+        kernel: Kernel,
     ) -> Result<Option<Exchanging>> {
-        let (kernel, source, name) = match *kernels {
-            [kernel @ Kernel::OneShotLl] => (kernel, &source::GEMMS[3], "iris_gemm_exchange"),
-            [kernel @ Kernel::OneShot] => (kernel, &source::GEMMS[4], "iris_gemm_one_shot"),
+        let (source, name) = match kernel {
+            // Rows that are normalised within the kernel have no tile.
+            Kernel::OneShotLl if !op.norm => (&source::GEMMS[3], "iris_gemm_exchange"),
+            Kernel::OneShot => (&source::GEMMS[4], "iris_gemm_one_shot"),
             _ => return Ok(None),
         };
         let [_, cols, _] = whole.shape;

@@ -276,6 +276,7 @@ impl Gemm {
             groups: config.workgroups(row_units * col_tiles, self.multiprocessors),
             threads: config.threads(),
             shared_bytes: config.shared_bytes(),
+            early: false,
         };
         (given, shape)
     }

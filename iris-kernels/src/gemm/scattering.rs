@@ -103,6 +103,7 @@ impl Scattering {
                 groups: gemm.multiprocessors / config.cluster * config.cluster,
                 threads: config.threads(),
                 shared_bytes: config.shared_bytes(),
+                early: false,
             };
             let clusters = function.resident_clusters(shape, config.cluster)?;
             resident = resident.min(clusters * config.cluster);

@@ -5,7 +5,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::Op;
 use crate::ops::matmul_all_reduce::{FORMS, LL};
 use crate::options::options;
-use crate::spec::{Common, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Norm, Part, Row, Rule, Tiles};
 
 operator! {
     /// Output (on all ranks) = sum over ranks of input. The output may be the input itself.
@@ -44,6 +44,12 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
-    forms: &[FORMS[0].norms(), FORMS[1].norms(), FORMS[2], FORMS[3], LL.norms()],
+    forms: &[
+        FORMS[0].norms(Norm::Behind),
+        FORMS[1].norms(Norm::Behind),
+        FORMS[2],
+        FORMS[3],
+        LL.norms(Norm::Within),
+    ],
     rule: Rule::Sum,
 };

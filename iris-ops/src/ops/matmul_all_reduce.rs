@@ -9,7 +9,7 @@ use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
+use crate::spec::{Common, Form, Memory, Norm, Part, Row, Rule, Step, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias added
@@ -65,9 +65,9 @@ pub(crate) const ROW: Row = Row {
         FORMS[1],
         FORMS[2],
         FORMS[3],
-        FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial).norms(),
-        FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial).norms(),
-        LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial).norms(),
+        FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial).norms(Norm::Behind),
+        FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial).norms(Norm::Behind),
+        LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial).norms(Norm::Within),
         Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2)).whole(Whole::Partial),
         Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(2))
             .whole(Whole::Partial)

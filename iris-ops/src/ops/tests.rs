@@ -10,6 +10,7 @@ use super::{
 };
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Shard, TileShape};
+use crate::spec::Norm;
 use crate::tune::message_groups;
 
 #[test]
@@ -129,7 +130,12 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
     };
     // 1 and 8 MiB of two ranks, 256 KiB and 1 MiB of four, 1 MiB of others.
     assert_eq!((sum(64, 2, Cuda), sum(65, 2, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
-    assert_eq!((sum(512, 2, Cuda), sum(513, 2, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
+    assert_eq!((sum(511, 2, Cuda), sum(513, 2, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
+    // By a row of the table, for what it was measured for.
+    assert_eq!(sum(512, 2, Cuda), Variant::Epilogue);
+    let gelu = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(DType::BF16);
+    let gelu = gelu.epilogue(crate::Epilogue::Gelu).plan(Ranks::new(0, 2).on(Cuda)).unwrap();
+    assert_eq!(gelu.at(512).variant, Variant::UnfusedOneShot);
     assert_eq!((sum(16, 4, Cuda), sum(17, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(65, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
@@ -344,7 +350,8 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
             let mut kernels = vec![(Kernel::Local, plain), (Kernel::Norm, plain)];
             for step in form.launches {
                 let kernel = step.launch(ranks, ranks).0;
-                let norm = form.norms.then_some((kernel, OpBuild { norm: true, ..plain }));
+                let norms = form.norm != Norm::None;
+                let norm = norms.then_some((kernel, OpBuild { norm: true, ..plain }));
                 kernels.extend(norm.into_iter().chain([(kernel, plain)]));
             }
             for (kernel, op_build) in kernels {

@@ -22,6 +22,8 @@ pub(super) struct Device {
     /// operator, in a world of two ranks and in one of four; in others nobody has measured them. Where they
     /// are the quickest, by `iris bench`, write the largest size here, with device, commit and date.
     pub words: &'static [(Op, [usize; 2])],
+    /// How many times larger they may be where rows are normalised, in either world.
+    pub words_of_norms: [usize; 2],
     /// Threads of a workgroup of such a message of so many items and fewer, the fewest items first; of more
     /// there are as many as the kernel is built for.
     pub threads_of_words: &'static [(u32, u32)],
@@ -55,15 +57,18 @@ const H200: Device = Device {
     // MiB of the whole message: an all_reduce took 5.3 to 12.2 us where `one_shot` took 8.8 to 11.8 and
     // NCCL 6.9 to 14.1; behind a product 5 us less than `one_shot` for 16 and 256 KiB, 1 us for 1 MiB. On
     // 4 x H200 (5270d58) an all_reduce of 256 KiB took 10.8 us by them and 12.0 by `one_shot`, of 1 MiB
-    // 27.7 and 19.2.
+    // 27.7 and 19.2. On 2 x H200 a reduce_scatter of 2 MiB of the whole took 11.7 us by them, 13.1 by `push` (057d0b9+).
     words: &[
         (Op::MatmulAllReduce, [1 << 20, 256 << 10]),
         (Op::AllReduce, [1 << 20, 256 << 10]),
         (Op::AllGather, [512 << 10, 256 << 10]),
-        (Op::ReduceScatter, [512 << 10, 256 << 10]),
+        (Op::ReduceScatter, [1 << 20, 256 << 10]),
         (Op::AllToAll, [512 << 10, 256 << 10]),
         (Op::Broadcast, [1 << 20, 256 << 10]),
     ],
+    // On 2 x H200 (2026-11-22) 96 and 128 rows of 8192 columns with a residual took 14.8 and 17.7 us so, 18.8 and 21.1
+    // by one_shot.
+    words_of_norms: [2, 1],
     // On 2 x H200 (commit 8b5846e, 2026-11-22), with 128, 256 and 512 threads: 512 items of an all_gather took
     // 4.34, 4.43 and 4.73 us, 1024 of an all_reduce 4.24, 4.26 and 4.51, 16384 of an all_gather 5.41, 5.21 and
     // 5.32, of a reduce_scatter 5.53, 5.14 and 5.43, 32768 of an all_reduce 6.33, 6.12 and 5.99.
@@ -110,6 +115,7 @@ const MI300X: Device = Device {
     enough_tiles: 152,
     // Not before they were measured: only by name.
     words: &[],
+    words_of_norms: [1, 1],
     threads_of_words: &[],
     threads_of_sums: &[],
     copied: &[],

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use crate::kind::{Op, Variant};
-use crate::options::{Ranks, Request, TileShape};
+use crate::options::{Ranks, Request, Shard, TileShape};
 
 /// A row: the first that fits is taken.
 #[derive(Debug, Deserialize)]
@@ -17,6 +17,9 @@ struct Row {
     m: [usize; 2],
     n: usize,
     k: Option<usize>,
+    /// Whether A is split by columns.
+    #[serde(default)]
+    columns: bool,
     variant: Option<String>,
     tile: Option<[usize; 2]>,
     /// Where the row was measured: device, commit, date.
@@ -62,12 +65,13 @@ fn known(row: Row) -> Option<Known> {
 fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known> {
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
-    let Request { n, k, elements, .. } = *request;
+    let Request { n, k, elements, shard, .. } = *request;
     TABLES[ranks.backend as usize].iter().filter(move |Known { op: of, row, .. }| {
         !elements
             && *of == op
             && row.world == ranks.size
             && row.dtype == dtype
+            && row.columns == (shard == Shard::Columns)
             && (!n_decides || row.n == n)
             // Where K is a rank's own, it may not decide: the ranks would choose differently.
             && row.k.is_none_or(|of| of == k || !common.k)
@@ -87,8 +91,11 @@ pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
     find(ranks, request)?.variant
 }
 
-pub(super) fn tile(ranks: Ranks, request: &Request) -> Option<TileShape> {
-    find(ranks, request)?.row.tile.map(|[m, n]| TileShape { m, n })
+/// The tile of a call that is done in this way.
+pub(super) fn tile(ranks: Ranks, request: &Request, variant: Variant) -> Option<TileShape> {
+    let known =
+        find(ranks, request).filter(|known| known.variant.is_none_or(|it| it == variant))?;
+    known.row.tile.map(|[m, n]| TileShape { m, n })
 }
 
 #[cfg(test)]

@@ -370,7 +370,7 @@ const IN_KERNELS: &[Twins] = &[
     sync(
         "cpu/body/reduce.rs",
         "body/reduce.h",
-        &["Plan", "Reduce", "at_once", "norm_tiles"],
+        &["Plan", "Reduce", "at_once"],
         &[
             "OneShotPlan",
             "ReduceBody",

@@ -119,6 +119,8 @@ macro_rules! functions {
                 );
             }
             sometimes {
+                /// Since CUDA 11.8: a launch with attributes.
+                cuLaunchKernelEx(*const Configuration, RawFunction, *mut *mut c_void, *mut *mut c_void);
                 /// Since CUDA 12.4: loads a kernel that lazy loading would load at its first launch.
                 cuFuncLoad(RawFunction);
             }
@@ -198,8 +200,20 @@ pub(super) struct Configuration {
     pub(super) threads: [c_uint; 3],
     pub(super) shared_bytes: c_uint,
     pub(super) reserved: u32,
-    /// A stream, attributes and their number: none.
-    pub(super) rest: [u64; 3],
+    pub(super) stream: u64,
+    /// Where attributes lie, and how many there are.
+    pub(super) attributes: u64,
+    pub(super) attribute_count: u64,
+}
+
+/// A `CUlaunchAttribute`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct Attribute {
+    pub(super) id: c_uint,
+    pub(super) reserved: u32,
+    /// The first of its 64 bytes is all that the one below has.
+    pub(super) value: [u64; 8],
 }
 
 /// Where lines lie, of `CUDA_MEMCPY2D`.
@@ -301,6 +315,8 @@ numbers! {
     NOT_SUPPORTED = 801, CUresult::CUDA_ERROR_NOT_SUPPORTED;
     /// The event is of a capture.
     CAPTURED = 907, CUresult::CUDA_ERROR_CAPTURED_EVENT;
+    /// Of a launch: it need not wait until the one ahead of it on the stream is over.
+    EARLY = 6, CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     /// Of a device.
     MULTIPROCESSORS = 16, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     /// Of a device.

@@ -37,7 +37,7 @@ mod tests {
     use cudarc::driver::sys;
 
     use crate::backend::cuda::api::{
-        self, Access, Configuration, LegacyHandle, Lines, Location, Properties, Side,
+        self, Access, Attribute, Configuration, LegacyHandle, Lines, Location, Properties, Side,
     };
     use crate::backend::gpu::RawStream;
 
@@ -79,7 +79,13 @@ mod tests {
             std::mem::offset_of!(Configuration, groups),
             std::mem::offset_of!(Configuration, threads),
             std::mem::offset_of!(Configuration, shared_bytes),
-            std::mem::offset_of!(Configuration, rest),
+            std::mem::offset_of!(Configuration, stream),
+            std::mem::offset_of!(Configuration, attributes),
+            std::mem::offset_of!(Configuration, attribute_count),
+            size_of::<Attribute>(),
+            align_of::<Attribute>(),
+            std::mem::offset_of!(Attribute, id),
+            std::mem::offset_of!(Attribute, value),
             size_of::<Lines>(),
             align_of::<Lines>(),
             std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, begin),
@@ -120,6 +126,12 @@ mod tests {
             std::mem::offset_of!(sys::CUlaunchConfig, blockDimX),
             std::mem::offset_of!(sys::CUlaunchConfig, sharedMemBytes),
             std::mem::offset_of!(sys::CUlaunchConfig, hStream),
+            std::mem::offset_of!(sys::CUlaunchConfig, attrs),
+            std::mem::offset_of!(sys::CUlaunchConfig, numAttrs),
+            size_of::<sys::CUlaunchAttribute>(),
+            align_of::<sys::CUlaunchAttribute>(),
+            std::mem::offset_of!(sys::CUlaunchAttribute, id),
+            std::mem::offset_of!(sys::CUlaunchAttribute, value),
             size_of::<sys::CUDA_MEMCPY2D>(),
             align_of::<sys::CUDA_MEMCPY2D>(),
             std::mem::offset_of!(sys::CUDA_MEMCPY2D, srcXInBytes),

@@ -30,6 +30,8 @@ pub(super) struct Device {
     /// Compute capability, as 90 for 9.0.
     pub(super) arch: u32,
     pub(super) multiprocessors: u32,
+    /// Whether a launch may begin before the one ahead of it is over, in a capture, too.
+    early: bool,
     /// Virtual memory management, and its handles as POSIX descriptors.
     pub(super) virtual_memory: bool,
     pub(super) descriptors: bool,
@@ -51,6 +53,9 @@ pub(super) fn driver_version() -> Result<u32> {
     check("cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
     Ok(version as u32)
 }
+
+/// The first driver that keeps in a graph that a launch may begin before the one ahead of it is over.
+const EARLY_SINCE: u32 = 12030;
 
 /// How many devices this process sees.
 pub(super) fn count() -> Result<usize> {
@@ -109,6 +114,7 @@ impl Device {
             name: name.to_string_lossy().into_owned(),
             arch: 10 * major + minor,
             multiprocessors,
+            early: major >= 9 && driver_version()? >= EARLY_SINCE,
             virtual_memory: virtual_memory != 0,
             descriptors: descriptors != 0,
             scratch: Mutex::default(),
@@ -554,7 +560,7 @@ impl Driver for Device {
     unsafe fn resident_clusters(
         &self,
         function: RawFunction,
-        LaunchShape { groups, threads, shared_bytes }: LaunchShape,
+        LaunchShape { groups, threads, shared_bytes, .. }: LaunchShape,
         _: u32,
     ) -> Result<u32> {
         let _bound = self.bind_apart()?;
@@ -580,8 +586,28 @@ impl Driver for Device {
         parameters: &mut [*mut c_void],
         stream: RawStream,
     ) -> Result<()> {
-        let LaunchShape { groups, threads, shared_bytes } = shape;
+        let LaunchShape { groups, threads, shared_bytes, early } = shape;
         let _bound = self.bind()?;
+        let what = || format!("of {name}: {groups} groups of {threads} threads");
+        if let Some(launch) = self.driver.cuLaunchKernelEx.filter(|_| early && self.early) {
+            let attribute = api::Attribute {
+                id: api::EARLY,
+                value: [1, 0, 0, 0, 0, 0, 0, 0],
+                ..Zeroable::zeroed()
+            };
+            let shape = api::Configuration {
+                groups: [groups, 1, 1],
+                threads: [threads, 1, 1],
+                shared_bytes,
+                stream: stream.0,
+                attributes: &raw const attribute as u64,
+                attribute_count: 1,
+                ..Zeroable::zeroed()
+            };
+            // SAFETY: as below; the driver reads the shape and the attribute before it returns.
+            let code = unsafe { launch(&shape, function, parameters.as_mut_ptr(), null_mut()) };
+            return check_for("cuLaunchKernelEx", what, code);
+        }
         // SAFETY: the caller vouches for the parameters, which the driver copies before it
         // returns; stream and function are alive and of this context.
         let code = unsafe {
@@ -599,7 +625,6 @@ impl Driver for Device {
                 null_mut(),
             )
         };
-        let what = || format!("of {name}: {groups} groups of {threads} threads");
         check_for("cuLaunchKernel", what, code)
     }
 }

@@ -689,7 +689,7 @@ impl Driver for Device {
         parameters: &mut [*mut c_void],
         stream: RawStream,
     ) -> Result<()> {
-        let LaunchShape { groups, threads, shared_bytes } = shape;
+        let LaunchShape { groups, threads, shared_bytes, .. } = shape;
         let bound = self.bind()?;
         // SAFETY: the caller vouches for the parameters, which the runtime copies before it
         // returns; stream and function are alive and of this device.

@@ -528,6 +528,7 @@ IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
 
 /// A sum with a residual, whose rows are normalised by the workgroup that has taken them.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
+    port::take_turn();
     // The body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     const bool pair = args.channel.size == 2;
@@ -544,6 +545,7 @@ template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& ar
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
+    port::take_turn();
     // The body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);

@@ -1,6 +1,6 @@
-// RMSNorm of rows that one workgroup has whole. It waits for nobody: the rows are there, in this rank's own
-// memory, and what they are divided by is added up in one order, so that equal rows get equal bits on all
-// ranks, in every run and in every variant.
+// RMSNorm of rows, each by one workgroup. It waits for nobody: the rows are there, in this rank's own memory, in
+// which no peer writes before this rank has entered the next call. What they are divided by is added up in one
+// order, so that equal rows get equal bits on all ranks, in every run and in every variant.
 #ifndef IRIS_BODY_NORM_H
 #define IRIS_BODY_NORM_H
 
@@ -78,11 +78,11 @@ IRIS_DEVICE Values scaled(Values values, float scale, const Values& weight) {
 }
 
 /// Rows of whole vectors of one type, whose factors have it, too. A thread holds its first vectors of a row
-/// from the first look to the last, all of them in rows of up to 32 KiB, and those of the factors for all
+/// from the first look to the last, all of them in rows of up to 8192 elements, and those of the factors for all
 /// rows; they are all under way before it looks at one.
 template <u32 DTYPE>
 IRIS_DEVICE void norm_vectors(const Norm& norm, u32 row, u32 rows, Squares& squares) {
-    constexpr u32 HELD = DTYPE == F32 ? 2 : 4;
+    constexpr u32 HELD = 2;
     const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
     Raw weights[HELD];
     IRIS_UNROLL
@@ -148,8 +148,7 @@ IRIS_DEVICE void norm_elements(const Norm& norm, u32 row, u32 rows, Squares& squ
     }
 }
 
-/// Normalise rows of C, which the threads of this workgroup, or a peer whose signal they have waited for,
-/// have written.
+/// Normalise rows of C, which the threads of this workgroup, or launches before this one, have written.
 IRIS_DEVICE void norm_rows(const OpArgs& args, u32 row, u32 rows) {
     IRIS_SHARED(Squares, squares);
     const Norm norm = Norm::of(args);
@@ -164,6 +163,7 @@ IRIS_DEVICE void norm_rows(const OpArgs& args, u32 row, u32 rows) {
 
 /// All rows of C, a workgroup each.
 IRIS_DEVICE void run_norm(const OpArgs& args) {
+    port::take_turn();
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
         norm_rows(args, row, 1);
     }

@@ -2,7 +2,6 @@
 #ifndef IRIS_BODY_REDUCE_H
 #define IRIS_BODY_REDUCE_H
 
-#include "iris/body/norm.h"
 #include "iris/body/sums.h"
 
 namespace iris {
@@ -56,8 +55,8 @@ struct ScatterPlan {
     IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(split.owner(tile)); }
 };
 
-/// NORM: a residual is added, and rows are normalised. The kernels that do neither are not those that do.
-template <class Plan, class Producer, bool NORM = false> class ReduceBody {
+/// RESIDUAL: one is added, where there is one. The kernels that never do are not those that may.
+template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
   public:
     IRIS_DEVICE ReduceBody(const OpArgs& args, typename Producer::Shared& shared)
         : plan(args), args(args), places{args}, producer(args, shared), from_a(reads_a()) {}
@@ -104,7 +103,7 @@ template <class Plan, class Producer, bool NORM = false> class ReduceBody {
             const Sources sources{own.address, own.ld, slots.address, slots.ld,
                                   apart,       me(),   first,         size,
                                   on_top,      residual.ld};
-            return add_whole<NORM>(c, sources, at.rows, at.cols);
+            return add_whole<RESIDUAL>(c, sources, at.rows, at.cols);
         }
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
             Values sum;
@@ -129,7 +128,7 @@ template <class Plan, class Producer, bool NORM = false> class ReduceBody {
                 }
             }
             finish_values(args, at.col + col, count, sum);
-            if constexpr (NORM) {
+            if constexpr (RESIDUAL) {
                 add_residual(args, at.row + row, at.col + col, count, sum);
             }
             c.store(row, col, count, sum);
@@ -167,7 +166,7 @@ template <class Plan, class Producer, bool NORM = false> class ReduceBody {
         const bool whole = a.dtype == args.wire && c.dtype == args.wire &&
                            (a.transposed | c.transposed) == 0 && args.bias.address == 0 &&
                            args.epilogue == 0 && (starts & 15) == 0 && widths % WIDTH == 0;
-        if constexpr (NORM) {
+        if constexpr (RESIDUAL) {
             // One that there is not has neither address nor leading dimension.
             const Matrix& residual = args.residual;
             return whole && (residual.address == 0 || residual.dtype == args.wire) &&
@@ -191,42 +190,17 @@ template <class Plan, class Producer, bool NORM = false> class ReduceBody {
     const bool from_a;
 };
 
-/// The kernels, over either producer. Where rows are normalised, a workgroup does it with those of the tiles
-/// that it has added up or waited for, which are whole rows. The call is over then, and so nobody waits for
-/// that: what it reads is this rank's own, and no peer writes C before this rank has entered the next call.
-template <class Producer, bool NORM = false>
+/// The kernels, over either producer.
+template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
-    ReduceBody<OneShotPlan, Producer, NORM> body(args, shared);
-    const Launch launch = launch_of(args, Producer::DIES);
-    const bool done = flow::one_shot(launch, body.plan.tiles(), body);
-    if constexpr (NORM) {
-        if (!done) return;
-        for (u32 tile = launch.index; tile < body.plan.tiles(); tile += launch.count) {
-            const Tile at = body.plan.tile(tile);
-            norm_rows(args, at.row, at.rows);
-        }
-    }
+    ReduceBody<OneShotPlan, Producer, RESIDUAL> body(args, shared);
+    flow::one_shot(launch_of(args, Producer::DIES), body.plan.tiles(), body);
 }
 
-template <class Producer, bool NORM = false>
+template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_two_shot(const OpArgs& args, typename Producer::Shared& shared) {
-    ReduceBody<TwoShotPlan, Producer, NORM> body(args, shared);
-    const Launch launch = launch_of(args, Producer::DIES);
-    const bool done = flow::two_shot(launch, body.plan, body);
-    if constexpr (NORM) {
-        if (!done) return;
-        // Its own places, then those of the peers, as the sums have them.
-        const Channel& channel = args.channel;
-        const u32 most = body.plan.most(), peers = channel.size - 1;
-        for (u32 item = launch.index; item < most * channel.size; item += launch.count) {
-            const bool mine = item < most;
-            const u32 owner = mine ? channel.rank : channel.peer(1 + (item - most) % peers);
-            u32 tile;
-            if (!body.plan.owned(owner, mine ? item : (item - most) / peers, tile)) continue;
-            const Tile at = body.plan.tile(tile);
-            norm_rows(args, at.row, at.rows);
-        }
-    }
+    ReduceBody<TwoShotPlan, Producer, RESIDUAL> body(args, shared);
+    flow::two_shot(launch_of(args, Producer::DIES), body.plan, body);
 }
 
 template <class Producer>

@@ -86,13 +86,13 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// The same, as deep as there is work: of a small tile a thread has one vector, and would read that again. A
-/// residual takes registers as a source does.
+/// The same, as deep as there is work: of a small tile a thread has one vector, or two, and would read those again.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
-    constexpr u32 DEEP = (DTYPE == F32 ? 2 : 4) / (RESIDUAL ? 2 : 1);
-    const bool few = DEEP == 1 || rows * (cols / WIDTH) <= port::threads();
-    if (few) add_vectors<DTYPE, 1, RESIDUAL>(c, c_ld, from, rows, cols);
+    constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;
+    const u32 vectors = rows * (cols / WIDTH), threads = port::threads();
+    if (vectors <= threads) add_vectors<DTYPE, 1, RESIDUAL>(c, c_ld, from, rows, cols);
+    else if (RESIDUAL && DEEP > 2 && vectors <= 2 * threads) add_vectors<DTYPE, 2, RESIDUAL>(c, c_ld, from, rows, cols);
     else add_vectors<DTYPE, DEEP, RESIDUAL>(c, c_ld, from, rows, cols);
 }
 

@@ -1,6 +1,6 @@
-//! RMSNorm of rows that one workgroup has whole. It waits for nobody: the rows are there, in this rank's
-//! own memory, and what they are divided by is added up in one order, so that equal rows get equal bits on
-//! all ranks, in every run and in every variant.
+//! RMSNorm of rows, each by one workgroup. It waits for nobody: the rows are there, in this rank's own memory,
+//! in which no peer writes before this rank has entered the next call. What they are divided by is added up in
+//! one order, so that equal rows get equal bits on all ranks, in every run and in every variant.
 
 use crate::args::OpArgs;
 use crate::cpu::view;
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &OpArgs, index: u32, count: u32) {
     }
 }
 
-/// Normalise rows of C, which this workgroup, or a peer whose signal it has waited for, has written.
+/// Normalise rows of C, which this workgroup, or launches before this one, have written.
 pub(crate) fn norm_rows(args: &OpArgs, row: u32, rows: u32) {
     let cols = args.n as usize;
     let (mut weight, mut values) = (vec![0.0; cols], vec![0.0; cols]);

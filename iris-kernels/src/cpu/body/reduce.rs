@@ -1,7 +1,6 @@
-use iris_sync::flow::{Launch, Owners, ReduceTiles, Turns};
+use iris_sync::flow::{Owners, ReduceTiles, Turns};
 
-use crate::args::{OpArgs, counter, producer};
-use crate::cpu::body::norm::norm_rows;
+use crate::args::{counter, producer};
 use crate::cpu::body::partial::{Partial, bytes, in_slot};
 use crate::cpu::view;
 use crate::cpu::words::Words;
@@ -38,25 +37,6 @@ impl Plan {
         }
     }
 
-    /// The tiles that a workgroup adds up or waits for: its own places, then those of the peers, as the
-    /// sums have them.
-    fn tiles_of(&self, launch: &Launch<'_, Words<'_>>) -> impl Iterator<Item = u32> {
-        let (plan, channel) = (*self, *launch.channel);
-        let (most, owners) = match plan {
-            Plan::OneShot(_) => (plan.most(), 1),
-            _ => (plan.most(), channel.size),
-        };
-        let items = (launch.index..most * owners).step_by(launch.count as usize);
-        items.filter_map(move |item| match item.checked_sub(most) {
-            None => plan.owned(channel.rank, item),
-            Some(other) => {
-                let peers = channel.size - 1;
-                let owner = (channel.rank + 1 + other % peers) % channel.size;
-                plan.owned(owner, other / peers)
-            }
-        })
-    }
-
     /// The tile's place in an inbox.
     fn place(&self, tile: u32) -> u32 {
         match self {
@@ -90,19 +70,6 @@ impl Owners for Plan {
 
 fn turns(grid: &Grid, owners: u32) -> Turns {
     Turns { tiles: grid.tiles(), owners }
-}
-
-/// Where rows are normalised, a workgroup does it with those of the tiles that it has added up or waited
-/// for, which are whole rows. The call is over then, and so nobody waits for that: what it reads is this
-/// rank's own, and no peer writes C before this rank has entered the next call.
-pub(crate) fn norm_tiles(launch: &Launch<'_, Words<'_>>, plan: Plan, args: &OpArgs) {
-    if args.normed.address == 0 {
-        return;
-    }
-    for tile in plan.tiles_of(launch) {
-        let at = plan.tile(tile);
-        norm_rows(args, at.row, at.rows);
-    }
 }
 
 pub(crate) struct Reduce<'a> {

@@ -222,8 +222,8 @@ fn device() -> serde_json::Value {
     json!({"cpu": model, "family": field("cpu family"), "model": field("model"), "cores": cores})
 }
 
-/// What has computed, the commit and the day, in words.
-pub(crate) fn provenance(backend: BackendKind) -> String {
+/// What has computed, the commit, which git is asked for unless it is given, and the day, in words.
+pub(crate) fn provenance(backend: BackendKind, given: Option<String>) -> String {
     let gpu = match backend {
         kind if kind.traits().host_threads => None,
         kind => kind.devices().ok().and_then(|all| all.into_iter().next()),
@@ -232,7 +232,7 @@ pub(crate) fn provenance(backend: BackendKind) -> String {
         let host = device();
         format!("{}, {} cores", host["cpu"].as_str().unwrap_or_default(), host["cores"])
     });
-    let commit = commit();
+    let commit = given.unwrap_or_else(commit);
     let short = commit.get(..8).unwrap_or(&commit);
     let changed = if commit.ends_with('+') { "+" } else { "" };
     format!("{machine}; {short}{changed}; {}", date(SystemTime::now()))

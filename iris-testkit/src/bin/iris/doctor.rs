@@ -41,7 +41,7 @@ const PREFIXES: [&str; 15] = [
 
 /// Looks and prints; whether the backend that was asked for can be used.
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    row("iris", format!("{}; {}", env!("CARGO_PKG_VERSION"), provenance(BackendKind::Cpu)))?;
+    row("iris", format!("{}; {}", env!("CARGO_PKG_VERSION"), provenance(BackendKind::Cpu, None)))?;
     row("day", date(std::time::SystemTime::now()))?;
     row("system", system())?;
     row("memory", memory())?;

@@ -1,18 +1,20 @@
 //! `iris tune`: times what an op could choose, in turns in one run, and prints the rows of a tuning
-//! table that say what was fastest.
+//! table that say what was fastest. On GPUs by the clock of the benchmark, and only what is faster than the rules.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, SymmetricHeap, World};
-use iris_kernels::gemm_config::TileSize;
 use iris_ops::Ranks;
-use iris_testkit::say;
 use iris_testkit::suite::{AnyOp, Op, Operands};
+use iris_testkit::{harness, say};
 use serde::{Deserialize, Serialize};
 
 use crate::bench::provenance;
 use crate::device::Device;
+use crate::errors::usage;
+use crate::gpu_bench::tune;
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::matrices::Matrix;
 use crate::problem::Problem;
@@ -23,15 +25,28 @@ const WORTH_IT: f64 = 0.9;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Numbers of ranks, which are processes.
-    #[arg(long, value_delimiter = ',', default_value = "2,4")]
+    /// Numbers of ranks: processes on the CPU, threads of this process on GPUs [default: 2,4 on the CPU, one a
+    /// GPU else].
+    #[arg(long, value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Calls of each choice.
+    /// Calls of each choice, on the CPU.
     #[arg(long, default_value_t = 200)]
     iters: usize,
-    /// What computes: cpu, cuda or hip. No table takes rows of GPUs: they are for whoever mends the rules.
+    /// What computes: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
-    backend: BackendKind,
+    pub(crate) backend: BackendKind,
+    /// What to tune, of GPUs, in the form of bench/cuda.toml, which it is by default.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cases: Option<PathBuf>,
+    /// Only the ops whose names hold this text, of GPUs.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+    /// The commit that is measured, where there is no git to ask.
+    #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
+    pub(crate) commit: Option<String>,
+    /// Seconds after which the program ends whatever it waits for, of GPUs.
+    #[arg(long, value_name = "SECONDS", default_value_t = 400)]
+    pub(crate) limit: u64,
 }
 
 /// What is tuned: M, N and K of the whole, as in `iris run`.
@@ -44,17 +59,13 @@ const SHAPES: [Shape; 5] = [
     (Op::MatmulAllReduce, 512, 512, 512),
 ];
 
-/// Variants of an op that may be chosen, and tiles: those that are worth a try on the CPU, those that there
-/// are kernels for on GPUs. No tile is the rule's.
-fn choices(op: Op, backend: BackendKind) -> Vec<Choice> {
-    let (variants, on_cpu): (&[&str], &[[usize; 2]]) = match op {
+/// Variants of an op that may be chosen, and tiles that are worth a try on the CPU. No tile is the rule's.
+fn choices(op: Op) -> Vec<Choice> {
+    let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
         Op::AllGatherMatmul => (&["pull", "staged", "baseline"], &[[64, 256]]),
         _ => (&["one_shot", "two_shot"], &[]),
     };
-    let built = TileSize::ALL.map(|size| [size.m as usize, size.n as usize]);
-    let on_gpus = !backend.traits().host_threads && op.multiplies();
-    let tiles = if on_gpus { &built[..] } else { on_cpu };
     let tiles: Vec<_> = [None].into_iter().chain(tiles.iter().copied().map(Some)).collect();
     let rule = [Choice { variant: "auto".into(), tile: None }];
     let all = variants.iter().flat_map(|&variant| {
@@ -71,11 +82,27 @@ struct Choice {
 
 /// Tunes and prints.
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    let device = Device::new(options.backend, None, None)?;
-    say!("# By `iris tune`: medians of {} calls of the slowest rank.", options.iters)?;
-    for &ranks in &options.ranks {
+    let Options { backend, ranks, iters, .. } = options;
+    if !backend.traits().host_threads {
+        if let Some(reason) = harness::missing_gpus(*backend, 1)? {
+            say!("skipped: {reason}")?;
+            return Ok(true);
+        }
+        let worlds = match &ranks[..] {
+            [] => vec![backend.device_count()?.max(2)],
+            ranks => ranks.to_vec(),
+        };
+        return worlds.into_iter().try_fold(true, |ok, ranks| Ok(tune(options, ranks)? && ok));
+    }
+    if let Some(file) = &options.cases {
+        let file = file.display();
+        return Err(usage("--cases", file, "none on the CPU, where the shapes are its own"));
+    }
+    let device = Device::new(*backend, None, None)?;
+    say!("# By `iris tune`: medians of {iters} calls of the slowest rank.")?;
+    for &ranks in if ranks.is_empty() { &[2, 4] } else { &ranks[..] } {
         for shape in SHAPES {
-            let job = TuneJob::new(shape, ranks, options.iters, device)?;
+            let job = TuneJob::new(shape, ranks, *iters, device)?;
             let medians = Place::new(ranks, false)?.run(&job)?;
             say!("{}", row(&job, ranks, &medians)?)?;
         }
@@ -101,7 +128,7 @@ fn row(job: &TuneJob, ranks: usize, medians: &[f64]) -> Result<String> {
         dtype.name(),
         tile.m,
         tile.n,
-        provenance(job.device.backend()),
+        provenance(job.device.backend(), None),
     ))
 }
 
@@ -122,7 +149,7 @@ impl TuneJob {
         let problem = Problem::new(op.name(), [m, n, k], DType::F32, device.backend());
         let mut job = Self { problem, choices: Vec::new(), iterations, device };
         let mut seen = Vec::new();
-        for choice in choices(op, device.backend()) {
+        for choice in choices(op) {
             let plan = job.problem(&choice).plan(Ranks::new(0, ranks))?;
             let comes_to = (plan.variant(), plan.tile());
             if !seen.contains(&comes_to) {
@@ -201,15 +228,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_choice_can_be_planned_on_every_backend() {
-        for backend in [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip] {
-            for (op, m, n, k) in SHAPES {
-                for Choice { variant, tile } in choices(op, backend) {
-                    let problem = Problem::new(op.name(), [m, n, k], DType::F32, backend);
-                    let problem = Problem { variant, tile, ..problem };
-                    if let Err(error) = problem.plan(Ranks::new(0, 2)) {
-                        panic!("{} {tile:?} on {backend}: {error}", problem.variant);
-                    }
+    fn every_choice_can_be_planned() {
+        for (op, m, n, k) in SHAPES {
+            for Choice { variant, tile } in choices(op) {
+                let problem = Problem::new(op.name(), [m, n, k], DType::F32, BackendKind::Cpu);
+                let problem = Problem { variant, tile, ..problem };
+                if let Err(error) = problem.plan(Ranks::new(0, 2)) {
+                    panic!("{} {tile:?}: {error}", problem.variant);
                 }
             }
         }

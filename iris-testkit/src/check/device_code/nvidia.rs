@@ -10,8 +10,8 @@ use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
 use super::{
-    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, compare, first_word,
-    options,
+    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, TAKE_TURNS, compare,
+    first_word, options,
 };
 
 /// The first NVRTC that has atomic functions of its own.
@@ -104,7 +104,8 @@ impl Checker<'_> {
             for (index, options) in all.into_iter().enumerate() {
                 let before = findings.len();
                 let ptx = self.ptx(name, text, &options)?;
-                findings.extend(wrong_in(name, &ptx).map(|what| Finding::new("ptx", what)));
+                let wrong = wrong_in(name, &ptx).chain(out_of_turn(name, &ptx));
+                findings.extend(wrong.map(|what| Finding::new("ptx", what)));
                 // Of the large tile one source is enough: its machine code takes as long as all the rest.
                 if findings.len() == before && (index == 0 || name == &"matmul.cu") {
                     self.compile(name, text, &options)?;
@@ -287,6 +288,32 @@ fn unfenced(name: &str, ptx: &str) -> impl Iterator<Item = String> {
         wrong.push(format!(
             "{name}: no fence between what it waits for, or stores, and its signals"
         ));
+    }
+    wrong.into_iter()
+}
+
+/// Kernels that are launched before the one ahead of them on the stream is over must wait for it before they touch
+/// memory; on devices before sm_90 none is.
+fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String> {
+    let target = ptx.split(".target sm_").nth(1).unwrap_or_default();
+    let arch: String = target.chars().take_while(char::is_ascii_digit).collect();
+    let early = arch.parse().is_ok_and(|arch: u32| arch >= 90);
+    let mut wrong = Vec::new();
+    for part in ptx.split(".entry iris_").skip(1).filter(|_| early) {
+        let entry = part.split('(').next().unwrap_or_default();
+        if !TAKE_TURNS.contains(&entry) {
+            continue;
+        }
+        let touches = |word: &str| {
+            let kinds =
+                ["ld.global", "ld.relaxed", "ld.acquire", "st.", "atom.", "red.", "call", "bra"];
+            kinds.iter().any(|kind| word.starts_with(kind))
+        };
+        let mut words = part.lines().map(first_word);
+        let first = words.find(|word| word.starts_with("griddepcontrol.wait") || touches(word));
+        if first.is_none_or(touches) {
+            wrong.push(format!("{name}: iris_{entry} does not wait for its turn first: {first:?}"));
+        }
     }
     wrong.into_iter()
 }

@@ -26,6 +26,7 @@ use crate::watch::give_up;
 use home::Home;
 use vendor::{Communicator, Multiplier};
 
+pub(crate) use tuned::tune;
 pub(crate) use vendor::{NO_MULTICAST, Vendors};
 
 mod baseline;
@@ -35,6 +36,7 @@ mod norm;
 mod shape;
 mod sides;
 mod torch;
+mod tuned;
 mod vendor;
 
 /// What is measured unless another file is given: its name and text.
@@ -80,8 +82,26 @@ struct Rows {
 #[derive(Clone, Debug)]
 struct Shape {
     op: Op,
-    variants: Vec<String>,
+    choices: Vec<Choice>,
+    /// All but variant and tile.
     options: OpOptions,
+    beside: Beside,
+}
+
+/// How it is done.
+#[derive(Clone, PartialEq, Debug)]
+struct Choice {
+    variant: String,
+    tile: Option<TileShape>,
+}
+
+/// What the choices are timed beside.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Beside {
+    /// NCCL and cuBLASLt; of a norm, our own in two steps.
+    Libraries,
+    /// The first of them.
+    First,
 }
 
 /// Measures and prints; whether nothing failed.
@@ -126,52 +146,29 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
-    let done = Mutex::new((0, sink));
     // What was measured, and until when each operator took.
-    let measured = Mutex::new((Vec::new(), Vec::<(String, Instant)>::new()));
+    let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
-    let mut failed = 0;
-    loop {
-        let first = done.lock().unwrap_or_else(PoisonError::into_inner).0;
-        if first >= shapes.len() {
-            break;
-        }
-        // After a failure the rest is measured in a world that knows nothing of it.
-        let outcome = World::run_threads(ranks, |world| {
-            all_shapes(&world, &vendors, (&shapes[first..], options.windows), &mut |lines| {
-                let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                done.0 += 1;
-                for mut line in lines {
-                    let pytorch = torch.us(&line, ranks);
-                    if let Some(us) = pytorch {
-                        line["torch_us"] = us.into();
-                    }
-                    print_line(&line)?;
-                    wrong.fetch_add(usize::from(is_wrong(&line)), Ordering::Relaxed);
-                    merge(&mut line, &about);
-                    let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
-                    let op = line["op"].as_str().unwrap_or_default().to_owned();
-                    measured.1.retain(|known| known.0 != op);
-                    measured.1.push((op, Instant::now()));
-                    measured.0.push(line.clone());
-                    done.1.add(line)?;
-                }
-                Ok(())
-            })
-        });
-        if let Err(error) = outcome {
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(shape) = shapes.get(done.0) {
-                say!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options))?;
-                failed += 1;
-                done.0 += 1;
-            } else {
-                return Err(error);
+    let failed = each_shape(ranks, (&vendors, options.windows), &shapes, &|_, lines| {
+        for mut line in lines {
+            let pytorch = torch.us(&line, ranks);
+            if let Some(us) = pytorch {
+                line["torch_us"] = us.into();
             }
+            print_line(&line)?;
+            wrong.fetch_add(usize::from(is_wrong(&line)), Ordering::Relaxed);
+            merge(&mut line, &about);
+            let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
+            let op = line["op"].as_str().unwrap_or_default().to_owned();
+            measured.2.retain(|known| known.0 != op);
+            measured.2.push((op, Instant::now()));
+            measured.1.push(line.clone());
+            measured.0.add(line)?;
         }
-    }
+        Ok(())
+    })?;
     let wrong = wrong.into_inner();
-    let (lines, ends) = measured.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (_, lines, ends) = measured.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(old) = &old {
         record::compare(old, &record::of_values(lines))?;
     }
@@ -182,6 +179,34 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     }
     say!("{} shapes, {failed} failed, {wrong} wrong, {:.0?}", shapes.len(), begun.elapsed())?;
     Ok(failed == 0 && wrong == 0)
+}
+
+/// Measures each shape in its turn, and has its lines told; returns how many failed. After a failure the rest is
+/// measured in a world that knows nothing of it.
+fn each_shape(
+    ranks: usize,
+    beside: (&Vendors, bool),
+    shapes: &[Shape],
+    tell: &(dyn Fn(&Shape, Vec<Value>) -> Result<()> + Sync),
+) -> Result<usize> {
+    let (done, mut failed) = (AtomicUsize::new(0), 0);
+    loop {
+        let first = done.load(Ordering::Relaxed);
+        if first >= shapes.len() {
+            return Ok(failed);
+        }
+        let outcome = World::run_threads(ranks, |world| {
+            all_shapes(&world, beside, &shapes[first..], &mut |lines| {
+                tell(&shapes[done.fetch_add(1, Ordering::Relaxed)], lines)
+            })
+        });
+        let Err(error) = outcome else { continue };
+        let Some(shape) = shapes.get(done.fetch_add(1, Ordering::Relaxed)) else {
+            return Err(error);
+        };
+        say!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options))?;
+        failed += 1;
+    }
 }
 
 /// Whether the result was not that of the libraries: further from it than types of 16 bits round.
@@ -208,13 +233,15 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
         row.variants.iter().try_for_each(|name| known_variant("variant", op, name))?;
         for [m, n, k] in row.shapes {
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind);
-            options.tile = row.tile.map(|[m, n]| TileShape { m, n });
             options.workgroups = row.workgroups;
             options.rms_norm = row.rms_norm;
             if row.columns {
                 options = options.shard(Shard::Columns);
             }
-            shapes.push(Shape { op, variants: row.variants.clone(), options });
+            let tile = row.tile.map(|[m, n]| TileShape { m, n });
+            let choice = |variant: &String| Choice { variant: variant.clone(), tile };
+            let choices = row.variants.iter().map(choice).collect();
+            shapes.push(Shape { op, choices, options, beside: Beside::Libraries });
         }
     }
     if shapes.is_empty() {
@@ -310,8 +337,8 @@ struct Rank<'a> {
 /// One rank's part. Rank 0 reports the lines of each shape.
 fn all_shapes(
     world: &World,
-    vendors: &Vendors,
-    (shapes, windows): (&[Shape], bool),
+    (vendors, windows): (&Vendors, bool),
+    shapes: &[Shape],
     report: &mut dyn FnMut(Vec<Value>) -> Result<()>,
 ) -> Result<()> {
     let kind = shapes[0].options.backend;
@@ -321,7 +348,9 @@ fn all_shapes(
     let id = if world.rank() == 0 { home.current(id).ok() } else { None };
     let id = &world.allgather(&id.unwrap_or_default())?[0];
     let place = (world.rank(), world.size());
-    let nccl = if world.size() > devices {
+    let nccl = if shapes[0].beside != Beside::Libraries {
+        Err("left out".into())
+    } else if world.size() > devices {
         let [name, _] = vendors.names();
         Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
@@ -338,7 +367,10 @@ fn all_shapes(
         }
         _ => None,
     };
-    let blas = home.current(|| Multiplier::new(vendors)).map_err(|e| e.to_string());
+    let blas = match shapes[0].beside {
+        Beside::Libraries => home.current(|| Multiplier::new(vendors)).map_err(|e| e.to_string()),
+        Beside::First => Err("left out".into()),
+    };
     let rank = Rank { world, home, nccl, windowed, blas };
     for shape in shapes {
         let lines = shape::measure(&rank, shape)?;
@@ -362,7 +394,6 @@ fn all_shapes(
 mod tests {
     use super::*;
     use iris_ops::Ranks;
-    use iris_testkit::suite;
 
     #[test]
     fn a_result_that_is_not_the_libraries_is_wrong() {
@@ -388,9 +419,9 @@ mod tests {
         let large = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/large.toml");
         let large = read(BackendKind::Cuda, Some(Path::new(large)), None).unwrap();
         for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms).chain(&large) {
-            for variant in &shape.variants {
-                suite::plan(shape.op, variant, Ranks::new(0, 4), &shape.options).unwrap();
-            }
+            shape.choices.iter().for_each(|choice| {
+                shape.plan(choice, Ranks::new(0, 4)).unwrap();
+            });
         }
     }
 }

@@ -15,9 +15,17 @@ use super::contents::{Noise, Sampled, matrix, relative};
 use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times};
 use super::vendor::{Multiplier, Window};
-use super::{Rank, Shape};
+use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
 use crate::matrices::room;
+
+impl Shape {
+    /// How it is done by one of the choices.
+    pub(super) fn plan(&self, choice: &Choice, ranks: Ranks) -> Result<Plan> {
+        let options = OpOptions { tile: choice.tile, ..self.options.clone() };
+        suite::plan(self.op, &choice.variant, ranks, &options)
+    }
+}
 
 /// What is planned on a rank.
 struct Plans {
@@ -30,8 +38,8 @@ struct Plans {
 
 impl Plans {
     fn new(shape: &Shape, ranks: Ranks) -> Result<Plans> {
-        let plan = |variant: &String| suite::plan(shape.op, variant, ranks, &shape.options);
-        let variants = shape.variants.iter().map(plan).collect::<Result<_>>()?;
+        let variants = shape.choices.iter().map(|choice| shape.plan(choice, ranks));
+        let variants = variants.collect::<Result<_>>()?;
         let OpOptions { m, n, k, dtype, rms_norm, .. } = shape.options;
         let plain = OpOptions { rms_norm: None, ..shape.options.clone() };
         let apart = || suite::plan(shape.op, "auto", ranks, &plain);
@@ -225,6 +233,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     // That there is neither library is said once, ahead of all shapes.
     let nobody = nccl.is_err() && blas.is_err();
     match libraries(nccl) {
+        _ if shape.beside == Beside::First => base = Some(0),
         // They have no norm to stand behind what they do.
         _ if plans.apart.is_some() => {}
         Ok(baseline) => {
@@ -234,7 +243,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         Err(_) if nobody => {}
         Err(why) => note = Some(format!("no baseline: {why:#}")),
     }
-    if let Some(plan) = &plans.apart {
+    if let Some(plan) = plans.apart.as_ref().filter(|_| base.is_none()) {
         base = Some(sides.len());
         sides.push(Side::apart(matrices.apart(shape, plan, ranks)?));
     }
@@ -297,7 +306,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let lines = plans.variants.iter().enumerate().map(|(at, plan)| {
         let us = time(at, calls);
         let mut line = json!({
-            "op": shape.op.name(), "variant": plan.variant().name(), "asked": shape.variants[at],
+            "op": shape.op.name(), "variant": plan.variant().name(), "asked": shape.choices[at].variant,
             "dtype": dtype.name(),
             "m": m, "n": n, "k": k, "tile": [plan.tile().m, plan.tile().n],
             "us": us,
