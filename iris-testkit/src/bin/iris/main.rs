@@ -63,7 +63,7 @@ enum Task {
     Bench(bench::Options),
     /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
     Record(record::Options),
-    /// Times what the operators could choose on the CPU, and prints rows for the tuning table.
+    /// Times what the operators could choose, and prints rows for the tuning table.
     Tune(tune::Options),
     /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
     /// needed.

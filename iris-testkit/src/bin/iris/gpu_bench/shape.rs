@@ -223,7 +223,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             let product = || Baseline::product(blas, *dimensions, dtype, &buffers, gathered);
             let product = rank.home.current(product)?;
             library = Some(sides.len());
-            sides.push(Side::libraries(product));
+            sides.push(Side::libraries(product, "the product by a library"));
         }
     }
     let libraries = |nccl| {
@@ -238,7 +238,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         _ if plans.apart.is_some() => {}
         Ok(baseline) => {
             base = Some(sides.len());
-            sides.push(Side::libraries(baseline));
+            sides.push(Side::libraries(baseline, "product and collective by libraries"));
         }
         Err(_) if nobody => {}
         Err(why) => note = Some(format!("no baseline: {why:#}")),
@@ -259,7 +259,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     };
     if let (Some(of), Some(_)) = (&rank.windowed, &window) {
         windowed = Some(sides.len());
-        sides.push(Side::libraries(libraries(Ok(of))?));
+        sides.push(Side::libraries(libraries(Ok(of))?, "the same in windows"));
     }
 
     // One call of each, compared; then times.

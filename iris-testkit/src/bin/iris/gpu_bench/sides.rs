@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use cudarc::driver::{CudaGraph, sys};
 use iris_heap::{Stream, SymSlice, SymmetricHeap};
+use iris_testkit::note;
 use iris_testkit::suite::{AnyOp, Operands};
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,7 @@ use super::baseline::Baseline;
 use super::home::Events;
 use super::norm::Apart;
 use crate::job::gather;
+use crate::watch::give_up;
 
 /// Samples of each side, of replays and of eager calls.
 const SAMPLES: usize = 20;
@@ -34,12 +36,16 @@ const QUEUE_US: f64 = 20_000.0;
 const GRAPH_US: f64 = 3000.0;
 const SIDE_US: f64 = 600_000.0;
 
+/// How long a device may take for what it is given at once.
+const MOST: Duration = Duration::from_secs(60);
+
 /// What a side does.
 pub(super) enum Work<'a> {
     Op(Box<(AnyOp, Operands)>),
     /// An op, and a norm behind it.
     Apart(Box<Apart>),
-    Libraries(Baseline<'a>),
+    /// What libraries do, and what that is.
+    Libraries(Baseline<'a>, &'static str),
     /// What the links have to carry, by the copy engines: to each of these peers so much.
     Copies {
         heap: Arc<SymmetricHeap>,
@@ -78,8 +84,8 @@ impl<'a> Side<'a> {
         Self::of(Work::Apart(Box::new(apart)))
     }
 
-    pub(super) fn libraries(baseline: Baseline<'a>) -> Self {
-        Self::of(Work::Libraries(baseline))
+    pub(super) fn libraries(baseline: Baseline<'a>, name: &'static str) -> Self {
+        Self::of(Work::Libraries(baseline, name))
     }
 
     pub(super) fn copies(
@@ -98,13 +104,22 @@ impl<'a> Side<'a> {
         &self.times
     }
 
+    fn name(&self) -> String {
+        match &self.work {
+            Work::Op(called) => format!("{:?}", called.0),
+            Work::Apart(apart) => format!("{:?}, and its norm", apart.op),
+            Work::Libraries(_, name) => (*name).into(),
+            Work::Copies { .. } => "copies by engines".into(),
+        }
+    }
+
     /// Gives back what the op has: collective. The graph goes before what it launches.
     pub(super) fn free(self) -> Result<()> {
         drop(self.graph);
         match self.work {
             Work::Op(called) => called.0.free()?,
             Work::Apart(apart) => apart.op.free()?,
-            Work::Libraries(_) | Work::Copies { .. } => {}
+            Work::Libraries(..) | Work::Copies { .. } => {}
         }
         Ok(())
     }
@@ -131,7 +146,9 @@ impl<'a> Clock<'a> {
             match &mut side.work {
                 Work::Op(called) => called.0.run(&called.1, &self.stream)?,
                 Work::Apart(apart) => apart.run(&self.stream)?,
-                Work::Libraries(baseline) => self.rank.home.current(|| baseline.run(self.raw))?,
+                Work::Libraries(baseline, _) => {
+                    self.rank.home.current(|| baseline.run(self.raw))?
+                }
                 Work::Copies { heap, block, peers } => {
                     for &peer in &*peers {
                         heap.copy_on(&self.stream, (*block, peer), (*block, heap.rank()))?;
@@ -142,11 +159,18 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Waits for the end event, but not for ever. Returns microseconds since the first.
-    fn finish(events: &Events) -> Result<f64> {
+    /// Waits for the end event, but not for ever: what a device never ends nobody can, and the program ends
+    /// instead. Returns microseconds since the first.
+    fn finish(&self, side: &Side<'_>, events: &Events) -> Result<f64> {
         let begun = Instant::now();
         while !events.end.try_is_complete()? {
-            ensure!(begun.elapsed() < Duration::from_secs(60), "the device has not ended in 60 s");
+            if begun.elapsed() > MOST {
+                let (rank, what) = (self.rank.world.rank(), side.name());
+                note!(
+                    "iris: the device of rank {rank} has not ended in {MOST:?}: given up. {what}"
+                );
+                give_up();
+            }
             std::hint::spin_loop();
         }
         Ok(f64::from(events.begin.elapsed_ms(&events.end)?) * 1e3)
@@ -159,7 +183,7 @@ impl<'a> Clock<'a> {
             events.begin.record(&events.stream)?;
             self.enqueue(side, calls)?;
             events.end.record(&events.stream)?;
-            Self::finish(events)?
+            self.finish(side, events)?
         } else {
             let begun = Instant::now();
             self.enqueue(side, calls)?;
@@ -177,7 +201,7 @@ impl<'a> Clock<'a> {
         events.begin.record(&events.stream)?;
         graph.launch()?;
         events.end.record(&events.stream)?;
-        Ok(Self::finish(events)? / side.calls as f64)
+        Ok(self.finish(side, events)? / side.calls as f64)
     }
 
     /// Warms up, and captures as many calls as are worth it: the same number on all ranks.

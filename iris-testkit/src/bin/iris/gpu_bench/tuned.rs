@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 use iris_ops::{Ranks, Shard, TileShape, Variant};
-use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::Op;
 use iris_testkit::{harness, note, say};
 use serde_json::Value;
@@ -62,12 +61,15 @@ pub(crate) fn tune(options: &Options, ranks: usize) -> Result<bool> {
 /// The row that says so.
 fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) -> String {
     let (m, n, k) = (&rule["m"], &rule["n"], &rule["k"]);
-    // Where K is a rank's own it does not decide, and is only told of.
-    let own = Meaning::of(shape.op).sums;
-    let (depth, told) = match shape.op.multiplies() {
-        true if own => (String::new(), format!("K = {k}: ")),
-        true => (format!("k = {k}\n"), String::new()),
-        false => (String::new(), String::new()),
+    // Where N or K is a rank's own it does not decide, and is only told of.
+    let depth = match shape.op {
+        Op::AllGatherMatmul | Op::MatmulAllGather | Op::Matmul => format!("k = {k}\n"),
+        _ => String::new(),
+    };
+    let told = match shape.op {
+        Op::AllGatherMatmul => format!("N = {n}: "),
+        Op::MatmulAllReduce | Op::MatmulReduceScatter => format!("K = {k}: "),
+        _ => String::new(),
     };
     let columns = if shape.options.shard == Shard::Columns { "columns = true\n" } else { "" };
     format!(
