@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use iris_kernels::rtc::{Compiler, Options};
 use iris_kernels::source::KERNELS;
-use iris_testkit::harness::{self, Group, named};
+use iris_testkit::harness::{self, Group, named, over_all};
 
 const KERNEL_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 
@@ -55,13 +55,14 @@ fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String 
 
 fn every_kernel_compiles() {
     let clang = clang();
-    for arch in ["gfx90a", "gfx942"] {
-        for text in KERNELS {
-            let source = Path::new(KERNEL_FOLDER).join(text.name);
-            let text = assembly(clang, &source, arch, &["-DIRIS_DTYPE=2"]);
-            assert!(text.contains("\niris_"), "{} has a kernel", source.display());
-        }
-    }
+    let arches = ["gfx90a", "gfx942"];
+    let jobs: Vec<_> =
+        arches.iter().flat_map(|arch| KERNELS.iter().map(move |it| (arch, it))).collect();
+    over_all(&jobs, |(arch, text)| {
+        let source = Path::new(KERNEL_FOLDER).join(text.name);
+        let text = assembly(clang, &source, arch, &["-DIRIS_DTYPE=2"]);
+        assert!(text.contains("\niris_"), "{} has a kernel", source.display());
+    });
 }
 
 /// A code object as the runtime takes it, and a log where a source is wrong.

@@ -5,6 +5,7 @@
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
 use iris_testkit::Level;
+use iris_testkit::harness::over_all;
 use iris_testkit::model::ll::{self, Pattern};
 use iris_testkit::model::ops::Accumulate;
 use iris_testkit::model::{Rules, Scenario, loom_memory, ops, primitives};
@@ -13,11 +14,14 @@ use iris_testkit::model::{Rules, Scenario, loom_memory, ops, primitives};
 type Case = (Scenario, Option<usize>, u64);
 
 fn check(cases: impl IntoIterator<Item = Case>) {
-    for (scenario, preemptions, at_least) in cases {
-        let report = loom_memory::check(&scenario, &Rules::default(), preemptions);
+    let cases: Vec<Case> = cases.into_iter().collect();
+    let reports = over_all(&cases, |(scenario, preemptions, _)| {
+        loom_memory::check(scenario, &Rules::default(), *preemptions)
+    });
+    for (report, (.., at_least)) in reports.iter().zip(&cases) {
         println!("{report}");
         assert!(report.failure.is_none(), "{report}\n{}", report.history());
-        assert!(report.executions >= at_least, "{report}: expected at least {at_least}");
+        assert!(report.executions >= *at_least, "{report}: expected at least {at_least}");
     }
 }
 

@@ -1,33 +1,12 @@
 //! Every mutant of the protocols is caught, by the check that should catch it, and nothing else is.
 //! Prints the table of mutants; a survivor or another catcher fails.
 
-use std::sync::Mutex;
-
 use comfy_table::Table;
 use iris_sync::{Access, Order, Scope};
+use iris_testkit::harness::over_all;
 use iris_testkit::model::headers;
 use iris_testkit::model::mutants::{self, Mutant};
 use iris_testkit::model::{Change, Report};
-
-/// Run `work` over all mutants on two threads, keeping their order.
-fn over_all<T: Send>(mutants: &[Mutant], work: impl Fn(&Mutant) -> T + Sync) -> Vec<T> {
-    let next = Mutex::new(mutants.iter().enumerate());
-    let done = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let Some((index, mutant)) = next.lock().unwrap().next() else { break };
-                    let result = work(mutant);
-                    done.lock().unwrap().push((index, result));
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap();
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
-}
 
 #[test]
 fn every_mutant_is_caught_by_the_expected_check() {

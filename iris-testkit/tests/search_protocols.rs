@@ -4,6 +4,7 @@
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
 use iris_testkit::Level;
+use iris_testkit::harness::over_all;
 use iris_testkit::model::ll::{self, Pattern};
 use iris_testkit::model::mutants::{STATES, slots_whole_range, whole_range};
 use iris_testkit::model::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
@@ -141,12 +142,14 @@ fn random_schedules_of_up_to_four_ranks() {
         scenarios.push(ops::staged(&groups, 2, 2).threads(2));
         scenarios.push(ops::beside(ranks, 2, 3, Beside::Right).threads(2));
     }
-    let mut total = 0;
-    for (scenario, place) in scenarios.iter().zip(1..) {
-        let found = search::random(scenario, &Rules::default(), place * 1_000_000, runs);
+    let placed: Vec<(&Scenario, u64)> = scenarios.iter().zip(1..).collect();
+    let found = over_all(&placed, |&(scenario, place)| {
+        search::random(scenario, &Rules::default(), place * 1_000_000, runs)
+    });
+    for found in &found {
         assert!(found.failure.is_none(), "{found}\n{}", found.history());
-        total += found.executions;
     }
+    let total: u64 = found.iter().map(|found| found.executions).sum();
     println!(
         "{} scenarios, {runs} schedules each, seeds from 1000000 times the place in the list",
         scenarios.len()

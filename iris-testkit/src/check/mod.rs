@@ -6,9 +6,9 @@ mod catalogue;
 pub mod device_code;
 mod summary;
 
-use std::sync::Mutex;
 use std::thread::Builder;
 
+use crate::harness::over_all;
 use crate::model::mutants::{self, Mutant};
 use crate::model::{headers, schedule};
 
@@ -125,28 +125,4 @@ fn compare(_: &mut Summary, _: bool) {
 /// The file that cannot be read, or the row that says too little.
 pub fn tuned_shapes() -> Result<Vec<schedule::Shape>, String> {
     catalogue::tuned_shapes()
-}
-
-/// Run `work` over all items on two threads, of which this one is one, keeping their order.
-fn over_all<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    let take_turns = || {
-        loop {
-            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some(item) = items.get(index) else { break };
-            let result = work(item);
-            if let Ok(mut done) = done.lock() {
-                done.push((index, result));
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        // Without it all takes longer.
-        let _other = Builder::new().spawn_scoped(scope, take_turns);
-        take_turns();
-    });
-    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
 }

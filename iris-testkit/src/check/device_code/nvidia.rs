@@ -21,6 +21,9 @@ const HAS_ATOMICS: (i32, i32) = (12, 8);
 /// there every source with a product is read with that tile, too.
 const BY_WARPGROUPS: &str = "sm_90a";
 
+/// An architecture that is compiled for, but that nobody has asked for.
+const NEWEST: &str = "sm_100";
+
 pub(super) fn check(arch: &str, source: &Source) -> Outcome {
     let compiler = match Compiler::nvrtc() {
         Ok(compiler) => compiler,
@@ -106,8 +109,10 @@ impl Checker<'_> {
                 let ptx = self.ptx(name, text, &options)?;
                 let wrong = wrong_in(name, &ptx).chain(out_of_turn(name, &ptx));
                 findings.extend(wrong.map(|what| Finding::new("ptx", what)));
-                // Of the large tile one source is enough: its machine code takes as long as all the rest.
-                if findings.len() == before && (index == 0 || name == &"matmul.cu") {
+                // Of the large tile one source is enough: its machine code takes as long as all the rest. And of
+                // the newest architecture, whose PTX is that of the one before.
+                let one = *name == "matmul.cu" || index == 0 && self.arch != NEWEST;
+                if findings.len() == before && one {
                     self.compile(name, text, &options)?;
                 }
             }
