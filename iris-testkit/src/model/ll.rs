@@ -208,6 +208,8 @@ pub enum How {
     InPlace,
     /// It counts its workgroup out before the barrier that follows the credit.
     CountsFirst,
+    /// Its next launch does not wait until this one is over.
+    Early,
 }
 
 /// Of [`scenario`]: a call in which rank 0 sends one item, while the others are in a one_shot.
@@ -253,10 +255,15 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                         let rows = Rows { items, len: ROW, piece: PIECE, at_once: AT_ONCE, spread };
                         flow::exchange_rows(&launch, &rows, &mut body)
                     }
-                    (_, How::Right | How::InPlace) => flow::exchange(&launch, &plan, &mut body),
+                    (_, How::Right | How::InPlace | How::Early) => {
+                        flow::exchange(&launch, &plan, &mut body)
+                    }
                     (_, How::WaitsFirst) => waits_first(&launch),
                     (_, How::CountsFirst) => counts_first(&launch),
                 };
+                if how == How::Early {
+                    continue;
+                }
                 thread.boundary();
                 // Of several workgroups one may have got through where another did not.
                 if done.is_ok() && how == How::Right && !(thread.gives_up() && thread.groups() > 1)
@@ -342,6 +349,15 @@ pub fn waiting_first() -> Scenario {
 pub fn counting_first() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).threads(2);
     scenario.name.push_str(", counts first");
+    scenario.headers = None;
+    scenario
+}
+
+/// The mutant whose launches begin before the ones ahead of them are over: two workgroups, so that one may be in
+/// the next call, as it believes, while the other has not begun this one.
+pub fn early() -> Scenario {
+    let mut scenario = scenario(Pattern::All, 2, 2, &[2, 2], How::Early).groups(&[2, 2]);
+    scenario.name.push_str(", launched early");
     scenario.headers = None;
     scenario
 }

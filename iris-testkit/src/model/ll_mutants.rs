@@ -78,6 +78,10 @@ pub(super) fn all() -> Vec<Mutant> {
             mutant("ll-counts-first", ll::counting_first(), [], Check::Race)
                 .by(Engine::Random(20_000)),
         ),
+        // Both launches write what the first has taken.
+        in_scenario(
+            mutant("ll-launched-early", ll::early(), [], Check::Race).by(Engine::Random(20_000)),
+        ),
         in_scenario(searched(mutant(
             "ll-two-kinds",
             ll::two_kinds(),
