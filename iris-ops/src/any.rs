@@ -163,6 +163,7 @@ impl Request {
             ("root", asked(self.root != unasked.root, &self.root)),
             ("members", self.members.as_ref().map(|members| format!("{members:?}"))),
             ("workgroups", self.workgroups.map(|groups| groups.to_string())),
+            ("even", asked(self.even, &self.even)),
             ("library", asked(self.library != unasked.library, &self.library)),
             ("staged", asked(self.staged != unasked.staged && !staged, &self.staged)),
             ("elements", asked(self.elements && !message, &self.elements)),

@@ -189,6 +189,8 @@ pub struct Request {
     pub workgroups: Option<usize>,
     /// Whose products of whole matrices are used.
     pub library: Library,
+    /// Whether all ranks have the same N and K, so that these decide how calls are done.
+    pub even: bool,
     /// Spans that each workgroup has room for in a trace; 0 for no trace.
     pub trace_spans: u32,
     /// Whether kernels on GPUs count what they move.
@@ -220,6 +222,7 @@ impl Request {
             members: None,
             workgroups: None,
             library: Library::default(),
+            even: false,
             trace_spans: 0,
             counted: false,
             first_call: 1,
@@ -484,8 +487,7 @@ macro_rules! setter {
     (rms_norm) => {
         /// Beside the result each call writes the RMSNorm of its rows, and it may add a residual:
         /// [`NormArgs`](crate::NormArgs) says what is what. `epsilon` is added to the mean of squares.
-        /// Only some variants do it, those that give a workgroup whole rows; the others are refused, as is
-        /// a tile that is narrower than a row.
+        /// Only some variants do it; the others are refused.
         #[must_use]
         pub fn rms_norm(mut self, epsilon: f32) -> Self {
             self.request.rms_norm = Some(epsilon);
@@ -538,6 +540,16 @@ macro_rules! setter {
         #[must_use]
         pub fn library(mut self, library: iris_kernels::Library) -> Self {
             self.request.library = library;
+            self
+        }
+    };
+    (even) => {
+        /// Whether all ranks have the same N and K, also what of these is a rank's own: then it may decide
+        /// how calls are done, by what was measured for it. By default it does not, since each rank plans
+        /// for itself. Ranks whose plans differ for it are told so when they make the operator.
+        #[must_use]
+        pub fn even(mut self, even: bool) -> Self {
+            self.request.even = even;
             self
         }
     };

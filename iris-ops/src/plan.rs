@@ -376,6 +376,7 @@ impl Plan {
             ("epilogue", format!("{:?}", request.epilogue)),
             ("rms_norm", format!("{:?}", request.rms_norm)),
             ("library", request.library.to_string()),
+            ("even", request.even.to_string()),
             ("shard", format!("{:?}", request.shard)),
             ("staging", format!("{:?}", request.staged.layout)),
             ("columns_per_flag", format!("{:?}", request.staged.columns_per_flag)),

@@ -26,7 +26,7 @@ options! { ROW,
     {
         /// For at most `m` rows over all ranks, this rank's `n` columns and the whole depth `k`.
         product(m, n, k);
-        variant, shard, dtype, output, epilogue, tile, workgroups, library,
+        variant, shard, dtype, output, epilogue, tile, workgroups, library, even,
     }
 }
 

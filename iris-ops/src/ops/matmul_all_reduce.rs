@@ -23,7 +23,7 @@ options! { ROW,
     {
         /// For at most `m` rows, `n` columns and this rank's depth `k`.
         product(m, n, k);
-        variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, library,
+        variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, library, even,
     }
 }
 

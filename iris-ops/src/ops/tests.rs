@@ -160,6 +160,27 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
     assert_eq!(variant(gather.workgroups(8)), Variant::Baseline);
 }
 
+/// What is a rank's own decides where a user says that it is the same on all.
+#[test]
+fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
+    let ranks = Ranks::new(0, 2).on(BackendKind::Cuda);
+    let gathered = |n, even| {
+        let options = all_gather_matmul::Options::new(4096, n, 8192).dtype(DType::BF16);
+        options.even(even).plan(ranks).unwrap().tile()
+    };
+    let [tuned, ruled] = [[2048, 4096], [1024, 8192]].map(|[m, n]| TileShape { m, n });
+    assert_eq!(
+        [gathered(1280, true), gathered(1280, false), gathered(1284, true)],
+        [tuned, ruled, ruled]
+    );
+    let scattered = |k, even| {
+        let options = matmul_reduce_scatter::Options::new(8192, 8192, k).dtype(DType::BF16);
+        options.even(even).plan(ranks).unwrap().at(8192).variant
+    };
+    assert_eq!(scattered(1024, true), Variant::CopyEngine);
+    assert_eq!([scattered(1024, false), scattered(3584, true)], [Variant::Epilogue; 2]);
+}
+
 /// A product that does the message itself signals the tiles that its calls have, small and large ones; and few rows
 /// have tiles that its workgroups multiply.
 #[test]

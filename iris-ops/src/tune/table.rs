@@ -20,6 +20,9 @@ struct Row {
     /// Whether A is split by columns.
     #[serde(default)]
     columns: bool,
+    /// Whether it is of calls whose N and K are those of the row on all ranks, and told to be.
+    #[serde(default)]
+    even: bool,
     variant: Option<String>,
     tile: Option<[usize; 2]>,
     /// Where the row was measured: device, commit, date.
@@ -65,16 +68,17 @@ fn known(row: Row) -> Option<Known> {
 fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known> {
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
-    let Request { n, k, elements, shard, .. } = *request;
+    let Request { n, k, elements, shard, even, .. } = *request;
     TABLES[ranks.backend as usize].iter().filter(move |Known { op: of, row, .. }| {
         !elements
             && *of == op
             && row.world == ranks.size
             && row.dtype == dtype
             && row.columns == (shard == Shard::Columns)
-            && (!n_decides || row.n == n)
-            // Where K is a rank's own, it may not decide: the ranks would choose differently.
-            && row.k.is_none_or(|of| of == k || !common.k)
+            && (even || !row.even)
+            // Where N or K is a rank's own, it may not decide: the ranks would choose differently.
+            && (row.n == n || !n_decides && !row.even)
+            && row.k.is_none_or(|of| of == k || !common.k && !row.even)
     })
 }
 

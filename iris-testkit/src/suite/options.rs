@@ -45,6 +45,8 @@ pub struct Options {
     pub workgroups: Option<usize>,
     /// Whose products of whole matrices are used.
     pub library: Library,
+    /// Whether all ranks have the same N and K, which may decide then.
+    pub even: bool,
     /// Rank that broadcasts.
     pub root: usize,
     /// Spans that each workgroup has room for in a trace.
@@ -89,6 +91,7 @@ impl Options {
             fetchers: None,
             workgroups: None,
             library: Library::default(),
+            even: false,
             root: 0,
             trace_spans: 0,
             counted: false,
@@ -112,6 +115,7 @@ impl Options {
         fetchers: usize => Some(fetchers);
         workgroups: usize => Some(workgroups);
         library: Library => library;
+        even: bool => even;
         root: usize => root;
         trace_spans: u32 => trace_spans;
         counted: bool => counted;
@@ -180,6 +184,7 @@ pub fn plan(
             "shard" => request.shard = options.shard,
             "workgroups" => request.workgroups = options.workgroups,
             "library" => request.library = options.library,
+            "even" => request.even = options.even,
             "root" => request.root = options.root,
             // Asked above, whether the op reads them or not.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}

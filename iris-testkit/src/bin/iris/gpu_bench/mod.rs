@@ -232,7 +232,8 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
         }
         row.variants.iter().try_for_each(|name| known_variant("variant", op, name))?;
         for [m, n, k] in row.shapes {
-            let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind);
+            // All ranks have the same shapes here.
+            let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);
             options.workgroups = row.workgroups;
             options.rms_norm = row.rms_norm;
             if row.columns {

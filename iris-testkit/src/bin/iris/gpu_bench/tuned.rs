@@ -61,20 +61,13 @@ pub(crate) fn tune(options: &Options, ranks: usize) -> Result<bool> {
 /// The row that says so.
 fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) -> String {
     let (m, n, k) = (&rule["m"], &rule["n"], &rule["k"]);
-    // Where N or K is a rank's own it does not decide, and is only told of.
-    let depth = match shape.op {
-        Op::AllGatherMatmul | Op::MatmulAllGather | Op::Matmul => format!("k = {k}\n"),
-        _ => String::new(),
-    };
-    let told = match shape.op {
-        Op::AllGatherMatmul => format!("N = {n}: "),
-        Op::MatmulAllReduce | Op::MatmulReduceScatter => format!("K = {k}: "),
-        _ => String::new(),
-    };
+    let depth = if shape.op.multiplies() { format!("k = {k}\n") } else { String::new() };
+    // Where N or K is a rank's own, it decides where all have the same.
+    let even = if shape.op.options().contains(&"even") { "even = true\n" } else { "" };
     let columns = if shape.options.shard == Shard::Columns { "columns = true\n" } else { "" };
     format!(
-        "\n[[row]]\nop = \"{}\"\nworld = {ranks}\ndtype = {}\nm = [{m}, {m}]\nn = {n}\n{depth}{columns}\
-         variant = {}\ntile = {}\nprovenance = \"{from}; {told}{:.1} us, the rule {:.1} us\"",
+        "\n[[row]]\nop = \"{}\"\nworld = {ranks}\ndtype = {}\nm = [{m}, {m}]\nn = {n}\n{depth}{columns}{even}\
+         variant = {}\ntile = {}\nprovenance = \"{from}; {:.1} us, the rule {:.1} us\"",
         shape.op,
         best["dtype"],
         best["variant"],
