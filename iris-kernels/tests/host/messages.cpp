@@ -26,3 +26,4 @@
 #define iris_two_shot iris_two_shot_norm
 #define iris_one_shot_ll iris_one_shot_ll_norm
 #include "../../kernels/all_reduce_norm.cu"
+#include "../../kernels/copy.cu"

@@ -139,8 +139,9 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     const THREADS: &str = "-DIRIS_THREADS=4";
     let (library, _folder) =
         library(&["tests/host/messages.cpp"], &["-std=c++20", THREADS, "-DIRIS_DTYPE=0"]);
-    type Run = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
-    let run: Run = symbol(&library, "iris_host_run");
+    type HostRun = unsafe extern "C" fn(usize, *const OpArgs, u32, u32, c_int, u32, u64, u32);
+    let run: HostRun = symbol(&library, "iris_host_run");
+    let norm: usize = symbol(&library, "iris_norm");
     let kernels = [
         (Kernel::OneShotLl, Collective::AllReduce),
         (Kernel::ReduceScatterLl, Collective::ReduceScatter),
@@ -193,8 +194,8 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     let plain = kernels.map(|(kernel, collective)| (kernel, collective, &messages[..]));
     let normed = normalise.map(|(kernel, collective)| (kernel, collective, &normed[..]));
     for (kernel, collective, messages) in plain.into_iter().chain(normed) {
-        let norm = if messages[0].norm { "_norm" } else { "" };
-        let entry: usize = symbol(&library, &format!("iris_{}{norm}", kernel.name()));
+        let kind = if messages[0].norm { "_norm" } else { "" };
+        let entry: usize = symbol(&library, &format!("iris_{}{kind}", kernel.name()));
         // Nine ranks are more than one wait is for.
         let worlds = match messages[0].norm {
             true => vec![(2, messages), (3, &messages[1..])],
@@ -217,28 +218,43 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             // SAFETY: as above; a kernel of this library.
             let device =
                 |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
+            let rust_norm = |args: &OpArgs, index, count| {
+                // SAFETY: as above.
+                unsafe { iris_kernels::cpu::run(Kernel::Norm, args, index, count) }
+                    .expect("a norm");
+            };
+            // SAFETY: as above.
+            let device_norm =
+                |args: &OpArgs, index, count| unsafe { run(norm, args, index, count, 0, 0, 0, 0) };
+            // Rows of tiles are normalised by a launch of their own.
+            let behind = usize::from(message.norm && kernel != Kernel::OneShotLl);
             // Each tile of a two_shot is added up by its owner.
             let at_owners = kernel == Kernel::TwoShot;
-            exchange(collective, at_owners, size, message, &rust);
-            exchange(collective, at_owners, size, message, &device);
+            let runs: [&Run<'_>; 2] = [&rust, &rust_norm];
+            exchange(collective, at_owners, size, message, &runs[..=behind]);
+            let runs: [&Run<'_>; 2] = [&device, &device_norm];
+            exchange(collective, at_owners, size, message, &runs[..=behind]);
         }
     }
 }
+
+/// What a workgroup does in a launch.
+type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
 
 fn exchange(
     collective: Collective,
     at_owners: bool,
     size: u32,
     message: Message,
-    run: &(impl Fn(&OpArgs, u32, u32) + Sync),
+    launches: &[&Run<'_>],
 ) {
     let Message { dtype, rows, cols, .. } = message;
     let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
     let travels = if reduces { message.wire } else { dtype };
     let per_item = if travels == 0 { 2 } else { 4 };
     let items = Items { collective, size, rows, cols, per_item };
-    let tile_n = if message.norm { cols.next_multiple_of(8) } else { cols.min(48) };
-    let tile_m = if rows > 8 && !message.norm { 4 } else { 2 };
+    let tile_n = cols.min(48);
+    let tile_m = if rows > 8 { 4 } else { 2 };
     let grid = Grid { rows, cols, tile_m, tile_n };
     // As many tiles where rows are split, or more.
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
@@ -336,13 +352,15 @@ fn exchange(
             })
             .collect();
         // Not all ranks have as many workgroups.
-        std::thread::scope(|scope| {
-            for (args, groups) in args.iter().zip([2, 1, 3].into_iter().cycle()) {
-                for group in 0..groups {
-                    scope.spawn(move || run(args, group, groups));
+        for &run in launches {
+            std::thread::scope(|scope| {
+                for (args, groups) in args.iter().zip([2, 1, 3].into_iter().cycle()) {
+                    for group in 0..groups {
+                        scope.spawn(move || run(args, group, groups));
+                    }
                 }
-            }
-        });
+            });
+        }
         for rank in 0..size {
             let at = |from: u32, row, col| message.bits(&inputs[from as usize], row, col);
             let sum = |row, col, first: u32| {
