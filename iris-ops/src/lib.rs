@@ -99,5 +99,5 @@ pub use kind::{Op, UnknownName, Variant};
 pub use matrix::MatRef;
 pub use ops::*;
 pub use options::{Epilogue, Ranks, Request, Shard, Staged, StagingLayout, TileShape};
-pub use plan::{Choice, Plan};
+pub use plan::{Choice, Plan, Why};
 pub use workspace::Workspace;

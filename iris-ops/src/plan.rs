@@ -41,8 +41,21 @@ pub struct Choice {
     pub variant: Variant,
     /// The shape of a tile.
     pub tile: TileShape,
+    /// Why it is done so.
+    pub why: Why,
     pub(crate) form: &'static Form,
     pub(crate) needs: Needs,
+}
+
+/// Why a variant was chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// It was asked for.
+    Asked,
+    /// A row of the table for this kind of device says so: it was measured for such calls.
+    Measured,
+    /// By the rules, which come from measurements of other calls.
+    Ruled,
 }
 
 impl Plan {
@@ -90,8 +103,8 @@ impl Plan {
     fn choose(&self, upto: usize) -> Result<Choice> {
         let mut sized = self.request.clone();
         *if sized.elements { &mut sized.n } else { &mut sized.m } = upto;
-        let variant = match sized.variant {
-            Some(variant) => variant,
+        let (variant, why) = match sized.variant {
+            Some(variant) => (variant, Why::Asked),
             None => tune::variant(self.ranks, &sized),
         };
         let form = sized.row.form(variant).ok_or_else(|| Error::Invalid {
@@ -129,7 +142,7 @@ impl Plan {
             })
         });
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
-        Ok(Choice { upto, variant, tile, form, needs })
+        Ok(Choice { upto, variant, tile, why, form, needs })
     }
 
     /// What a form of this plan's largest call needs.
@@ -442,7 +455,7 @@ impl Plan {
 
 impl fmt::Display for Plan {
     /// What it will do, what it takes, as one line: `all_reduce of f32, rank 0 of 4 on cpu: two_shot
-    /// up to 512 by tiles of 4 x 4096; 8192 bytes of data, 20480 of signals`.
+    /// up to 512 by tiles of 4 x 4096 (by rule); 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, backend, .. } = self.ranks;
         let Request { m, n, k, dtype, elements, .. } = self.request;
@@ -454,12 +467,17 @@ impl fmt::Display for Plan {
             (_, false) => write!(f, " of {m} x {n} {dtype}")?,
         }
         write!(f, ", rank {rank} of {size} on {backend}: ")?;
-        for (index, Choice { upto, variant, tile, .. }) in self.choices.iter().enumerate() {
+        for (index, Choice { upto, variant, tile, why, .. }) in self.choices.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             match self.op() {
                 Op::Barrier => write!(f, "{comma}{variant}")?,
                 _ if self.choices.len() == 1 => write!(f, "{variant} by tiles of {tile}")?,
                 _ => write!(f, "{comma}{variant} up to {upto} by tiles of {tile}")?,
+            }
+            match why {
+                Why::Asked => {}
+                Why::Measured => f.write_str(" (measured)")?,
+                Why::Ruled => f.write_str(" (by rule)")?,
             }
         }
         write!(f, "; {} bytes of data, {} of signals", self.data_bytes(), self.signal_bytes())

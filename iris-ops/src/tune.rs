@@ -11,7 +11,7 @@ use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
 use crate::kind::{Op, Variant};
 use crate::options::{Epilogue, Ranks, Request, Shard, TileShape, WIDEST};
-use crate::plan::words;
+use crate::plan::{Why, words};
 use crate::spec::{Form, Memory, Rule, Tiles, Whole};
 
 /// Most items, of eight bytes, that one rank sends another in words that carry their data: 2 MiB. Of two
@@ -98,16 +98,22 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     powers.chain(table::ends(ranks, request)).collect()
 }
 
-/// The variant of a call of this size.
-pub(crate) fn variant(ranks: Ranks, request: &Request) -> Variant {
-    let Request { row, m, n, .. } = *request;
+/// The variant of a call of this size, and why.
+pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
+    let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
     let cpu = ranks.backend.traits().host_threads;
-    if let Some(form) = known.filter(|form| cpu || is_as_measured(ranks, request, form))
-        && form.serves(request)
-    {
-        return form.variant;
+    let known = known.filter(|form| cpu || is_as_measured(ranks, request, form));
+    match known.filter(|form| form.serves(request)) {
+        Some(form) => (form.variant, Why::Measured),
+        None => (ruled(ranks, request), Why::Ruled),
     }
+}
+
+/// What the rules say.
+fn ruled(ranks: Ranks, request: &Request) -> Variant {
+    let Request { row, m, n, .. } = *request;
+    let cpu = ranks.backend.traits().host_threads;
     let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
     // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
     // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21), an all-gather and then

@@ -276,6 +276,12 @@ fn plans_are_said_in_a_line() {
     let said = "all_reduce of 1000 f32, rank 2 of 3 on cpu: one_shot by tiles of 1 x 500; \
                 24576 bytes of data, 3072 of signals";
     assert_eq!(plan.to_string(), said);
+    // What was chosen says why.
+    let ranks = Ranks::new(0, 2).on(BackendKind::Cuda);
+    let options = matmul_all_reduce::Options::new(640, 8192, 3584).dtype(DType::BF16);
+    let said = options.plan(ranks).unwrap().to_string();
+    assert!(said.contains("unfused up to 639 by tiles of 2 x 8192 (by rule), "), "{said}");
+    assert!(said.contains("unfused up to 640 by tiles of 4 x 8192 (measured); "), "{said}");
 }
 
 #[test]
