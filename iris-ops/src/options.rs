@@ -546,7 +546,7 @@ macro_rules! setter {
     (even) => {
         /// Whether all ranks have the same N and K, also what of these is a rank's own: then it may decide
         /// how calls are done, by what was measured for it. By default it does not, since each rank plans
-        /// for itself. Ranks whose plans differ for it are told so when they make the operator.
+        /// for itself. Ranks of which one has others are told so when they make the operator.
         #[must_use]
         pub fn even(mut self, even: bool) -> Self {
             self.request.even = even;

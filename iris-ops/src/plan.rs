@@ -372,11 +372,12 @@ impl Plan {
             1 => ("variant", choice.variant.to_string()),
             _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
         }));
-        items.push(("m", m.to_string()));
-        if row.common.n {
+        // Whether what is a rank's own is among them comes first.
+        items.extend([("m", m.to_string()), ("even", request.even.to_string())]);
+        if row.common.n || request.even {
             items.push((if request.elements { "count" } else { "n" }, n.to_string()));
         }
-        if row.common.k {
+        if row.common.k || request.even {
             items.push(("k", k.to_string()));
         }
         items.extend([
@@ -389,7 +390,6 @@ impl Plan {
             ("epilogue", format!("{:?}", request.epilogue)),
             ("rms_norm", format!("{:?}", request.rms_norm)),
             ("library", request.library.to_string()),
-            ("even", request.even.to_string()),
             ("shard", format!("{:?}", request.shard)),
             ("staging", format!("{:?}", request.staged.layout)),
             ("columns_per_flag", format!("{:?}", request.staged.columns_per_flag)),

@@ -273,14 +273,17 @@ fn plans_that_differ_are_refused_and_named() {
         }
         // What only some ops have; then a plan that is of another op, or for another world.
         let options = Options::new(8, 6, 4);
-        let changes: [(Op, &str, &str, Change); 4] = [
+        let changes: [(Op, &str, &str, Change); 6] = [
             (Op::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
             (Op::Broadcast, "push", "root", |o| o.root = 1),
             (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| o.columns_per_flag = Some(3)),
             (Op::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
+            // What may differ, unless all are told that it does not.
+            (Op::AllGatherMatmul, "pull", "even", |o| o.even = false),
+            (Op::MatmulReduceScatter, "push", "k", |o| o.k = 5),
         ];
         for (op, variant, item, change) in changes {
-            let mut options = options.clone();
+            let mut options = options.clone().even(true);
             if world.rank() == 1 {
                 change(&mut options);
             }
