@@ -97,6 +97,8 @@ impl Problem {
         let k = if meaning.splits_k() { Self::part(self.k, ranks).len() } else { self.k };
         let n = if meaning.splits_n() { Self::part(self.n, ranks).len() } else { self.n };
         let mut options = Options::new(self.m, n, k).dtype(self.dtype).backend(self.backend);
+        let splits = |is: bool, all: usize| !is || all.is_multiple_of(ranks.size);
+        options.even = splits(meaning.splits_k(), self.k) && splits(meaning.splits_n(), self.n);
         if self.columns {
             options = options.shard(Shard::Columns);
         }
