@@ -37,7 +37,7 @@ pub(crate) fn most_in_words(ranks: Ranks, request: &Request) -> usize {
     let most = row.map_or(0, |(_, by_world)| by_world[world]);
     let times = if request.rms_norm.is_some() { device.words_of_norms[world] } else { 1 };
     // Two slots of each source, and twice the bytes.
-    (most * times).min(times * LL_SIGNAL_BYTES / (4 * ranks.size))
+    times * most.min(LL_SIGNAL_BYTES / (4 * ranks.size))
 }
 
 /// Most workgroups of a message.
@@ -48,15 +48,17 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
 /// Threads of a workgroup of a message of so many items in words that carry their data: few of a small one,
 /// since a workgroup meets sooner, and its items are spread over more multiprocessors.
 pub(crate) fn threads_of_words(ranks: Ranks, items: u32) -> u32 {
-    let steps = device::of(ranks.backend).map_or(&[][..], |device| device.threads_of_words);
-    let step = steps.iter().find(|(most, _)| items <= *most);
-    step.map_or(MESSAGE_THREADS, |&(_, threads)| threads)
+    threads(device::of(ranks.backend).map(|device| device.threads_of_words), items as usize)
 }
 
 /// Those of a message of so many bytes that is reduced in tiles.
 pub(crate) fn threads_of_sums(ranks: Ranks, bytes: usize) -> u32 {
-    let steps = device::of(ranks.backend).map_or(&[][..], |device| device.threads_of_sums);
-    let step = steps.iter().find(|(most, _)| bytes <= *most);
+    threads(device::of(ranks.backend).map(|device| device.threads_of_sums), bytes)
+}
+
+/// Those of the first step that is large enough, else as many as the kernels of messages are built for.
+fn threads(steps: Option<&[(usize, u32)]>, size: usize) -> u32 {
+    let step = steps.unwrap_or_default().iter().find(|(most, _)| size <= *most);
     step.map_or(MESSAGE_THREADS, |&(_, threads)| threads)
 }
 

@@ -247,6 +247,14 @@ fn plants() -> Vec<Plant> {
                O == Order::Release ? __ATOMIC_RELEASE : order, scope) //";
     add(file, text, own, HIP);
     add(file, "        wait_for_stores();\n    }\n}", "    }\n}", HIP);
+    // A wave that comes to the end of a call before its stores are over, of words that carry data, too.
+    let (text, new) =
+        ("site != Site::Waited &&", "site != Site::Waited && site != Site::Finish &&");
+    all.push(Plant {
+        edits: vec![(file, text.into(), new.into())],
+        kernel: "all_gather.cu",
+        found: &["isa"],
+    });
     // Arguments copied to each thread's own memory, to be referred to.
     let text = "port::in_place(given)";
     all.push(Plant {

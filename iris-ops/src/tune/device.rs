@@ -26,7 +26,7 @@ pub(super) struct Device {
     pub words_of_norms: [usize; 2],
     /// Threads of a workgroup of such a message of so many items and fewer, the fewest items first; of more
     /// there are as many as the kernel is built for.
-    pub threads_of_words: &'static [(u32, u32)],
+    pub threads_of_words: &'static [(usize, u32)],
     /// Threads of a workgroup of a message that is reduced in tiles, likewise by its bytes.
     pub threads_of_sums: &'static [(usize, u32)],
     /// Products with messages of which one rank sends another so many bytes or more take copy engines: of two

@@ -257,12 +257,12 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
 
 /// Ends the program when the time is over, whatever waits: a kernel that hangs cannot be called off.
 fn watch(limit: u64) -> Result<Instant> {
-    let give_up = move || {
+    let end = move || {
         std::thread::sleep(Duration::from_secs(limit));
         note!("iris: the benchmark took longer than {limit} s (--limit): given up");
         give_up();
     };
-    let started = std::thread::Builder::new().name("iris-limit".into()).spawn(give_up);
+    let started = std::thread::Builder::new().name("iris-limit".into()).spawn(end);
     started.context("the thread that ends the benchmark did not start")?;
     Ok(Instant::now())
 }
