@@ -6,21 +6,38 @@
 using namespace iris;
 
 IRIS_KERNEL iris_all_gather(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     LoadProducer::Shared none;
     run_deliver<AllGatherPlan, LoadProducer, false>(args, none);
 }
 
 // Where a copy engine moves the rows, or workgroups in its place, for what reads them part by part.
-IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) { flow::open(launch_of(args)); }
+IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    flow::open(launch_of(args));
+}
 
-IRIS_KERNEL iris_copies(IRIS_ARGS OpArgs args) { run_copies<AllGatherPlan>(args, 0); }
+IRIS_KERNEL iris_copies(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_copies<AllGatherPlan>(args, 0);
+}
 
 IRIS_KERNEL iris_gate(IRIS_ARGS OpArgs args, u32 source, u64 first, u32 parts) {
+    port::take_turn();
     flow::gate(launch_of(args), source, static_cast<u32>(first), parts);
 }
 
-IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) { run_sums(args); }
+IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_sums<false>(args);
+}
 
-IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) { flow::close(launch_of(args)); }
+IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    flow::close(launch_of(args));
+}
 
-IRIS_KERNEL iris_all_gather_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::AllGather>(args); }
+IRIS_KERNEL iris_all_gather_ll(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_exchange<Collective::AllGather>(args);
+}

@@ -5,23 +5,27 @@ using namespace iris;
 
 // By push: gather, barrier, gathered.
 IRIS_KERNEL iris_gather(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     GatherBody body(args);
     flow::gather(launch_of(args), body.parts(), body);
 }
 
 IRIS_KERNEL iris_gathered(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<false> body(args, shared);
     flow::local(launch_of(args, DIES), body.tiles(), body);
 }
 
 IRIS_KERNEL iris_pull(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
     flow::pull(launch_of(args, DIES), body.tiles(), body);
 }
 
 IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
     const StagingPlan staging{body.shards.units, args.channel.rank, body};

@@ -1,21 +1,56 @@
 // The sum over ranks of their messages, at every rank, with a residual, ahead of the norm of its rows; and with
 // the norm, of words that carry their data. Kernels of their own, as those of plain sums have not the registers
 // for it.
+#include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/reduce.h"
 
 using namespace iris;
 
 IRIS_KERNEL iris_one_shot(IRIS_ARGS OpArgs args) {
-    port::let_next_begin();
+    port::take_turn();
     LoadProducer::Shared none;
     run_one_shot<LoadProducer, true>(args, none);
 }
 
 IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
-    port::let_next_begin();
+    port::take_turn();
     LoadProducer::Shared none;
     run_two_shot<LoadProducer, true>(args, none);
 }
 
-IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) { run_exchange_norm(args); }
+// Where a copy engine moves the blocks, or workgroups in its place, for what adds them up.
+IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    flow::open(launch_of(args));
+}
+
+IRIS_KERNEL iris_blocks(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_copies<AllToAllPlan>(args, 0);
+}
+
+IRIS_KERNEL iris_gate(IRIS_ARGS OpArgs args, u32 source, u64 first, u32 parts) {
+    port::take_turn();
+    flow::gate(launch_of(args), source, static_cast<u32>(first), parts);
+}
+
+IRIS_KERNEL iris_results(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_copies<AllGatherPlan>(args, signals_of_blocks(args));
+}
+
+IRIS_KERNEL iris_sums(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_sums<true>(args);
+}
+
+IRIS_KERNEL iris_close(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    flow::close(launch_of(args));
+}
+
+IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_exchange_norm(args);
+}

@@ -5,8 +5,12 @@
 using namespace iris;
 
 IRIS_KERNEL iris_all_to_all(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     LoadProducer::Shared none;
     run_deliver<AllToAllPlan, LoadProducer, false>(args, none);
 }
 
-IRIS_KERNEL iris_all_to_all_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::AllToAll>(args); }
+IRIS_KERNEL iris_all_to_all_ll(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_exchange<Collective::AllToAll>(args);
+}

@@ -5,13 +5,18 @@
 using namespace iris;
 
 IRIS_KERNEL iris_broadcast(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     LoadProducer::Shared none;
     run_deliver<BroadcastPlan, LoadProducer, false>(args, none);
 }
 
 IRIS_KERNEL iris_relay(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     LoadProducer::Shared none;
     run_relay(args, none);
 }
 
-IRIS_KERNEL iris_broadcast_ll(IRIS_ARGS OpArgs args) { run_exchange<Collective::Broadcast>(args); }
+IRIS_KERNEL iris_broadcast_ll(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_exchange<Collective::Broadcast>(args);
+}

@@ -5,8 +5,12 @@
 using namespace iris;
 
 IRIS_KERNEL iris_local(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     LoadProducer::Shared none;
     run_local<LoadProducer>(args, none);
 }
 
-IRIS_KERNEL iris_norm(IRIS_ARGS OpArgs args) { run_norm(args); }
+IRIS_KERNEL iris_norm(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_norm(args);
+}

@@ -21,8 +21,9 @@ class TileBody {
     using Batch = ll::Batch<ITEMS, 1>;
 
     IRIS_DEVICE TileBody(const OpArgs& args, gemm::Core<gemm::Staying>& core, u32 col)
-        : args(args), core(core), result(View::of(args.c), args.m, args.n, SHIFT), col(col),
-          across(args.n / PER_ITEM), own{}, sum{}, own_is_added(false) {}
+        : args(args), core(core), result(View::of(args.c), args.m, args.n, SHIFT),
+          residual(View::of(args.residual), args.m, args.n, SHIFT), col(col),
+          across(args.n / PER_ITEM), own{}, sum{}, rest{}, own_is_added(false) {}
 
     IRIS_DEVICE ll::Strip strip() const {
         const u32 first = col / PER_ITEM, left = across - first;
@@ -45,6 +46,13 @@ class TileBody {
         at = batch;
         load(batch);
         own_is_added = false;
+        // It is under way while the others' are awaited.
+        if (args.residual.address != 0 && args.residual.dtype == IRIS_DTYPE) {
+            IRIS_UNROLL
+            for (u32 k = 0; k < ITEMS; ++k) {
+                if (k < batch.count) residual.load(batch.item(k), IRIS_DTYPE, rest[k]);
+            }
+        }
         // Nothing but a negative zero leaves every number as it is.
         IRIS_UNROLL
         for (u32 k = 0; k < ITEMS; ++k) {
@@ -65,6 +73,7 @@ class TileBody {
             if (IRIS_RARE(args.bias.address != 0 || (args.epilogue & EPILOGUE_GELU) != 0)) {
                 sum[k] = result.finish(at.item(k), View::of(args.bias), args.epilogue, sum[k]);
             }
+            if (args.residual.address != 0) add_residual(k);
             result.store(at.item(k), sum[k]);
         }
     }
@@ -92,14 +101,22 @@ class TileBody {
         own_is_added = true;
     }
 
+    /// Rounded once, with the sum.
+    IRIS_DEVICE void add_residual(u32 k) {
+        if (args.residual.dtype == IRIS_DTYPE) return add(k, rest[k]);
+        const u64 first = u64(at.item(k)) << SHIFT;
+        sum[k] = add_residual_pieces(View::of(args.residual), args.n, first, SHIFT, sum[k]);
+    }
+
     const OpArgs& args;
     gemm::Core<gemm::Staying>& core;
-    const ItemsOf result;
+    const ItemsOf result, residual;
     /// The first column of the tile, and items of a row of C.
     const u32 col, across;
     Batch at;
     u64 own[ITEMS];
     ItemValues sum[ITEMS];
+    u32 rest[ITEMS][2];
     bool own_is_added;
 };
 

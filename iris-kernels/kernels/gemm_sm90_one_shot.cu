@@ -49,7 +49,6 @@ class TileProducer {
 
 IRIS_GEMM_KERNEL iris_gemm_one_shot(IRIS_ARGS gemm::TensorMap a, IRIS_ARGS gemm::TensorMap b,
                                     IRIS_ARGS gemm::Arguments args, IRIS_ARGS OpArgs op) {
-    port::let_next_begin();
     const gemm::Staying staying(args, a);
     gemm::Core<gemm::Staying> core(staying, b, gemm::dynamic_memory(), args.deadline_ns);
     core.begin();

@@ -1,6 +1,6 @@
 // The product whose rows ranks own: of the sum over all ranks, of which each adds up what it owns, or of a C whose
 // rows are multiplied by their owners. What others own is stored to them as it is finished, and signalled; what
-// they have stored here is added; and what this rank owns goes to all, where they want it.
+// they have stored here is added, and a residual; and what this rank owns goes to all, where they want it.
 
 // The loader calls nothing: a call would take more registers than it keeps, and products would go one by one.
 #define IRIS_COLD IRIS_DEVICE
@@ -40,14 +40,15 @@ class Scattering : public Whole {
     static constexpr bool ADDS = true, SPREADS = true;
 
     IRIS_DEVICE Scattering(const Arguments& args, const Blocks& blocks, const OpArgs& op, const TensorMap& a,
-                           const TensorMap& c, const TensorMap& inbox, const Peers& owners, const Peers& all,
-                           const Peers& direct)
-        : Whole(args, a, c), blocks(blocks), op(op), map_inbox(inbox), owners(owners), all(all),
-          direct(direct) {}
+                           const TensorMap& c, const TensorMap& inbox, const TensorMap& residual,
+                           const Peers& owners, const Peers& all, const Peers& direct)
+        : Whole(args, a, c), blocks(blocks), op(op), map_inbox(inbox), map_residual(residual),
+          owners(owners), all(all), direct(direct) {}
 
     IRIS_DEVICE void prefetch() const {
         Whole::prefetch();
         if (blocks.adds == 1) prefetch_map(map_inbox);
+        if (has_residual()) prefetch_map(map_residual);
         for (u32 i = 0; i + 1 < op.channel.size; ++i) {
             if (blocks.adds == 1) prefetch_map(owners.map[i]);
             if (blocks.sends == 1) prefetch_map(all.map[i]);
@@ -64,7 +65,7 @@ class Scattering : public Whole {
         return Place{((owner * blocks.rows + unit.row) * CLUSTER + rank) * ROWS, unit.col};
     }
     IRIS_DEVICE u32 addends(const Place& place) const {
-        return blocks.adds == 1 && is_own(place) ? op.channel.size - 1 : 0;
+        return blocks.adds == 1 && is_own(place) ? op.channel.size - 1 + has_residual() : 0;
     }
 
     class Loader : public Whole::Loader {
@@ -77,10 +78,11 @@ class Scattering : public Whole {
             const u32 first = of.blocks.adds == 1 ? of.owned_by(place.row / of.rows()).start : 0;
             return Run{of.map_a, first + place.row % of.rows(), 0, 0, of.slabs()};
         }
-        /// The others' in ascending order of their ranks.
+        /// The others' in ascending order of their ranks, then the residual, which is this rank's own.
         IRIS_DEVICE Addend addend(const Place& place, u32 i) {
             const Scattering& of = scattering;
             const u32 rank = of.op.channel.rank, source = i + (i >= rank), row = place.row % of.rows();
+            if (i + 1 == of.op.channel.size) return Addend{of.map_residual, row, place.col};
             const u32 len = of.owned_by(rank).len();
             for (u32 group = 0; group < GROUPS; ++group) {
                 const u32 at = row + group * GROUP_ROWS;
@@ -154,6 +156,7 @@ class Scattering : public Whole {
     IRIS_DEVICE u32 rows() const { return blocks.rows * CLUSTER * ROWS; }
     IRIS_DEVICE Range owned_by(u32 owner) const { return split(op.m, op.channel.size, owner); }
     IRIS_DEVICE u32 owned() const { return blocks.rows * args.col_tiles; }
+    IRIS_DEVICE bool has_residual() const { return op.residual.address != 0; }
     /// How many ranks' tiles this one multiplies.
     IRIS_DEVICE u32 turns() const { return blocks.adds == 1 ? op.channel.size : 1; }
     IRIS_DEVICE bool is_own(const Place& place) const {
@@ -165,13 +168,14 @@ class Scattering : public Whole {
 
     const Blocks& blocks;
     const OpArgs& op;
-    const TensorMap& map_inbox;
+    const TensorMap &map_inbox, &map_residual;
     const Peers &owners, &all, &direct;
 };
 
 IRIS_GEMM_KERNEL iris_gemm_scatter(IRIS_ARGS TensorMap a, IRIS_ARGS TensorMap b, IRIS_ARGS TensorMap c,
-                                   IRIS_ARGS TensorMap inbox, IRIS_ARGS Peers owners, IRIS_ARGS Peers all,
-                                   IRIS_ARGS Peers direct, IRIS_ARGS Arguments args, IRIS_ARGS Blocks blocks,
-                                   IRIS_ARGS OpArgs op) {
-    multiply_whole(Scattering(args, blocks, op, a, c, inbox, owners, all, direct), b, args.deadline_ns);
+                                   IRIS_ARGS TensorMap inbox, IRIS_ARGS TensorMap residual, IRIS_ARGS Peers owners,
+                                   IRIS_ARGS Peers all, IRIS_ARGS Peers direct, IRIS_ARGS Arguments args,
+                                   IRIS_ARGS Blocks blocks, IRIS_ARGS OpArgs op) {
+    const Scattering scattering(args, blocks, op, a, c, inbox, residual, owners, all, direct);
+    multiply_whole(scattering, b, args.deadline_ns);
 }

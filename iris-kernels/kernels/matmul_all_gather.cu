@@ -5,6 +5,7 @@
 using namespace iris;
 
 IRIS_KERNEL iris_all_gather(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     run_deliver<AllGatherPlan, GemmProducer, true>(args, shared);
 }

@@ -6,26 +6,36 @@
 using namespace iris;
 
 IRIS_KERNEL iris_one_shot(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     run_one_shot<GemmProducer>(args, shared);
 }
 
 IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     run_two_shot<GemmProducer>(args, shared);
 }
 
 // The accumulating variants: zero, barrier, add, barrier, convert.
-IRIS_KERNEL iris_zero(IRIS_ARGS OpArgs args) { run_zero(args); }
+IRIS_KERNEL iris_zero(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_zero(args);
+}
 
 IRIS_KERNEL iris_add_locked(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     run_add<GemmProducer, false>(args, shared);
 }
 
 IRIS_KERNEL iris_add_atomic(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     run_add<GemmProducer, true>(args, shared);
 }
 
-IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) { run_convert(args); }
+IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_convert(args);
+}

@@ -5,6 +5,7 @@
 using namespace iris;
 
 IRIS_KERNEL iris_reduce_scatter(IRIS_ARGS OpArgs args) {
+    port::take_turn();
     IRIS_SHARED(Product::Shared, shared);
     run_reduce_scatter<GemmProducer>(args, shared);
 }

@@ -110,20 +110,6 @@ impl Kernel {
         )
     }
 
-    /// Whether it may be launched before the launch ahead of it on the stream is over: it waits for that itself.
-    pub fn takes_turn(self) -> bool {
-        use Kernel::*;
-        matches!(
-            self,
-            Norm | Barrier { .. }
-                | OneShotLl
-                | ReduceScatterLl
-                | AllGatherLl
-                | AllToAllLl
-                | BroadcastLl
-        )
-    }
-
     /// The name in traces and errors.
     pub fn name(self) -> &'static str {
         match self {

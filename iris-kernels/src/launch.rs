@@ -47,6 +47,14 @@ pub struct Workgroups {
     pub threads: Option<u32>,
 }
 
+impl Workgroups {
+    /// Those of [`Kernel::Norm`] on a GPU: one a row, up to a limit, above which they take turns. They wait for
+    /// nobody, so there may be more than are resident.
+    pub fn of_rows(rows: u32) -> Self {
+        rows.clamp(1, 4096).into()
+    }
+}
+
 impl From<u32> for Workgroups {
     /// So many, with as many threads as the kernel is built for.
     fn from(count: u32) -> Self {
@@ -214,6 +222,10 @@ impl Launcher {
             ..Ahead::of(whole)
         };
         let mut kernels = kernels.to_vec();
+        // Rows that the product with its sum has in tiles are normalised behind it.
+        if op.norm && ahead.exchanging.is_some() && kernels.contains(&Kernel::OneShotLl) {
+            kernels.push(Kernel::Norm);
+        }
         // What stands beside the copies of a call.
         if kernels.contains(&Kernel::Open) {
             kernels.push(Kernel::Gate { source: 0, first: 0, parts: 0 });
@@ -299,7 +311,13 @@ impl Launcher {
                     exchanging.launch((heap.gpu()?, stream), kernel, (&product, &args))
                 }?
             {
-                return Ok(());
+                if kernel != Kernel::OneShotLl || args.normed.address == 0 {
+                    return Ok(());
+                }
+                // Whoever does it in two launches normalises in the second.
+                let rows = Workgroups::of_rows(args.m);
+                // SAFETY: as the caller says.
+                return unsafe { self.enqueue(heap, stream, (op, Kernel::Norm), args, rows) };
             }
             // SAFETY: as the caller says.
             match unsafe { ahead.product(heap, stream, product) }? {
@@ -356,7 +374,7 @@ impl Launcher {
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
         // What waits on a device that ranks share must leave room for those that it waits for.
-        let early = kernel.takes_turn() && heap.sharing() == 1;
+        let early = heap.sharing() == 1;
         let shape = LaunchShape { groups: groups.count, threads, shared_bytes, early };
         let args = bytemuck::bytes_of(&args);
         match kernel {

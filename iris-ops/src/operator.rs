@@ -70,8 +70,7 @@ impl Operator {
         self.issue(&call, |kernel, groups, args| {
             let groups = match (kernel, groups) {
                 (_, Some(count)) => count.into(),
-                // They wait for nobody: there may be more than are resident.
-                (Kernel::Norm, _) if !self.plan.on_cpu() => (call.m as u32).clamp(1, ROWS).into(),
+                (Kernel::Norm, _) if !self.plan.on_cpu() => Workgroups::of_rows(call.m as u32),
                 _ => Workgroups { count: all, threads },
             };
             // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
@@ -215,9 +214,6 @@ impl Operator {
         &self.plan
     }
 }
-
-/// Workgroups that normalise a row each, at most: others take turns.
-const ROWS: u32 = 4096;
 
 /// At most so many workgroups, with no factor in common with the ranks: a workgroup has every so
 /// many-th tile, and owners take turns, so that else one would own all of its tiles or none.

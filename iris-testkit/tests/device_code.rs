@@ -18,6 +18,7 @@ fn main() -> ExitCode {
                 accesses_have_their_order_and_scope_on_nvidia,
                 products_that_wait_have_the_fences_of_their_proxies,
                 products_that_push_do_it_at_the_scope_of_the_system,
+                products_wait_for_their_turn,
             ],
         ),
         Group::new(no_clang, named![accesses_have_their_order_and_scope_on_amd]),
@@ -72,6 +73,33 @@ fn products_that_push_do_it_at_the_scope_of_the_system() {
             Outcome::Failed(findings) => {
                 let found = format!("{findings:?}");
                 assert!(found.contains("st.release.gpu"), "{findings:#?}");
+            }
+            Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
+            outcome => panic!("{file}: {outcome:?}"),
+        }
+    }
+}
+
+/// Each launch may begin before the one ahead of it is over: one that does not wait for that is found.
+fn products_wait_for_their_turn() {
+    let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
+    let core = ["gemm_sm90.cu", "gemm_sm90_gather.cu", "gemm_sm90_scatter.cu"]
+        .map(|it| (it, "prepare();"));
+    let tile = ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"];
+    let tile =
+        tile.map(|it| (it, "CLUSTER == 1, \"one tile, of one workgroup\");\n        prepare();"));
+    for (file, before) in core.into_iter().chain(tile) {
+        let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
+        source.gemms.retain(|(name, _)| *name == file);
+        let turn = format!("{before}\n        port::take_turn();");
+        let headers = source.headers.iter_mut().find(|(name, _)| *name == "iris/gemm/core.h");
+        let (_, text) = headers.expect("the core");
+        assert!(text.contains(&turn), "no turn behind {before}");
+        *text = text.replacen(&turn, before, 1);
+        match check(arch, &source).outcome {
+            Outcome::Failed(findings) => {
+                let found = format!("{findings:?}");
+                assert!(found.contains("does not wait for its turn"), "{file}: {findings:#?}");
             }
             Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
             outcome => panic!("{file}: {outcome:?}"),

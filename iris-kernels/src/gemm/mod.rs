@@ -74,6 +74,8 @@ pub struct Gemm {
     dtype: DType,
     shape: [usize; 3],
     multiprocessors: u32,
+    /// Whether its launches may begin before the one ahead of them is over: they wait for that themselves.
+    early: bool,
     kernels: Vec<(Config, Function)>,
 }
 
@@ -128,7 +130,8 @@ impl Gemm {
             Ok((*config, function))
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
-        Ok(Gemm { dtype, shape, multiprocessors: heap.gpu()?.multiprocessors(), kernels })
+        let (multiprocessors, early) = (heap.gpu()?.multiprocessors(), heap.sharing() == 1);
+        Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
     }
 
     /// Loads these builds of a source for a product of an operator, each for the two layouts of B; none where
@@ -276,7 +279,7 @@ impl Gemm {
             groups: config.workgroups(row_units * col_tiles, self.multiprocessors),
             threads: config.threads(),
             shared_bytes: config.shared_bytes(),
-            early: false,
+            early: self.early,
         };
         (given, shape)
     }

@@ -17,7 +17,7 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm, TensorMap, With};
+use super::{Config, Gemm, TensorMap, With, is_aligned};
 use crate::args::{Matrix, OpArgs};
 use crate::build::Injected;
 use crate::launch::rows_of;
@@ -118,6 +118,12 @@ impl Scattering {
             message.c.dtype == args.c.dtype && [message.tile_m, message.tile_n] == self.signalled
         });
         let size = args.channel.size;
+        let residual = &args.residual;
+        let alike = alike
+            && (residual.address == 0
+                || residual.dtype == args.c.dtype
+                    && residual.transposed == 0
+                    && is_aligned(residual));
         // Each rank owns something.
         let fits = alike && size as usize <= PEERS + 1 && args.m >= size;
         self.gemm.fitting_of(args, |_| fits)
@@ -129,8 +135,8 @@ impl Scattering {
     }
 
     /// Enqueues the product of a call, if there is a build for it; whether there is. `args` are those of the
-    /// product, of which C has this rank's rows, and A the rows of all ranks if there are blocks, else this
-    /// rank's.
+    /// product, of which C and the residual have this rank's rows, and A the rows of all ranks if there are
+    /// blocks, else this rank's.
     ///
     /// # Errors
     /// As [`Gemm::launch`].
@@ -169,15 +175,16 @@ impl Scattering {
             };
             channel.peers().map(map).collect()
         };
-        let (maps, inbox, at) = gpu.current(|| {
-            let inbox = match messages.blocks {
-                Some((OpArgs { c, .. }, _)) => {
-                    TensorMap::new(dtype, c, [config.chunk_cols(), config.rows()])?
-                }
-                None => TensorMap::zeroed(),
-            };
+        let added = |matrix: Option<&Matrix>| match matrix {
+            Some(it) => TensorMap::new(dtype, it, [config.chunk_cols(), config.rows()]),
+            None => Ok(TensorMap::zeroed()),
+        };
+        let residual = Some(&args.residual).filter(|it| it.address != 0);
+        let (maps, inbox, residual, at) = gpu.current(|| {
+            let inbox = added(messages.blocks.map(|(it, _)| &it.c))?;
             let maps = config.maps(dtype, [&args.a, &args.b, &args.c])?;
-            Ok((maps, inbox, [maps_of(&block)?, maps_of(&result)?, maps_of(&direct)?]))
+            let at = [maps_of(&block)?, maps_of(&result)?, maps_of(&direct)?];
+            Ok((maps, inbox, added(residual)?, at))
         })?;
         let [owners, all, direct] = at;
         let (mut given, mut shape) = self.gemm.given(config, &OpArgs { m: args.a.rows, ..*args });
@@ -203,6 +210,7 @@ impl Scattering {
             b.bytes(),
             c.bytes(),
             inbox.bytes(),
+            residual.bytes(),
             bytemuck::cast_slice(&owners),
             bytemuck::cast_slice(&all),
             bytemuck::cast_slice(&direct),

@@ -2,6 +2,8 @@
 //! rows are multiplied while those of the others are on their way, and theirs part by part as they come.
 //! Behind a product its rows leave part by part as they are finished: each rank's rows of the partial to it,
 //! which adds them up, and its sums, or its rows of C, to all.
+//!
+//! Long because a call that gathers, one that scatters and one that gives rows to all are made of the same steps.
 
 mod message;
 
@@ -236,7 +238,7 @@ impl Call<'_> {
             }
             _ => (Messages { blocks: first, results: then }, self.own_c()),
         };
-        (OpArgs { c, ..*self.args }, messages)
+        (OpArgs { c, residual: self.own_residual(), ..*self.args }, messages)
     }
 
     /// Whether one product does the messages itself: there is a build for it, and no rank shares the device.
@@ -329,9 +331,18 @@ impl Call<'_> {
 
     /// What this rank owns of C.
     fn own_c(&self) -> Matrix {
+        self.owned(self.args.c)
+    }
+
+    /// What is added to that, once, by its owner.
+    fn own_residual(&self) -> Matrix {
+        self.owned(self.args.residual)
+    }
+
+    fn owned(&self, matrix: Matrix) -> Matrix {
         match self.results {
-            Some(_) => rows_of(self.args.c, &self.message.own()),
-            None => self.args.c,
+            Some(_) if matrix.address != 0 => rows_of(matrix, &self.message.own()),
+            _ => matrix,
         }
     }
 
@@ -353,7 +364,8 @@ impl Call<'_> {
     /// 806 without).
     fn adds(&self) -> bool {
         let own = self.message.own();
-        self.args.channel.size == 2 && self.message.most() > 1 && !own.is_empty() && {
+        let alone = self.args.residual.address == 0;
+        self.args.channel.size == 2 && alone && self.message.most() > 1 && !own.is_empty() && {
             let (args, addend) = self.adding(&(0..own.end - own.start));
             self.ahead.product.as_ref().is_some_and(|it| it.fits_adding(&args, &addend))
         }
@@ -386,6 +398,10 @@ impl Call<'_> {
             b: rows_of(message.c, &rows),
             c: rows_of(self.own_c(), &rows),
             bias: self.args.bias,
+            residual: match self.own_residual() {
+                it if it.address == 0 => it,
+                it => rows_of(it, &rows),
+            },
             epilogue: self.args.epilogue,
             slot: apart,
             sources: self.args.channel.size,
@@ -452,6 +468,7 @@ impl Ahead {
             c,
             b: Matrix::default(),
             bias: Matrix::default(),
+            residual: Matrix::default(),
             k: 0,
             epilogue: 0,
             producer: producer::LOAD,
@@ -489,6 +506,7 @@ impl Ahead {
     /// once they are added up.
     fn partial(&self, args: &OpArgs) -> OpArgs {
         let c = self.kept(args, (args.m, args.n), args.wire);
-        OpArgs { c, bias: Matrix::default(), epilogue: 0, ..*args }
+        let (bias, residual) = (Matrix::default(), Matrix::default());
+        OpArgs { c, bias, residual, epilogue: 0, ..*args }
     }
 }

@@ -25,5 +25,7 @@
 #define iris_one_shot iris_one_shot_norm
 #define iris_two_shot iris_two_shot_norm
 #define iris_one_shot_ll iris_one_shot_ll_norm
+#define OF(kernel) all_reduce_norm_##kernel
 #include "../../kernels/all_reduce_norm.cu"
+#undef OF
 #include "../../kernels/copy.cu"

@@ -68,11 +68,14 @@ pub(crate) const ROW: Row = Row {
         FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial).norms(Norm::Behind),
         FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial).norms(Norm::Behind),
         LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial).norms(Norm::Within),
-        Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2)).whole(Whole::Partial),
+        Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2))
+            .whole(Whole::Partial)
+            .norms(Norm::Behind),
         Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(2))
             .whole(Whole::Partial)
             .direct(None)
-            .stores(),
+            .stores()
+            .norms(Norm::Behind),
     ],
     rule: Rule::Sum,
 };

@@ -263,7 +263,6 @@ const IN_KERNELS: &[Twins] = &[
         "body/norm.h",
         &["run"],
         &[
-            "BYTES",
             "COUNT",
             "sum_in_turns",
             "HELD",
@@ -272,6 +271,7 @@ const IN_KERNELS: &[Twins] = &[
             "Squares",
             "squares_of",
             "norm_elements",
+            "norm_singles",
             "norm_vectors",
             "of",
             "run_norm",

@@ -435,7 +435,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
             const u32 vector = port::thread() + i * THREADS;
             if (vector * WIDTH < norm.cols) squares += shared.of_vector[vector];
         }
-        const float scale = scale_of(norm, sum_of_threads(shared.squares, squares));
+        const float scale = scale_of(args, sum_of_threads(shared.squares, squares));
         each([&](u32 i, u32 bytes) {
             const Values values = scaled(unpack(own[i]), scale, unpack(weight[i]));
             port::write(row_of(args.normed) + bytes, pack(values));
@@ -528,7 +528,6 @@ IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
 
 /// A sum with a residual, whose rows are normalised by the workgroup that has taken them.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
-    port::take_turn();
     // The body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     const bool pair = args.channel.size == 2;
@@ -545,7 +544,6 @@ template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& ar
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
-    port::take_turn();
     // The body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);

@@ -59,8 +59,8 @@ IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
 }
 
 /// What elements of a row whose squares have this sum are multiplied by.
-IRIS_DEVICE float scale_of(const Norm& norm, float squares) {
-    return 1.0f / port::root(squares / static_cast<float>(norm.cols) + norm.epsilon);
+IRIS_DEVICE float scale_of(const OpArgs& args, float squares) {
+    return 1.0f / port::root(squares / static_cast<float>(args.n) + args.epsilon);
 }
 
 /// The sum of the squares of a vector. A thread adds up those of its vectors, every so many-th of a row.
@@ -78,56 +78,61 @@ IRIS_DEVICE Values scaled(Values values, float scale, const Values& weight) {
 }
 
 /// Rows of whole vectors of one type, whose factors have it, too. A thread holds its first vectors of a row
-/// from the first look to the last, all of them in rows of up to 8192 elements, and those of the factors for all
-/// rows; they are all under way before it looks at one.
+/// from the first look to the last, all of them in rows of up to 8192 elements, with their factors; they are all
+/// under way before it looks at one.
 template <u32 DTYPE>
-IRIS_DEVICE void norm_vectors(const Norm& norm, u32 row, u32 rows, Squares& squares) {
-    constexpr u32 HELD = 2;
-    const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
-    Raw weights[HELD];
-    IRIS_UNROLL
-    for (u32 i = 0; i < HELD; ++i) {
-        const u32 col = first + i * step;
-        if (col < norm.cols) weights[i] = load_raw(norm.weight.at(0, col), DTYPE);
-    }
+IRIS_DEVICE void norm_vectors(const OpArgs& args, u32 row, u32 rows, Squares& squares) {
+    constexpr u32 HELD = 2, BYTES = element_bytes(DTYPE);
+    const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH, cols = args.n;
     IRIS_NO_UNROLL
     for (u32 at = row; at < row + rows; ++at) {
-        const u64 from = norm.rows.at(at, 0), to = norm.normed.at(at, 0);
-        constexpr u32 BYTES = element_bytes(DTYPE);
-        Raw held[HELD];
+        const u64 from = args.c.address + at * args.c.ld * BYTES, weight = args.weight.address;
+        Raw held[HELD], weights[HELD];
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
             const u32 col = first + i * step;
-            if (col < norm.cols) held[i] = load_raw(from + col * BYTES, DTYPE);
+            if (col < cols) held[i] = load_raw(from + col * BYTES, DTYPE);
+        }
+        IRIS_UNROLL
+        for (u32 i = 0; i < HELD; ++i) {
+            const u32 col = first + i * step;
+            if (col < cols) weights[i] = load_raw(weight + col * BYTES, DTYPE);
         }
         float sum = 0.0f;
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
-            if (first + i * step < norm.cols) sum += squares_of(values_of(held[i], DTYPE));
+            if (first + i * step < cols) sum += squares_of(values_of(held[i], DTYPE));
         }
         IRIS_NO_UNROLL
-        for (u32 col = first + HELD * step; col < norm.cols; col += step) {
+        for (u32 col = first + HELD * step; col < cols; col += step) {
             sum += squares_of(values_of(load_raw(from + col * BYTES, DTYPE), DTYPE));
         }
-        const float scale = scale_of(norm, sum_of_threads(squares, sum));
+        const float scale = scale_of(args, sum_of_threads(squares, sum));
+        const u64 to = args.normed.address + at * args.normed.ld * BYTES;
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
             const u32 col = first + i * step;
-            if (col >= norm.cols) break;
-            const Values weight = values_of(weights[i], DTYPE);
-            store_whole(to + col * BYTES, DTYPE, scaled(values_of(held[i], DTYPE), scale, weight));
+            if (col >= cols) break;
+            const Values factors = values_of(weights[i], DTYPE);
+            store_whole(to + col * BYTES, DTYPE, scaled(values_of(held[i], DTYPE), scale, factors));
         }
         IRIS_NO_UNROLL
-        for (u32 col = first + HELD * step; col < norm.cols; col += step) {
+        for (u32 col = first + HELD * step; col < cols; col += step) {
             const Values values = values_of(load_raw(from + col * BYTES, DTYPE), DTYPE);
-            const Values weight = values_of(load_raw(norm.weight.at(0, col), DTYPE), DTYPE);
-            store_whole(to + col * BYTES, DTYPE, scaled(values, scale, weight));
+            const Values factors = values_of(load_raw(weight + col * BYTES, DTYPE), DTYPE);
+            store_whole(to + col * BYTES, DTYPE, scaled(values, scale, factors));
         }
     }
 }
 
+/// Those of f32: apart, so that what others do has registers enough.
+IRIS_COLD void norm_singles(const OpArgs& args, u32 row, u32 rows, Squares& squares) {
+    norm_vectors<F32>(args, row, rows, squares);
+}
+
 /// Rows of any form, by the same sums.
-IRIS_DEVICE void norm_elements(const Norm& norm, u32 row, u32 rows, Squares& squares) {
+IRIS_COLD void norm_elements(const OpArgs& args, u32 row, u32 rows, Squares& squares) {
+    const Norm norm = Norm::of(args);
     const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
     IRIS_NO_UNROLL
     for (u32 at = row; at < row + rows; ++at) {
@@ -137,7 +142,7 @@ IRIS_DEVICE void norm_elements(const Norm& norm, u32 row, u32 rows, Squares& squ
             // Those behind the end of the row are 0.
             sum += squares_of(norm.rows.load(at, col, min_of(WIDTH, norm.cols - col)));
         }
-        const float scale = scale_of(norm, sum_of_threads(squares, sum));
+        const float scale = scale_of(args, sum_of_threads(squares, sum));
         IRIS_NO_UNROLL
         for (u32 col = first; col < norm.cols; col += step) {
             const u32 count = min_of(WIDTH, norm.cols - col);
@@ -151,19 +156,17 @@ IRIS_DEVICE void norm_elements(const Norm& norm, u32 row, u32 rows, Squares& squ
 /// Normalise rows of C, which the threads of this workgroup, or launches before this one, have written.
 IRIS_DEVICE void norm_rows(const OpArgs& args, u32 row, u32 rows) {
     IRIS_SHARED(Squares, squares);
-    const Norm norm = Norm::of(args);
     port::barrier(Site::Body);
-    if (!norm.whole) return norm_elements(norm, row, rows, squares);
-    switch (norm.rows.dtype) {
-    case F32: return norm_vectors<F32>(norm, row, rows, squares);
-    case F16: return norm_vectors<F16>(norm, row, rows, squares);
-    default: return norm_vectors<BF16>(norm, row, rows, squares);
+    if (!Norm::of(args).whole) return norm_elements(args, row, rows, squares);
+    switch (args.c.dtype) {
+    case F32: return norm_singles(args, row, rows, squares);
+    case F16: return norm_vectors<F16>(args, row, rows, squares);
+    default: return norm_vectors<BF16>(args, row, rows, squares);
     }
 }
 
 /// All rows of C, a workgroup each.
 IRIS_DEVICE void run_norm(const OpArgs& args) {
-    port::take_turn();
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
         norm_rows(args, row, 1);
     }

@@ -109,13 +109,15 @@ IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 col
 /// C = A, this rank's own, and what has come from the others, added in ascending order. B is that of rank 0,
 /// and `slot` bytes further on lies that of the next; of one source, the root, there is nothing to add, nor
 /// to be done if it has stored its results straight into C.
-IRIS_DEVICE void run_sums(const OpArgs& args) {
+template <bool RESIDUAL> IRIS_DEVICE void run_sums(const OpArgs& args) {
     if (args.sources == 1 && flow::Departures(launch_of(args)).is_direct(args.root)) return;
     const Matrix &a = args.a, &b = args.b, &c = args.c;
     const u32 me = args.channel.rank, sources = args.sources;
-    const u64 starts = a.address | b.address | c.address | args.slot;
-    const u64 widths = a.ld | b.ld | c.ld | args.n | args.tile_n;
-    const bool whole = a.dtype == c.dtype && b.dtype == c.dtype && c.transposed == 0 &&
+    const Matrix none{}, &residual = RESIDUAL ? args.residual : none;
+    const u64 starts = a.address | b.address | c.address | residual.address | args.slot;
+    const u64 widths = a.ld | b.ld | c.ld | residual.ld | args.n | args.tile_n;
+    const bool alike = residual.address == 0 || (residual.dtype == c.dtype && residual.transposed == 0);
+    const bool whole = a.dtype == c.dtype && b.dtype == c.dtype && c.transposed == 0 && alike &&
                        args.bias.address == 0 && args.epilogue == 0 && (starts & 15) == 0 &&
                        widths % WIDTH == 0;
     Trace trace(args.trace, args.trace_spans, args.counters, port::workgroup());
@@ -127,9 +129,10 @@ IRIS_DEVICE void run_sums(const OpArgs& args) {
         if (sources == 1) {
             copy_view(to, own, at.rows, at.cols);
         } else if (const View slots = View::of(b).from(at.row, at.col); whole) {
+            const u64 on_top = residual.address == 0 ? 0 : View::of(residual).at(at.row, at.col);
             const Sources from{own.address, own.ld, slots.address, slots.ld, args.slot,
-                               me,          me,     sources,       0,        0};
-            add_whole<false>(to, from, at.rows, at.cols);
+                               me,          me,     sources,       on_top,   residual.ld};
+            add_whole<RESIDUAL>(to, from, at.rows, at.cols);
         } else {
             for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
                 Values sum = own.load(row, col, count);
@@ -139,6 +142,7 @@ IRIS_DEVICE void run_sums(const OpArgs& args) {
                     add_to(sum, part.load(row, col, count));
                 }
                 finish_values(args, at.col + col, count, sum);
+                if constexpr (RESIDUAL) add_residual(args, at.row + row, at.col + col, count, sum);
                 to.store(row, col, count, sum);
             });
         }

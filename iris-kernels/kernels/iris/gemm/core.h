@@ -163,6 +163,7 @@ template <class Op> class Core {
 
     IRIS_DEVICE void run() {
         prepare();
+        port::take_turn();
         take_roles();
         // A workgroup that is gone could not be arrived at.
         if constexpr (CLUSTER > 1) {
@@ -176,6 +177,7 @@ template <class Op> class Core {
     IRIS_DEVICE void begin() {
         static_assert(Op::STAYS && CLUSTER == 1, "one tile, of one workgroup");
         prepare();
+        port::take_turn();
         if (threadIdx.x != LOADER || first >= op.tiles()) return;
         const Place place = op.place(first, 0);
         const Run run = typename Op::Loader(op).run(place, 0);

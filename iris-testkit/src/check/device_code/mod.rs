@@ -19,6 +19,7 @@ mod hiprtc;
 mod nvidia;
 mod probes;
 mod resources;
+mod turns;
 mod ways;
 
 use std::collections::{BTreeSet, HashMap};
@@ -179,17 +180,6 @@ const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
 const RAISE_FLAGS: [&str; 2] = ["iris_staged", "iris_open"];
 const READ_FLAGS: [&str; 4] = ["iris_staged", "iris_copies", "iris_blocks", "iris_results"];
 
-/// The kernels of which [`Kernel::takes_turn`] is true.
-const TAKE_TURNS: [&str; 7] = [
-    "norm",
-    "barrier",
-    "one_shot_ll",
-    "reduce_scatter_ll",
-    "all_gather_ll",
-    "all_to_all_ll",
-    "broadcast_ll",
-];
-
 /// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all; and
 /// observed, since others have less of the same.
 fn options(arch: &str) -> Options {
@@ -253,22 +243,4 @@ fn compare(
         compared += 1;
     }
     compared
-}
-
-#[cfg(test)]
-mod tests {
-    use iris_kernels::Kernel::{self, *};
-    use iris_sync::barrier::Members;
-
-    use super::*;
-
-    #[test]
-    fn kernels_that_are_launched_early_are_looked_at() {
-        let barrier = Barrier { phase: 0, members: Members::all(2), last: true };
-        let early =
-            [Norm, barrier, OneShotLl, ReduceScatterLl, AllGatherLl, AllToAllLl, BroadcastLl];
-        assert_eq!(early.map(Kernel::name), TAKE_TURNS);
-        assert!(early.into_iter().all(Kernel::takes_turn));
-        assert!(![Local, OneShot, TwoShot, Open, Sums, Close].into_iter().any(Kernel::takes_turn));
-    }
 }

@@ -9,9 +9,10 @@ use iris_kernels::rtc::{Compiler, Error, KernelSource, Options};
 use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
+use super::turns::out_of_turn;
 use super::{
-    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, TAKE_TURNS, compare,
-    first_word, options,
+    Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, READ_FLAGS, Source, compare, first_word,
+    options,
 };
 
 /// The first NVRTC that has atomic functions of its own.
@@ -112,9 +113,7 @@ impl Checker<'_> {
                 }
             }
         }
-        // Those that wait for peers, or store to them.
-        let waiting = |name: &str| name != "gemm_sm90.cu" && self.arch == BY_WARPGROUPS;
-        for (name, text) in self.source.gemms.iter().filter(|(name, _)| waiting(name)) {
+        for (name, text) in self.source.gemms.iter().filter(|_| self.arch == BY_WARPGROUPS) {
             // By copies, or by all threads when the product is over.
             let copies = ["gather", "scatter"].iter().any(|it| name.contains(it));
             let config = match copies {
@@ -123,7 +122,10 @@ impl Checker<'_> {
             };
             let ptx = self.ptx(name, text, &config.options(1))?;
             let unfenced = copies.then(|| unfenced(name, &ptx)).into_iter().flatten();
-            let wrong = wrong_in(name, &ptx).chain(unfenced);
+            // What is multiplied alone neither waits for peers nor stores to them.
+            let alone = *name == "gemm_sm90.cu";
+            let wrong = (!alone).then(|| wrong_in(name, &ptx)).into_iter().flatten();
+            let wrong = wrong.chain(unfenced).chain(out_of_turn(name, &ptx));
             findings.extend(wrong.map(|what| Finding::new("ptx", what)));
         }
         Ok((read, twice))
@@ -288,32 +290,6 @@ fn unfenced(name: &str, ptx: &str) -> impl Iterator<Item = String> {
         wrong.push(format!(
             "{name}: no fence between what it waits for, or stores, and its signals"
         ));
-    }
-    wrong.into_iter()
-}
-
-/// Kernels that are launched before the one ahead of them on the stream is over must wait for it before they touch
-/// memory; on devices before sm_90 none is.
-fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String> {
-    let target = ptx.split(".target sm_").nth(1).unwrap_or_default();
-    let arch: String = target.chars().take_while(char::is_ascii_digit).collect();
-    let early = arch.parse().is_ok_and(|arch: u32| arch >= 90);
-    let mut wrong = Vec::new();
-    for part in ptx.split(".entry iris_").skip(1).filter(|_| early) {
-        let entry = part.split('(').next().unwrap_or_default();
-        if !TAKE_TURNS.contains(&entry) {
-            continue;
-        }
-        let touches = |word: &str| {
-            let kinds = ["ld.", "st.", "atom.", "red.", "cp.", "call", "bra"];
-            // Parameters are the launch's own.
-            kinds.iter().any(|kind| word.starts_with(kind)) && !word.starts_with("ld.param")
-        };
-        let mut words = part.lines().map(first_word);
-        let first = words.find(|word| word.starts_with("griddepcontrol.wait") || touches(word));
-        if first.is_none_or(touches) {
-            wrong.push(format!("{name}: iris_{entry} does not wait for its turn first: {first:?}"));
-        }
     }
     wrong.into_iter()
 }

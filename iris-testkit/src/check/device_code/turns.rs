@@ -1,0 +1,121 @@
+//! A launch may begin before the one ahead of it on the stream is over. So every kernel waits for that, on all of
+//! its ways, before it touches memory that others see, and before it ends: whoever waits for it alone has then
+//! waited for all before it.
+
+use std::collections::{HashMap, HashSet};
+
+/// Kernels of some PTX that touch memory, or end, before they have waited; none of devices before sm_90, where no
+/// launch begins early.
+pub(super) fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String> {
+    let target = ptx.split(".target sm_").nth(1).unwrap_or_default();
+    let arch: String = target.chars().take_while(char::is_ascii_digit).collect();
+    let early = arch.parse().is_ok_and(|arch: u32| arch >= 90);
+    let entries = ptx.split(".entry iris_").skip(1).filter(move |_| early);
+    entries.filter_map(move |part| {
+        let entry = part.split('(').next().unwrap_or_default();
+        let (_, body) = part.split_once('{')?;
+        let first = before_turn(body)?;
+        Some(format!("{name}: iris_{entry} does not wait for its turn first: {first}"))
+    })
+}
+
+/// The first statement on some way that stands before the wait and should not.
+fn before_turn(body: &str) -> Option<&str> {
+    let (mut statements, mut labels) = (Vec::new(), HashMap::<&str, Vec<usize>>::new());
+    for line in body.lines() {
+        let mut line = line.split("//").next().unwrap_or_default().trim();
+        if let Some((label, rest)) = line.split_once(':').filter(|(label, _)| is_name(label)) {
+            // Those of inline assembly are of a block: whoever jumps to one may be meant by each.
+            labels.entry(label).or_default().push(statements.len());
+            line = rest.trim();
+        }
+        statements.extend(line.split(';').map(str::trim).filter(|it| !it.is_empty()));
+    }
+    let (mut left, mut seen) = (vec![0], HashSet::new());
+    while let Some(at) = left.pop() {
+        if !seen.insert(at) {
+            continue;
+        }
+        let Some(&statement) = statements.get(at) else { return Some("the end") };
+        let mut words = statement.split_whitespace().peekable();
+        let sometimes = words.next_if(|word| word.starts_with('@')).is_some();
+        let word = words.next().unwrap_or_default();
+        if word.starts_with("griddepcontrol.wait") && !sometimes {
+            continue;
+        }
+        let jumps = word == "bra" || word.starts_with("bra.");
+        let ends = ["ret", "exit", "trap"].contains(&word);
+        if touches(word) || ends {
+            return Some(statement);
+        }
+        if jumps {
+            let to = labels.get(words.last().unwrap_or_default());
+            left.extend(to.into_iter().flatten());
+        }
+        if !jumps || sometimes {
+            left.push(at + 1);
+        }
+    }
+    None
+}
+
+/// Whether an instruction reads or writes memory that is not the workgroup's own, or goes where it might. Its
+/// parameters are the launch's.
+fn touches(word: &str) -> bool {
+    let kinds = ["ld.", "st.", "atom.", "red.", "cp.", "call", "brx", "multimem", "ldu."];
+    let own = ["param", "shared"];
+    kinds.iter().any(|kind| word.starts_with(kind))
+        && (word.starts_with("cp.") || !word.split('.').any(|part| own.contains(&part)))
+}
+
+fn is_name(label: &str) -> bool {
+    !label.is_empty() && label.chars().all(|it| it.is_ascii_alphanumeric() || "_$%".contains(it))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(body: &str) -> Vec<String> {
+        let ptx =
+            format!(".target sm_90a\n.visible .entry iris_it(\n.param .b8 a\n)\n{{\n{body}\n}}\n");
+        out_of_turn("it.cu", &ptx).collect()
+    }
+
+    const WAITS: &str = "ld.param.u64 %rd1, [a];
+        mbarrier.init.shared.b64 [%r1], 1;
+        @%p1 bra $L_2;
+        st.shared.u32 [%r1], %r2;
+        $L_2:
+        griddepcontrol.wait;
+        ld.global.u32 %r3, [%rd1];
+        @%p2 bra $L_2;
+        ret;";
+
+    #[test]
+    fn what_is_its_own_may_be_touched_before() {
+        assert_eq!(found(WAITS), [""; 0]);
+        // Of another device nothing is asked.
+        let without = WAITS.replace("griddepcontrol.wait;", "");
+        assert_eq!(found(&without).len(), 1);
+        let older = format!(".target sm_80\n.entry iris_it(\n)\n{{\n{without}\n}}");
+        assert_eq!(out_of_turn("it.cu", &older).count(), 0);
+    }
+
+    #[test]
+    fn a_way_around_the_wait_is_found() {
+        let around =
+            WAITS.replace("$L_2:\n", "bra $L_3;\n$L_2:\n").replace("ld.global", "$L_3: ld.global");
+        assert!(found(&around)[0].contains("ld.global.u32"), "{:?}", found(&around));
+        let sometimes = WAITS.replace("griddep", "@%p3 griddep");
+        assert_eq!(found(&sometimes).len(), 1);
+        let ends = WAITS.replace("@%p1 bra $L_2;", "@%p1 ret;");
+        assert!(found(&ends)[0].contains("ret"), "{:?}", found(&ends));
+        for touch in
+            ["ld.u32 %r1, [%rd1]", "cp.async.bulk.tensor.2d.shared::cluster.global [%r1]", "call f"]
+        {
+            let touched = WAITS.replace("@%p1 bra", &format!("{touch};\n@%p1 bra"));
+            assert!(found(&touched)[0].contains(touch), "{touch}");
+        }
+    }
+}
