@@ -91,7 +91,7 @@ pub(crate) fn varies(ranks: Ranks, request: &Request) -> bool {
     };
     ruled
         || most_in_words(ranks, request) > 0
-        || least_bytes(ranks, row.op, Variant::CopyEngine).is_some()
+        || least_bytes(ranks, request, Variant::CopyEngine).is_some()
 }
 
 /// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
@@ -162,10 +162,14 @@ fn ruled(ranks: Ranks, request: &Request) -> Variant {
 
 /// What one rank must send another for a product with a message to be done in this way, in bytes: by copy
 /// engines, or by a product that stores to others itself.
-fn least_bytes(ranks: Ranks, op: Op, variant: Variant) -> Option<usize> {
+fn least_bytes(ranks: Ranks, request: &Request, variant: Variant) -> Option<usize> {
     let device = device::of(ranks.backend)?;
-    let sizes = if variant == Variant::Epilogue { device.stored } else { device.copied };
-    let (_, by_world) = sizes.iter().find(|(of, _)| *of == op)?;
+    let sizes = match variant {
+        Variant::Epilogue if request.rms_norm.is_some() => device.stored_of_norms,
+        Variant::Epilogue => device.stored,
+        _ => device.copied,
+    };
+    let (_, by_world) = sizes.iter().find(|(of, _)| *of == request.op())?;
     Some(by_world[usize::from(ranks.size > 2)])
 }
 
@@ -173,7 +177,7 @@ fn least_bytes(ranks: Ranks, op: Op, variant: Variant) -> Option<usize> {
 fn by_size(ranks: Ranks, request: &Request, variant: Variant) -> bool {
     let form = request.row.form(variant).filter(|form| form.serves(request));
     let Some(form) = form else { return false };
-    let Some(least) = least_bytes(ranks, request.op(), variant) else { return false };
+    let Some(least) = least_bytes(ranks, request, variant) else { return false };
     let Message { m, n, .. } = Message::of(ranks, request, form);
     let bytes = m.saturating_mul(n).saturating_mul(request.dtype.size());
     let rows = request.shard == Shard::Rows;

@@ -266,12 +266,14 @@ fn rows_are_normalised() {
     }
 }
 
-const NORMED: [&str; 8] = [
+const NORMED: [&str; 10] = [
     "all_reduce by auto",
     "all_reduce by ll",
     "all_reduce by one_shot",
     "all_reduce by two_shot",
     "matmul_all_reduce by auto",
+    "matmul_all_reduce by copy_engine",
+    "matmul_all_reduce by epilogue",
     "matmul_all_reduce by unfused",
     "matmul_all_reduce by unfused_ll",
     "matmul_all_reduce by unfused_one_shot",
