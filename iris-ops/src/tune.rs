@@ -104,8 +104,7 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
-    let cpu = ranks.backend.traits().host_threads;
-    let known = known.filter(|form| cpu || is_as_measured(ranks, request, form));
+    let known = known.filter(|form| is_as_measured(ranks, request, form));
     match known.filter(|form| form.serves(request)) {
         Some(form) => (form.variant, Why::Measured),
         None => (ruled(ranks, request), Why::Ruled),
@@ -196,9 +195,12 @@ fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
         && matches!(request.dtype, DType::F16 | DType::BF16)
 }
 
-/// Whether a call is done as the rows of a table for GPUs were measured: nothing is observed, or asked for besides
+/// Whether a call is done as the rows of its table were measured. On GPUs nothing is observed, or asked for besides
 /// the product and the message, and what stores to others does so.
 fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
+    if ranks.backend.traits().host_threads {
+        return true;
+    }
     let Request { dtype, epilogue, library, rms_norm, tile, .. } = *request;
     let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;
     let plain = request.is_plain() && epilogue == Epilogue::None && rms_norm.is_none();
@@ -240,7 +242,9 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
     // Of what is unfused the message has tiles; alone there is none.
     let product = row.op.multiplies() && (!form.is_unfused() || ranks.size == 1);
-    if let Some(tile) = table::tile(ranks, request, form.variant) {
+    if let Some(tile) = table::tile(ranks, request, form.variant)
+        && is_as_measured(ranks, request, form)
+    {
         return tile;
     }
     if form.stores && !product {

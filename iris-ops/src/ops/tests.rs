@@ -164,15 +164,20 @@ fn on_gpus_products_are_whole_where_nothing_is_observed() {
 #[test]
 fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     let ranks = Ranks::new(0, 2).on(BackendKind::Cuda);
-    let gathered = |n, even| {
+    let options = |n, even| {
         let options = all_gather_matmul::Options::new(4096, n, 8192).dtype(DType::BF16);
-        options.even(even).plan(ranks).unwrap().tile()
+        options.even(even)
     };
-    let [tuned, ruled] = [[2048, 4096], [1024, 8192]].map(|[m, n]| TileShape { m, n });
+    let gathered = |n, even| options(n, even).plan(ranks).unwrap().tile();
+    let [tuned, ruled] = [[2048, 2048], [1024, 8192]].map(|[m, n]| TileShape { m, n });
     assert_eq!(
         [gathered(1280, true), gathered(1280, false), gathered(1284, true)],
         [tuned, ruled, ruled]
     );
+    // Calls that are not done as those of the row were have the tile of the rules, too.
+    let wide =
+        options(1280, true).variant(all_gather_matmul::Variant::CopyEngine).output(DType::F32);
+    assert_eq!(wide.plan(ranks).unwrap().tile(), ruled);
     let scattered = |k, even| {
         let options = matmul_reduce_scatter::Options::new(8192, 8192, k).dtype(DType::BF16);
         options.even(even).plan(ranks).unwrap().at(8192).variant
