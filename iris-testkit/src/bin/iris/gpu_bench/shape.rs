@@ -253,8 +253,13 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     }
     // All of the heap's data that the libraries touch, as one window of a communicator of its own: the
     // other one stays as it is.
+    // Not of what gains nothing by it: an all_to_all and a broadcast took as long (2.28.9 on 2 x H200, 2026-11-23), and
+    // stood still now and then at 16 MiB and more.
+    let gains = !matches!(shape.op, Op::AllToAll | Op::Broadcast);
     let window = match &rank.windowed {
-        Some(of) if base.is_some() && plans.apart.is_none() => Some(of.register(&buffers.all())?),
+        Some(of) if base.is_some() && plans.apart.is_none() && gains => {
+            Some(of.register(&buffers.all())?)
+        }
         _ => None,
     };
     if let (Some(of), Some(_)) = (&rank.windowed, &window) {
