@@ -76,3 +76,8 @@ IRIS_KERNEL iris_one_shot_ll(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_exchange<Collective::AllReduce>(args);
 }
+
+IRIS_KERNEL iris_one_shot_ll_pair(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_exchange_of_pair<Collective::AllReduce>(args);
+}

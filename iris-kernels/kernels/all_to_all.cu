@@ -14,3 +14,8 @@ IRIS_KERNEL iris_all_to_all_ll(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_exchange<Collective::AllToAll>(args);
 }
+
+IRIS_KERNEL iris_all_to_all_ll_pair(IRIS_ARGS OpArgs args) {
+    port::take_turn();
+    run_exchange_of_pair<Collective::AllToAll>(args);
+}

@@ -2,6 +2,9 @@
 
 use iris_sync::barrier::Members;
 
+use crate::args::{OpArgs, element_bytes};
+use crate::schedule::{Collective, Items};
+
 /// Every kernel of the ops. One launch is one of these over some workgroups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -108,6 +111,33 @@ impl Kernel {
                 | AllToAllLl
                 | BroadcastLl
         )
+    }
+
+    /// The name of the form in which each thread has several items of a message between two ranks, where there is one.
+    pub fn name_of_pair(self) -> Option<&'static str> {
+        match self {
+            Kernel::OneShotLl => Some("one_shot_ll_pair"),
+            Kernel::ReduceScatterLl => Some("reduce_scatter_ll_pair"),
+            Kernel::AllGatherLl => Some("all_gather_ll_pair"),
+            Kernel::AllToAllLl => Some("all_to_all_ll_pair"),
+            _ => None,
+        }
+    }
+
+    /// The items of a message in words that carry their data, of such a kernel.
+    pub(crate) fn items(self, args: &OpArgs) -> Option<Items> {
+        let collective = match self {
+            Kernel::OneShotLl => Collective::AllReduce,
+            Kernel::ReduceScatterLl => Collective::ReduceScatter,
+            Kernel::AllGatherLl => Collective::AllGather,
+            Kernel::AllToAllLl => Collective::AllToAll,
+            Kernel::BroadcastLl => Collective::Broadcast { root: args.root },
+            _ => return None,
+        };
+        let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
+        let dtype = if reduces { args.wire } else { args.c.dtype };
+        let per_item = 8 / element_bytes(dtype) as u32;
+        Some(Items { collective, size: args.channel.size, rows: args.m, cols: args.n, per_item })
     }
 
     /// The name in traces and errors.

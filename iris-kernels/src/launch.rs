@@ -138,11 +138,16 @@ impl Launcher {
         let target = Target::of(&heap.device())?;
         let mut functions: Vec<Prepared> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
-        for &kernel in kernels {
-            if functions.iter().any(|known| known.name == kernel.name()) {
+        let pair = heap.size() == 2 && !op.norm;
+        let names = |&kernel: &Kernel| {
+            let of_pair = kernel.name_of_pair().filter(|_| pair);
+            [Some(kernel.name()), of_pair].into_iter().flatten().map(move |name| (kernel, name))
+        };
+        for (kernel, name) in kernels.iter().flat_map(names) {
+            if functions.iter().any(|known| known.name == name) {
                 continue;
             }
-            let (prepared, fits) = prepare(heap, &target, op, kernel)?;
+            let (prepared, fits) = prepare(heap, &target, op, (kernel, name))?;
             if !matches!(kernel, Kernel::Barrier { .. } | Kernel::Norm) {
                 resident = resident.min(fits()?);
             }
@@ -364,8 +369,13 @@ impl Launcher {
                 return stream.launch_cpu(name, groups.count, Arc::new(run));
             }
         };
+        let of_pair = functions.iter().find(|known| Some(known.name) == kernel.name_of_pair());
+        let of_pair = of_pair.filter(|it| {
+            let threads = groups.threads.map_or(it.threads, |most| most.min(it.threads));
+            has_several_items(kernel, &args, (groups.count, threads))
+        });
         let name = kernel.name();
-        let function = functions.iter().find(|known| known.name == name);
+        let function = of_pair.or_else(|| functions.iter().find(|known| known.name == name));
         let &Prepared { ref function, threads, shared_bytes, .. } = function.ok_or_else(|| {
             unsupported(format!("kernel {name} of {op}"), "the op was prepared without it")
         })?;
@@ -535,19 +545,28 @@ pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
     Matrix { address, rows: rows.end - rows.start, ..matrix }
 }
 
-/// Compile and load a kernel; with how many of its workgroups run at the same time.
+/// Whether such workgroups have more than one item a thread of a message that is the same both ways. A last wave
+/// takes none.
+fn has_several_items(kernel: Kernel, args: &OpArgs, (groups, threads): (u32, u32)) -> bool {
+    const WAVE: u32 = 32;
+    let Some(items) = kernel.items(args).filter(|items| items.size == 2) else { return false };
+    let sent = items.sent(0, 1);
+    let alike = [(0, 0), (1, 0), (1, 1)].into_iter().all(|(from, to)| items.sent(from, to) == sent);
+    alike && sent > groups.saturating_mul(threads.saturating_sub(WAVE))
+}
+
+/// Compile and load a kernel, the form of it that has this name; with how many of its workgroups run at the same time.
 fn prepare<'a>(
     heap: &'a SymmetricHeap,
     target: &Target,
     op: &OpBuild,
-    kernel: Kernel,
+    (kernel, name): (Kernel, &'static str),
 ) -> Result<(Prepared, impl FnOnce() -> Result<u32> + use<'a>)> {
     let build = op.of(kernel, &target.arch).map_err(|what| {
         unsupported(format!("{} on a GPU: {what}", op.op), "no device source has it")
     })?;
     let image = build::compile(&build, target).map_err(Error::other)?;
     let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));
-    let name = kernel.name();
     let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
     let prepared = Prepared { name, function: function.clone(), threads, shared_bytes };
     Ok((prepared, move || share(heap, &function, threads, shared_bytes)))
@@ -590,4 +609,27 @@ pub(crate) fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
 
 fn unsupported(what: String, why: &str) -> Error {
     Error::Unsupported { what, why: why.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of few items each thread has one; and both ranks must do as much.
+    #[test]
+    fn several_items_of_a_thread_go_together_where_there_are_several() {
+        let several = |kernel, size, m, groups| {
+            let mut args = OpArgs { m, n: 4096, wire: 2, ..bytemuck::Zeroable::zeroed() };
+            (args.channel.size, args.c.dtype) = (size, 2);
+            has_several_items(kernel, &args, groups)
+        };
+        assert!(several(Kernel::OneShotLl, 2, 128, (128, 512)));
+        assert!(!several(Kernel::OneShotLl, 2, 32, (74, 512)));
+        assert!(!several(Kernel::OneShotLl, 4, 128, (128, 512)));
+        assert!(!several(Kernel::BroadcastLl, 2, 128, (128, 512)));
+        for kernel in [Kernel::AllGatherLl, Kernel::ReduceScatterLl, Kernel::AllToAllLl] {
+            assert!(several(kernel, 2, 128, (128, 512)) && !several(kernel, 2, 127, (128, 512)));
+            assert!(!several(kernel, 2, 128, (137, 512)) && several(kernel, 2, 128, (136, 512)));
+        }
+    }
 }

@@ -165,6 +165,7 @@ class ItemsOf {
 
 /// One thread's items of a call.
 template <Collective C, u32 N> class ExchangeBody {
+  protected:
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;
 
   public:
@@ -236,6 +237,9 @@ template <Collective C, u32 N> class ExchangeBody {
   protected:
     IRIS_DEVICE void finish_sum(u32 item) {
         if (!own_is_added) add_own();
+        finish_item_sum(item);
+    }
+    IRIS_DEVICE void finish_item_sum(u32 item) {
         if (IRIS_RARE(args.bias.address != 0 || (args.epilogue & EPILOGUE_GELU) != 0)) {
             sum = result.finish(item, View::of(args.bias), args.epilogue, sum);
         }
@@ -247,13 +251,9 @@ template <Collective C, u32 N> class ExchangeBody {
         for (u32 i = 0; i < 4; ++i) sum.v[i] += values.v[i];
     }
 
-    const OpArgs& args;
-    ItemValues sum;
-
-  private:
-    static constexpr u64 PAIR_BYTES = 16;
     static constexpr bool SAME_FOR_ALL =
         C == Collective::AllReduce || C == Collective::AllGather || C == Collective::Broadcast;
+    static constexpr u64 PAIR_BYTES = 16;
 
     IRIS_DEVICE u32 me() const { return args.channel.rank; }
     /// What this rank sends to `to`.
@@ -266,17 +266,88 @@ template <Collective C, u32 N> class ExchangeBody {
         return ItemsOf(View::of(args.c).from(items.target_row(source, me()), 0),
                        items.rows_sent(source, me()), items.cols, items.shift);
     }
+
+    const OpArgs& args;
+    ItemValues sum;
+    /// What this rank has itself, and where it belongs; where all get the same, what it sends.
+    const ItemsOf mine, result;
+
+  private:
     IRIS_DEVICE void add_own() {
         add(own);
         own_is_added = true;
     }
 
-    /// What this rank has itself, and where it belongs; where all get the same, what it sends.
-    const ItemsOf mine, result;
     u32 own[2];
     /// What goes to some peers.
     u32 held[SAME_FOR_ALL ? 1 : N][2];
     bool own_is_added;
+};
+
+/// One thread's items of a larger message between two ranks that send each other as many: several at once, so that
+/// what one is about is on its way together with what the next is about.
+template <Collective C> class PairBody : public ExchangeBody<C, 1> {
+    using Base = ExchangeBody<C, 1>;
+
+  public:
+    static constexpr u32 PIECE = 1, ITEMS = 4;
+    using Batch = ll::Batch<ITEMS, PIECE>;
+
+    IRIS_DEVICE explicit PairBody(const OpArgs& args) : Base(args), at{~0u, 0, 0}, given{}, own{} {}
+
+    IRIS_DEVICE void load(const Batch& batch) {
+        at = batch;
+        const ItemsOf from = Base::SAME_FOR_ALL ? this->mine : this->of_mine(1 - this->me());
+        each([&](u32 k, u32 item) { from.load(item, this->dtype, given[k]); });
+    }
+    IRIS_DEVICE void give(u32 k, u32 (&data)[2]) {
+        data[0] = given[k][0];
+        data[1] = given[k][1];
+        if (this->args.counters != 0) {
+            Trace(0, 0, this->args.counters, 0).add(Counter::Pushed, Base::PAIR_BYTES);
+        }
+    }
+    IRIS_DEVICE void begin(u32, const Batch& batch) {
+        // Of a sum that both get each adds what it has given.
+        const bool loaded = at.first == batch.first && at.count == batch.count;
+        if (C == Collective::AllReduce && !loaded) load(batch);
+        at = batch;
+        if constexpr (C == Collective::ReduceScatter) {
+            each([&](u32 k, u32 item) { this->mine.load(item, this->dtype, own[k]); });
+        } else if constexpr (!Base::REDUCES) {
+            if (this->args.a.address == this->args.c.address) return;
+            each([&](u32 k, u32 item) { this->mine.load(item, this->dtype, own[k]); });
+            each([&](u32 k, u32 item) { this->result.store(item, own[k]); });
+        }
+    }
+    IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        if constexpr (Base::REDUCES) {
+            each([&](u32 k, u32 item) {
+                // Of two it does not matter which is the first.
+                this->sum = ItemsOf::unpack(this->dtype, data[k]);
+                this->add(C == Collective::AllReduce ? given[k] : own[k]);
+                this->finish_item_sum(item);
+                this->store_sum(item);
+            });
+        } else {
+            const ItemsOf to = this->of_result(source);
+            each([&](u32 k, u32 item) { to.store(item, data[k]); });
+        }
+    }
+    IRIS_DEVICE void end() {}
+    IRIS_DEVICE void row(u32) {}
+
+  private:
+    template <class Each> IRIS_DEVICE void each(Each each) const {
+        IRIS_UNROLL
+        for (u32 k = 0; k < ITEMS; ++k) {
+            if (k >= at.count) break;
+            each(k, at.item(k));
+        }
+    }
+
+    Batch at;
+    u32 given[ITEMS][2], own[ITEMS][2];
 };
 
 /// Add the residual of another type than what travels to the values of an item.
@@ -548,6 +619,17 @@ template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);
     else run_exchange_of<C, ll::SOURCES>(args);
+}
+
+/// The same of a message of which each thread has more than one item, between two ranks that send each other as
+/// many: each workgroup pushes and takes those that lie side by side, as if they were a row. A kernel of its own,
+/// which the host chooses: small messages would wait for the registers of this one.
+template <Collective C> IRIS_DEVICE void run_exchange_of_pair(const OpArgs& given) {
+    const OpArgs& args = port::in_place(given);
+    PairBody<C> body(args);
+    const u32 items = body.items.sent(args.channel.rank, 1 - args.channel.rank);
+    const u32 count = port::workgroups();
+    flow::exchange_rows<true>(launch_of(args), ll::Rows{items, (items + count - 1) / count, false}, body);
 }
 
 } // namespace iris

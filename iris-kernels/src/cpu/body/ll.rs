@@ -5,7 +5,7 @@ use iris_sync::Stop;
 use iris_sync::flow::{self, LlRows, LlTiles};
 use iris_sync::ll::Rows;
 
-use crate::args::{Matrix, OpArgs, counter, element_bytes};
+use crate::args::{Matrix, OpArgs, counter};
 use crate::cpu::body::epilogue::{add_residual, finish_values};
 use crate::cpu::body::norm::norm_rows;
 use crate::cpu::view;
@@ -24,18 +24,10 @@ pub(crate) fn run(
     kernel: Kernel,
     args: &OpArgs,
 ) -> Result<(), Stop> {
-    let collective = match kernel {
-        Kernel::OneShotLl => Collective::AllReduce,
-        Kernel::ReduceScatterLl => Collective::ReduceScatter,
-        Kernel::AllGatherLl => Collective::AllGather,
-        Kernel::AllToAllLl => Collective::AllToAll,
-        _ => Collective::Broadcast { root: args.root },
-    };
+    let Some(items) = kernel.items(args) else { return Ok(()) };
+    let Items { collective, per_item, .. } = items;
     let reduces = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
     let dtype = if reduces { args.wire } else { args.c.dtype };
-    let per_item = 8 / element_bytes(dtype) as u32;
-    let size = launch.channel.size;
-    let items = Items { collective, size, rows: args.m, cols: args.n, per_item };
     let mut body =
         Body { args, words: launch.m, items, dtype, reduces, sum: [0.0; MOST], own: false };
     if args.normed.address == 0 {
