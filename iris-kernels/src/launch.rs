@@ -27,6 +27,8 @@ struct Prepared {
     /// Threads of a workgroup.
     threads: u32,
     shared_bytes: u32,
+    /// Workgroups that run at the same time, of a form that is not taken for more.
+    most: u32,
 }
 
 /// What an op keeps to launch its kernels: those that a device has loaded, or nothing where they are
@@ -147,8 +149,10 @@ impl Launcher {
             if functions.iter().any(|known| known.name == name) {
                 continue;
             }
-            let (prepared, fits) = prepare(heap, &target, op, (kernel, name))?;
-            if !matches!(kernel, Kernel::Barrier { .. } | Kernel::Norm) {
+            let (mut prepared, fits) = prepare(heap, &target, op, (kernel, name))?;
+            if name != kernel.name() {
+                prepared.most = fits().unwrap_or(0);
+            } else if !matches!(kernel, Kernel::Barrier { .. } | Kernel::Norm) {
                 resident = resident.min(fits()?);
             }
             functions.push(prepared);
@@ -372,7 +376,7 @@ impl Launcher {
         let of_pair = functions.iter().find(|known| Some(known.name) == kernel.name_of_pair());
         let of_pair = of_pair.filter(|it| {
             let threads = groups.threads.map_or(it.threads, |most| most.min(it.threads));
-            has_several_items(kernel, &args, (groups.count, threads))
+            groups.count <= it.most && has_several_items(kernel, &args, (groups.count, threads))
         });
         let name = kernel.name();
         let function = of_pair.or_else(|| functions.iter().find(|known| known.name == name));
@@ -384,7 +388,8 @@ impl Launcher {
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
         // What waits on a device that ranks share must leave room for those that it waits for.
-        let early = heap.sharing() == 1;
+        // Copies of engines, which the last launch of a call stands behind, are no launches.
+        let early = heap.sharing() == 1 && kernel != Kernel::Close;
         let shape = LaunchShape { groups: groups.count, threads, shared_bytes, early };
         let args = bytemuck::bytes_of(&args);
         match kernel {
@@ -568,7 +573,8 @@ fn prepare<'a>(
     let image = build::compile(&build, target).map_err(Error::other)?;
     let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));
     let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
-    let prepared = Prepared { name, function: function.clone(), threads, shared_bytes };
+    let most = u32::MAX;
+    let prepared = Prepared { name, function: function.clone(), threads, shared_bytes, most };
     Ok((prepared, move || share(heap, &function, threads, shared_bytes)))
 }
 

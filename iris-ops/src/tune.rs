@@ -163,10 +163,12 @@ fn ruled(ranks: Ranks, request: &Request) -> Variant {
 /// engines, or by a product that stores to others itself.
 fn least_bytes(ranks: Ranks, request: &Request, variant: Variant) -> Option<usize> {
     let device = device::of(ranks.backend)?;
-    let sizes = match variant {
-        Variant::Epilogue if request.rms_norm.is_some() => device.stored_of_norms,
-        Variant::Epilogue => device.stored,
-        _ => device.copied,
+    let sizes = match (variant, request.rms_norm) {
+        (Variant::Epilogue, Some(_)) => device.stored_of_norms,
+        (Variant::Epilogue, None) => device.stored,
+        // Nobody has measured copies behind which rows are normalised.
+        (_, Some(_)) => &[],
+        (_, None) => device.copied,
     };
     let (_, by_world) = sizes.iter().find(|(of, _)| *of == request.op())?;
     Some(by_world[usize::from(ranks.size > 2)])
@@ -185,7 +187,7 @@ fn by_size(ranks: Ranks, request: &Request, variant: Variant) -> bool {
         // Columns that come are multiplied before all are there, or not sooner than without engines.
         _ => rows || has_stores(ranks, request),
     };
-    bytes >= least && request.tile.is_none() && takes
+    bytes >= least && request.tile.is_none() && request.is_plain() && takes
 }
 
 /// Whether the device multiplies such operands by wgmma.

@@ -203,7 +203,8 @@ pub struct LaunchShape {
     /// Bytes of dynamic shared memory of a workgroup.
     pub shared_bytes: u32,
     /// Whether it may begin before the launch ahead of it on the stream is over, on devices that can do that: its
-    /// kernel waits for that itself before it touches memory.
+    /// kernel waits for that itself before it touches memory, and, on every way, before it ends, since the launch
+    /// behind it waits for it alone.
     pub early: bool,
 }
 

@@ -9,21 +9,14 @@ IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
-/// Let the next launch of the stream begin before this one is over, when all workgroups of this one have begun.
-IRIS_DEVICE void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/// Where this launch may have begun like that: wait until the one ahead of it is over, with all that it has
-/// written, and let the next begin likewise. So the way of a launch to the device is gone together with what is
-/// done before it.
+/// Where this launch may have begun before the one ahead of it was over: wait for that, with all that it has
+/// written, and let the next begin likewise, when all workgroups of this one are here. So the way of a launch to the
+/// device is gone together with what is done before it.
 IRIS_DEVICE void take_turn() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-    let_next_begin();
 }
 
 /// Threads of a wave, the threads that take their steps together.

@@ -28,7 +28,6 @@ IRIS_DEVICE void barrier(Site site) {
 
 /// Launches of a stream begin one after the other.
 IRIS_DEVICE void take_turn() {}
-IRIS_DEVICE void let_next_begin() {}
 
 /// Threads of a wave, on all that this is compiled for.
 constexpr u32 WAVE = 64;

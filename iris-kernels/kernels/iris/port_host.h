@@ -65,7 +65,6 @@ inline u32 workgroups() { return iris_hook_workgroups(); }
 
 /// Launches of a stream begin one after the other.
 inline void take_turn() {}
-inline void let_next_begin() {}
 
 /// Threads of a wave: each thread is one, so that models have workgroups of several.
 constexpr u32 WAVE = 1;

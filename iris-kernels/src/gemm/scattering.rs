@@ -12,7 +12,7 @@
 //! nobody waits in a circle.
 //!
 //! **Limits.** Those of [`Gemm`]; besides, each rank owns some rows; partials have the type of A; up to eight
-//! ranks, which if there are more than six takes CUDA 12.1. All workgroups of the launch are resident.
+//! ranks, which if there are more than five takes CUDA 12.1. All workgroups of the launch are resident.
 
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
@@ -25,7 +25,7 @@ use crate::schedule::split;
 use crate::source;
 use crate::whole::Whole;
 
-/// Most peers. From six on the parameters of the kernel take more than 4 KiB, which compilers know from CUDA
+/// Most peers. From five on the parameters of the kernel take more than 4 KiB, which compilers know from CUDA
 /// 12.1 on.
 const PEERS: usize = 7;
 

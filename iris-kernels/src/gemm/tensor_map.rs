@@ -77,7 +77,7 @@ struct Known {
 }
 
 impl Known {
-    /// More than a launch has: that of eight ranks which stores to others has 25.
+    /// More than a launch has: that of eight ranks which stores to others has 26.
     const MOST: usize = 32;
 
     fn get(&self, key: &Key) -> Option<TensorMap> {

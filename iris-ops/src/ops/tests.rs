@@ -186,6 +186,23 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     assert_eq!([scattered(1024, false), scattered(3584, true)], [Variant::Epilogue; 2]);
 }
 
+/// Rows that are normalised behind a product: by the size of the message, if nothing else is asked for.
+#[test]
+fn norms_of_large_products_are_behind_what_stores_itself() {
+    let ranks = Ranks::new(0, 2).on(BackendKind::Cuda);
+    let options = |m: usize| {
+        let options = matmul_all_reduce::Options::new(m, 8192, 3584).dtype(DType::BF16);
+        options.rms_norm(1e-5)
+    };
+    let variant = |options: matmul_all_reduce::Options| options.plan(ranks).unwrap().variant();
+    let by_rows = [16, 384, 512, 4096].map(|m| variant(options(m)));
+    let [words, tiles, stores] = [Variant::UnfusedLl, Variant::UnfusedOneShot, Variant::Epilogue];
+    assert_eq!(by_rows, [words, tiles, stores, stores]);
+    // What is held up, or told its workgroups, has no such product; nor have singles.
+    assert_eq!(variant(options(512).workgroups(64)), tiles);
+    assert_eq!(variant(options(4096).dtype(DType::F32)), Variant::Unfused);
+}
+
 /// A product that does the message itself signals the tiles that its calls have, small and large ones; and few rows
 /// have tiles that its workgroups multiply.
 #[test]

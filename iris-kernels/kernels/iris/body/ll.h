@@ -1,8 +1,8 @@
 // The body of the collectives of small messages, in words that carry their data: an item is eight bytes
 // of a message whose rows are taken one behind the other.
 //
-// Long because rows that are normalised are taken in two ways: item by item, and in vectors that stay in
-// registers.
+// Long because items are taken in several ways: one by one, several of a thread at once, and of rows that are
+// normalised item by item, or in vectors that stay in registers.
 #ifndef IRIS_BODY_LL_H
 #define IRIS_BODY_LL_H
 

@@ -166,7 +166,9 @@ IRIS_DEVICE void norm_rows(const OpArgs& args, u32 row, u32 rows) {
 }
 
 /// All rows of C, a workgroup each.
-IRIS_DEVICE void run_norm(const OpArgs& args) {
+IRIS_DEVICE void run_norm(const OpArgs& given) {
+    // Functions that are not inlined are handed a reference to them.
+    const OpArgs& args = port::in_place(given);
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
         norm_rows(args, row, 1);
     }

@@ -50,7 +50,8 @@ pub(crate) struct Options {
     /// Folders with NCCL and cuBLASLt, or RCCL and hipBLASLt, before those where they usually are.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) libraries: Vec<PathBuf>,
-    /// Times NCCL or RCCL with its buffers registered as windows, too, and compares with the better.
+    /// Times NCCL or RCCL with its buffers registered as windows, too, and compares with the better: but for an
+    /// all_to_all and a broadcast, which gain nothing by it.
     #[arg(long)]
     pub(crate) windows: bool,
     /// Prints how the times differ from those of this record, of GPUs.

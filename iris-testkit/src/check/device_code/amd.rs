@@ -389,11 +389,12 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
                 of_one.insert(ways.barriers_after(at));
             }
         }
-        // A kernel of words that carry their data has bodies for two ranks and for more. Each writes
+        // A kernel of words that carry their data has bodies for two ranks and for more, or one. Each writes
         // back twice: first for its entry and its count, which tell of nothing that another wave has stored
         // (each thread publishes its own, and data needs no entry), then where it ends, in a call that
         // refreshes words. Only the second has waves to wait for.
-        let bodies = if name.ends_with("_ll") { of_all.len() } else { 0 };
+        let bodies =
+            if name.ends_with("_ll") || name.ends_with("_ll_pair") { of_all.len() } else { 0 };
         if of_one.len() != bodies {
             found.push(*name);
         }

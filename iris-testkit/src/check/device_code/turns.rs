@@ -29,7 +29,9 @@ fn before_turn(body: &str) -> Option<&str> {
             labels.entry(label).or_default().push(statements.len());
             line = rest.trim();
         }
-        statements.extend(line.split(';').map(str::trim).filter(|it| !it.is_empty()));
+        // Inline assembly has blocks, which may begin on the line of an instruction.
+        let bare = line.split(';').map(|it| it.trim_matches([' ', '\t', '{', '}']));
+        statements.extend(bare.filter(|it| !it.is_empty()));
     }
     let (mut left, mut seen) = (vec![0], HashSet::new());
     while let Some(at) = left.pop() {
@@ -44,7 +46,7 @@ fn before_turn(body: &str) -> Option<&str> {
             continue;
         }
         let jumps = word == "bra" || word.starts_with("bra.");
-        let ends = ["ret", "exit", "trap"].contains(&word);
+        let ends = ["ret", "exit", "trap"].contains(&word.split('.').next().unwrap_or_default());
         if touches(word) || ends {
             return Some(statement);
         }
@@ -111,11 +113,16 @@ mod tests {
         assert_eq!(found(&sometimes).len(), 1);
         let ends = WAITS.replace("@%p1 bra $L_2;", "@%p1 ret;");
         assert!(found(&ends)[0].contains("ret"), "{:?}", found(&ends));
-        for touch in
-            ["ld.u32 %r1, [%rd1]", "cp.async.bulk.tensor.2d.shared::cluster.global [%r1]", "call f"]
-        {
-            let touched = WAITS.replace("@%p1 bra", &format!("{touch};\n@%p1 bra"));
-            assert!(found(&touched)[0].contains(touch), "{touch}");
+        for touch in [
+            "ld.u32 %r1, [%rd1]",
+            "cp.async.bulk.tensor.2d.shared::cluster.global [%r1]",
+            "call f",
+            "@%p4 ret.uni",
+        ] {
+            for line in [format!("{touch};"), format!("{{ {touch}; }}")] {
+                let touched = WAITS.replace("@%p1 bra", &format!("{line}\n@%p1 bra"));
+                assert!(found(&touched)[0].contains(touch), "{line}: {:?}", found(&touched));
+            }
         }
     }
 }

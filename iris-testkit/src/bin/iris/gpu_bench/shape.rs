@@ -253,8 +253,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     }
     // All of the heap's data that the libraries touch, as one window of a communicator of its own: the
     // other one stays as it is.
-    // Not of what gains nothing by it: an all_to_all and a broadcast took as long (2.28.9 on 2 x H200, 2026-11-23), and
-    // stood still now and then at 16 MiB and more.
+    // Not of what gains nothing by it: an all_to_all and a broadcast took as long (NCCL 2.28.9 on 2 x H200, 2026-11-23), and
+    // an all_to_all stood still twice at 16 MiB.
     let gains = !matches!(shape.op, Op::AllToAll | Op::Broadcast);
     let window = match &rank.windowed {
         Some(of) if base.is_some() && plans.apart.is_none() && gains => {
