@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use iris_heap::fnv;
 
-use crate::rtc::{Error, Result};
+use crate::rtc::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"iriscub1";
 const HEADER: usize = 8 + 16 + 16;

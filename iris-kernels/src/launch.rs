@@ -14,10 +14,11 @@ use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::gemm::{Exchanging, Gathering, Scattering};
 use crate::kernel::Kernel;
+use crate::library::{Library, Whole};
 use crate::schedule::split;
 use crate::target::Target;
 use crate::trace::MAX_GROUPS;
-use crate::whole::{Library, Whole, WholeProduct};
+use crate::whole::WholeProduct;
 
 /// A kernel that was loaded.
 #[derive(Clone, Debug)]

@@ -25,6 +25,7 @@ pub mod gemm;
 pub mod gemm_config;
 mod kernel;
 mod launch;
+mod library;
 mod parallel;
 pub mod rtc;
 pub mod schedule;
@@ -37,6 +38,7 @@ mod whole;
 
 pub use kernel::Kernel;
 pub use launch::{Launcher, Workgroups};
+pub use library::{Kept, Library, Whole};
 pub use target::Target;
 pub use user_kernel::UserKernel;
-pub use whole::{Kept, Library, Whole, WholeProduct};
+pub use whole::WholeProduct;

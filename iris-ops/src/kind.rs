@@ -156,3 +156,14 @@ impl Variant {
         matches!(self, Variant::Spinlock | Variant::Atomic)
     }
 }
+
+/// Why a variant was chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// It was asked for.
+    Asked,
+    /// A row of the table for this kind of device says so: it was measured for such calls.
+    Measured,
+    /// By the rules, which come from measurements of other calls.
+    Ruled,
+}

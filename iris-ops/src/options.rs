@@ -201,6 +201,13 @@ pub struct Request {
     pub injected: Injected,
 }
 
+impl Form {
+    /// Whether it does all that is asked for.
+    pub(crate) fn serves(&self, request: &Request) -> bool {
+        self.norm != Norm::None || request.rms_norm.is_none()
+    }
+}
+
 impl Request {
     pub(crate) fn new(row: &'static Row, (m, n, k): (usize, usize, usize)) -> Self {
         Self {

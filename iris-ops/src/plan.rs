@@ -13,7 +13,7 @@ use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
 use crate::error::{Error, Result};
-use crate::kind::{Op, Variant};
+use crate::kind::{Op, Variant, Why};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
@@ -45,17 +45,6 @@ pub struct Choice {
     pub why: Why,
     pub(crate) form: &'static Form,
     pub(crate) needs: Needs,
-}
-
-/// Why a variant was chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
-    /// It was asked for.
-    Asked,
-    /// A row of the table for this kind of device says so: it was measured for such calls.
-    Measured,
-    /// By the rules, which come from measurements of other calls.
-    Ruled,
 }
 
 impl Plan {

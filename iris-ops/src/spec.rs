@@ -7,7 +7,6 @@ use iris_kernels::schedule::Collective;
 use iris_sync::barrier::Members;
 
 use crate::kind::{Op, Variant};
-use crate::options::Request;
 
 /// One operator.
 #[derive(Debug)]
@@ -227,11 +226,6 @@ impl Form {
     /// The same, which normalises rows in this place.
     pub(crate) const fn norms(self, norm: Norm) -> Form {
         Form { norm, ..self }
-    }
-
-    /// Whether it does all that is asked for.
-    pub(crate) fn serves(&self, request: &Request) -> bool {
-        self.norm != Norm::None || request.rms_norm.is_none()
     }
 
     /// The same with a product of whole matrices.

@@ -9,9 +9,9 @@ use iris_kernels::Library;
 use iris_kernels::gemm::{Exchanging, Scattering};
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
-use crate::kind::{Op, Variant};
+use crate::items;
+use crate::kind::{Op, Variant, Why};
 use crate::options::{Epilogue, Ranks, Request, Shard, TileShape, WIDEST};
-use crate::plan::{Why, words};
 use crate::spec::{Form, Memory, Rule, Tiles, Whole};
 
 /// Most items, of eight bytes, that one rank sends another in words that carry their data: 2 MiB. Of two
@@ -226,10 +226,10 @@ fn in_words(ranks: Ranks, request: &Request, variant: Variant) -> Option<Variant
     let Request { row, m, n, .. } = *request;
     let form = row.form(variant).filter(|form| form.serves(request))?;
     let Memory::Pairs(collective) = form.memory else { return None };
-    let items = words::items(ranks, request, collective, (m, n));
+    let items = items::of(ranks, request, collective, (m, n));
     let most = most_in_words(ranks, request);
     let fits = most > 0 && (items.most() as usize).saturating_mul(8) <= most;
-    let fits = fits && words::are_rows_whole(request, items);
+    let fits = fits && items::are_rows_whole(request, items);
     (fits && request.tile.is_none()).then_some(variant)
 }
 

@@ -21,9 +21,9 @@ use super::{Config, Gemm};
 use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
+use crate::library::Whole;
 use crate::rtc::Options;
 use crate::source;
-use crate::whole::Whole;
 
 /// Rows up to which this launch and one that normalises take less than a product and the message that normalises: on
 /// 2 x H200, 8192 x 3584, 16 rows 25.0 and 25.6 us, 64 rows 32.1 and 31.4 (2026-11-23).

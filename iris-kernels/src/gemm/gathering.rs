@@ -18,8 +18,8 @@ use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
 use super::{Config, Gemm, With};
 use crate::args::{Matrix, OpArgs};
 use crate::build::Injected;
+use crate::library::Whole;
 use crate::source;
-use crate::whole::Whole;
 
 /// How A comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -26,7 +26,7 @@ use iris_heap::{
 };
 
 use crate::args::{Matrix, OpArgs, dtype_code};
-use crate::whole::Whole;
+use crate::library::Whole;
 use crate::{Target, rtc, source};
 
 pub use crate::gemm_config::CoreConfig as Config;

@@ -21,9 +21,9 @@ use super::{Config, Gemm, TensorMap, With, is_aligned};
 use crate::args::{Matrix, OpArgs};
 use crate::build::Injected;
 use crate::launch::rows_of;
+use crate::library::Whole;
 use crate::schedule::split;
 use crate::source;
-use crate::whole::Whole;
 
 /// Most peers. From five on the parameters of the kernel take more than 4 KiB, which compilers know from CUDA
 /// 12.1 on.

@@ -1,5 +1,8 @@
 use std::path::PathBuf;
 
+/// What rtc functions return.
+pub type Result<T> = std::result::Result<T, Error>;
+
 /// What goes wrong between a source and its machine code.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

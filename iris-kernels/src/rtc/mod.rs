@@ -17,7 +17,7 @@
 
 mod api;
 mod clang;
-mod error;
+pub(crate) mod error;
 mod hiprtc;
 mod nvrtc;
 pub(crate) mod search;
@@ -28,15 +28,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-pub use error::Error;
+pub use error::{Error, Result};
 
 use crate::cache::{self, Cache, Key};
 use crate::source::{HEADERS, Text};
 use api::Api;
 use clang::Clang;
-
-/// What rtc functions return.
-pub type Result<T> = std::result::Result<T, Error>;
 
 /// Whose compiler.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -5,32 +5,13 @@ use iris_kernels::schedule::{Collective, Items};
 
 use super::Plan;
 use crate::error::{Error, Result};
-use crate::options::{Ranks, Request, TileShape};
+use crate::items::{self, are_rows_whole};
+use crate::options::{Request, TileShape};
 use crate::spec::{self, Form, Memory};
 use crate::tune;
 
 /// Threads of a wave, at most. The last wave of a workgroup takes no items of words that carry data.
 const WAVE: u32 = 64;
-
-/// The items of a call of a shape, in words that carry their data.
-pub(crate) fn items(
-    ranks: Ranks,
-    request: &Request,
-    collective: Collective,
-    (m, n): (usize, usize),
-) -> Items {
-    let dtype = match collective {
-        Collective::AllReduce | Collective::ReduceScatter => request.wire_dtype(),
-        _ => request.output_dtype(),
-    };
-    let (size, rows, cols) = (ranks.size as u32, m as u32, n as u32);
-    Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
-}
-
-/// Whether a row that is normalised is whole items, as it must be.
-pub(crate) fn are_rows_whole(request: &Request, items: Items) -> bool {
-    request.rms_norm.is_none() || request.n.is_multiple_of(items.per_item as usize)
-}
 
 impl Plan {
     /// Words are numbered with 32 bits: so many tiles and units there may be.
@@ -81,7 +62,7 @@ impl Plan {
 
     /// The items of a call of this shape, in words that carry their data.
     pub(super) fn items(&self, collective: Collective, (m, n): (usize, usize)) -> Items {
-        items(self.ranks, &self.request, collective, (m, n))
+        items::of(self.ranks, &self.request, collective, (m, n))
     }
 
     /// Threads of a workgroup of such a call. One whose rows are normalised holds them in as many as there are.

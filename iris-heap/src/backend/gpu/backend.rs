@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::beside::{DeviceCopy, Sides};
+use super::beside::Sides;
 use super::copies::HostCopies;
-use super::driver::RawStream;
+use super::driver::{DeviceCopy, RawStream};
 use super::mapping::{GpuMapping, as_gpu};
 use super::memory::{MemoryDriver, Region, Wanted};
 use super::module::GpuModule;

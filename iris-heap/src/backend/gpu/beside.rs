@@ -3,32 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::driver::DeviceCopy;
 use super::event::GpuEvent;
 use super::stream::{Queue, Shared};
 use crate::error::Result;
 use crate::util::lock;
-
-/// A copy between addresses of memory that the device has mapped, its own or a peer's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceCopy {
-    /// Where to.
-    pub to: u64,
-    /// Where from.
-    pub from: u64,
-    /// How many bytes of a line.
-    pub bytes: u64,
-    /// How many lines.
-    pub lines: u64,
-    /// Bytes from the beginning of a line to that of the next, where to and where from.
-    pub apart: [u64; 2],
-}
-
-impl DeviceCopy {
-    /// Bytes that lie side by side.
-    pub fn of(to: u64, from: u64, bytes: u64) -> Self {
-        Self { to, from, bytes, lines: 1, apart: [bytes; 2] }
-    }
-}
 
 /// The streams that such copies have: one for calls that run, one for each capture that is under way. One
 /// for each peer was slower: on 4 x H200 (2026-11-22) a gather ahead of 8192 x 1280 x 8192 took 689 us with

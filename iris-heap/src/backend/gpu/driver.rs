@@ -4,7 +4,6 @@ use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-use super::beside::DeviceCopy;
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::Result;
 
@@ -29,6 +28,28 @@ handles! {
     RawModule;
     /// A kernel.
     RawFunction;
+}
+
+/// A copy between addresses of memory that the device has mapped, its own or a peer's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceCopy {
+    /// Where to.
+    pub to: u64,
+    /// Where from.
+    pub from: u64,
+    /// How many bytes of a line.
+    pub bytes: u64,
+    /// How many lines.
+    pub lines: u64,
+    /// Bytes from the beginning of a line to that of the next, where to and where from.
+    pub apart: [u64; 2],
+}
+
+impl DeviceCopy {
+    /// Bytes that lie side by side.
+    pub fn of(to: u64, from: u64, bytes: u64) -> Self {
+        Self { to, from, bytes, lines: 1, apart: [bytes; 2] }
+    }
 }
 
 /// One device, by its driver's calls. Each call sees to the thread's context or current device itself,

@@ -20,7 +20,7 @@ mod table;
 mod vendor;
 
 pub use backend::Gpu;
-pub use beside::DeviceCopy;
+pub use driver::DeviceCopy;
 pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
 pub(super) use memory::{MemoryDriver, Region, Wanted, check_foreign};
 #[cfg(feature = "cudarc-0-19")]
