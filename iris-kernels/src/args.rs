@@ -1,5 +1,7 @@
 //! What a kernel is given by value, laid out alike in Rust and in `kernels/iris/args.h`.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 use iris_heap::DType;
 use iris_heap::abi::HeapView;
@@ -216,3 +218,10 @@ const _: () = {
     assert!(std::mem::offset_of!(TileView, rows) == 1172);
     assert!(size_of::<TileView>() == 1200);
 };
+/// Some rows of a matrix.
+pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
+    let apart = if matrix.transposed == 0 { matrix.ld } else { 1 };
+    let address =
+        matrix.address + u64::from(rows.start) * apart * element_bytes(matrix.dtype) as u64;
+    Matrix { address, rows: rows.end - rows.start, ..matrix }
+}

@@ -4,12 +4,11 @@
 
 mod copied;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
 
-use crate::args::{Matrix, OpArgs, element_bytes, producer};
+use crate::args::{Matrix, OpArgs, producer, rows_of};
 use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::gemm::{Exchanging, Gathering, Scattering};
@@ -541,14 +540,6 @@ impl Ahead {
         unsafe { local.launch(heap, stream, ("matmul", Kernel::Local), product, groups.into()) }?;
         Ok(Multiplied::Partial(product.c))
     }
-}
-
-/// Some rows of a matrix.
-pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
-    let apart = if matrix.transposed == 0 { matrix.ld } else { 1 };
-    let address =
-        matrix.address + u64::from(rows.start) * apart * element_bytes(matrix.dtype) as u64;
-    Matrix { address, rows: rows.end - rows.start, ..matrix }
 }
 
 /// Whether such workgroups have more than one item a thread of a message that is the same both ways. A last wave

@@ -1,9 +1,11 @@
 //! What kernels are compiled for: the one file of the crate that asks which kind a device is of.
 
+use std::sync::{Arc, OnceLock};
+
 use iris_heap::{BackendKind, DeviceInfo, Error, Result};
 
 use crate::rtc::Vendor;
-use crate::vendor::{Dialect, Prepared};
+use crate::vendor::{self, Blas, Dialect, Prepared};
 
 /// Whose compiler makes machine code for a device, and for which architecture.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -44,6 +46,20 @@ pub(crate) fn dialect(kind: BackendKind) -> Option<&'static Dialect> {
         BackendKind::Cuda => Some(&Dialect::CUBLASLT),
         BackendKind::Hip => Some(&Dialect::HIPBLASLT),
         _ => None,
+    }
+}
+
+impl Blas {
+    /// The library of this machine for a kind of device, loaded the first time: where the library's variable
+    /// says (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else where it usually is.
+    ///
+    /// # Errors
+    /// [`vendor::Error::NotFound`] says where it was looked for.
+    pub fn get(kind: BackendKind) -> vendor::Result<Arc<Blas>> {
+        static LOADED: [OnceLock<vendor::Result<Arc<Blas>>>; 2] = [const { OnceLock::new() }; 2];
+        let dialect = dialect(kind).ok_or(vendor::Error::None { kind })?;
+        let loaded = &LOADED[usize::from(dialect.name == Dialect::HIPBLASLT.name)];
+        loaded.get_or_init(|| Blas::load(dialect, &[]).map(Arc::new)).clone()
     }
 }
 

@@ -3,6 +3,7 @@
 //! A rule is a function from the source tree to what it finds. Each has a test that plants the
 //! fault and sees it found.
 
+mod circles;
 mod kernels;
 mod layers;
 mod links;
@@ -62,6 +63,7 @@ type Rule = fn(&Tree) -> Vec<Finding>;
 /// Every rule, by name.
 const RULES: &[(&str, Rule)] = &[
     ("layers", layers::check),
+    ("circles", circles::check),
     ("unsafe", unsafe_code::check),
     ("kernels", kernels::check),
     ("assembly", kernels::check_assembly),

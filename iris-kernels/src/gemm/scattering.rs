@@ -18,9 +18,8 @@ use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use super::{Config, Gemm, TensorMap, With, is_aligned};
-use crate::args::{Matrix, OpArgs};
+use crate::args::{Matrix, OpArgs, rows_of};
 use crate::build::Injected;
-use crate::launch::rows_of;
 use crate::library::Whole;
 use crate::schedule::split;
 use crate::source;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use iris_heap::{DeviceCopy, Result, Stream, SymmetricHeap};
 use iris_sync::Record;
 
-use super::{Ahead, Launcher, Role, rows_of};
-use crate::args::{Matrix, OpArgs, producer};
+use super::{Ahead, Launcher, Role};
+use crate::args::{Matrix, OpArgs, producer, rows_of};
 use crate::gemm::{Gathering, Messages, Parts};
 use crate::kernel::Kernel;
 use crate::schedule::split;

@@ -5,17 +5,11 @@
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use iris_heap::BackendKind;
-
-use super::dialect::{Dialect, Tells, Version};
+use super::dialect::{Dialect, Handle, Tells, Version};
 use super::problem::{Addresses, ByColumns, Problem, Stored};
 use super::{Error, Result, find, library, open};
-use crate::target;
-
-/// What the library calls an object of its, or the driver a stream.
-pub(super) type Handle = *mut c_void;
 
 /// An algorithm that the library chose: opaque, and as long as the library's are.
 #[derive(Clone, Copy, Debug)]
@@ -81,18 +75,6 @@ impl std::fmt::Debug for Blas {
 }
 
 impl Blas {
-    /// The library of this machine for a kind of device, loaded the first time: where the library's variable
-    /// says (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else where it usually is.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] says where it was looked for.
-    pub fn get(kind: BackendKind) -> Result<Arc<Blas>> {
-        static LOADED: [OnceLock<Result<Arc<Blas>>>; 2] = [const { OnceLock::new() }; 2];
-        let dialect = target::dialect(kind).ok_or(Error::None { kind })?;
-        let loaded = &LOADED[usize::from(dialect.name == Dialect::HIPBLASLT.name)];
-        loaded.get_or_init(|| Blas::load(dialect, &[]).map(Arc::new)).clone()
-    }
-
     /// The library, first looked for in `folders`.
     ///
     /// # Errors

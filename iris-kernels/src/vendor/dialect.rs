@@ -2,14 +2,16 @@
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 
 use iris_heap::DType;
 use libloading::Library;
 
-use super::blas::Handle;
 use super::library;
+
+/// What the library calls an object of its, or the driver a stream.
+pub(super) type Handle = *mut c_void;
 
 /// The names and numbers of a vendor's library. Functions are named alike but for what comes first, and
 /// take the same arguments, as far as they stand in the one table of `blas.rs`.

@@ -1,0 +1,209 @@
+//! No circles: whoever reads a file of a library finds what it imports by going down, and never comes back.
+//!
+//! A file imports another by `use`. What children take from the file of their own module is that module's
+//! business; what is imported from the root is of the file that the root has it from.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Finding;
+use super::tree::{Tree, code_of};
+
+/// Members whose files are looked at.
+const LIBRARIES: [&str; 4] = ["iris-sync", "iris-heap", "iris-kernels", "iris-ops"];
+
+/// The path of a module, from the root of its crate.
+type Module = Vec<String>;
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    LIBRARIES.into_iter().flat_map(|library| circles(tree, &format!("{library}/src/"))).collect()
+}
+
+fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
+    let files: BTreeMap<Module, (&str, Vec<Module>)> = tree
+        .files()
+        .iter()
+        .filter_map(|file| {
+            let module = module_of(file.path.strip_prefix(folder)?.strip_suffix(".rs")?);
+            // Tests stand at the end, and may see everything.
+            let code = code_of(&file.text, true);
+            let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+            Some((module, (file.path.as_str(), imports(code))))
+        })
+        .collect();
+    let root = exports(&files);
+    let mut below: BTreeMap<&Module, BTreeSet<&Module>> = BTreeMap::new();
+    for (module, (_, paths)) in files.iter().filter(|(module, _)| !module.is_empty()) {
+        let to = paths.iter().filter_map(|path| target(&files, &root, module, path));
+        below.insert(module, to.filter(|to| !module.starts_with(to)).collect());
+    }
+    let all: BTreeMap<&Module, _> =
+        below.keys().map(|&module| (module, reached(&below, module))).collect();
+    let mut findings = Vec::new();
+    let mut said = BTreeSet::new();
+    for (&module, to) in all.iter().filter(|(module, to)| to.contains(*module)) {
+        if !said.insert(module) {
+            continue;
+        }
+        let others = to.iter().filter(|&&other| other != module && all[other].contains(module));
+        let others: Vec<&Module> = others.copied().collect();
+        said.extend(&others);
+        let names: Vec<&str> = others.iter().map(|other| files[*other].0).collect();
+        let message = format!("a circle of imports with {}", names.join(", "));
+        findings.push(Finding::new(files[module].0, 0, message));
+    }
+    findings
+}
+
+/// What a file imports, and what that imports.
+fn reached<'a>(
+    below: &BTreeMap<&'a Module, BTreeSet<&'a Module>>,
+    from: &'a Module,
+) -> BTreeSet<&'a Module> {
+    let (mut seen, mut left) = (BTreeSet::new(), vec![from]);
+    while let Some(at) = left.pop() {
+        let next = below.get(at).into_iter().flatten().copied();
+        left.extend(next.filter(|&to| seen.insert(to)));
+    }
+    seen
+}
+
+/// The module that a file is, by its path in the crate.
+fn module_of(path: &str) -> Module {
+    let parts = path.split('/').filter(|part| !["mod", "lib", "main"].contains(part));
+    parts.map(str::to_owned).collect()
+}
+
+/// The file that an import of `module` is from, if it is one of this crate.
+fn target<'a>(
+    files: &'a BTreeMap<Module, (&str, Vec<Module>)>,
+    root: &BTreeMap<String, Module>,
+    module: &Module,
+    path: &[String],
+) -> Option<&'a Module> {
+    let mut from: Module = match path.first()?.as_str() {
+        "crate" => Vec::new(),
+        "self" => module.clone(),
+        "super" => module[..module.len().checked_sub(1)?].to_vec(),
+        child => {
+            let mut own = module.clone();
+            own.push(child.to_owned());
+            files.contains_key(&own).then_some(own)?
+        }
+    };
+    for part in &path[1..] {
+        if part == "super" {
+            from.pop();
+        } else {
+            from.push(part.clone());
+        }
+    }
+    let known = (1..=from.len()).rev().find_map(|len| files.get_key_value(&from[..len]));
+    known.map(|(module, _)| module).or_else(|| {
+        let (module, _) = files.get_key_value(root.get(from.first()?)?)?;
+        Some(module)
+    })
+}
+
+/// What the root has from which file, by name.
+fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Module> {
+    let Some((_, paths)) = files.get(&Vec::new()) else { return BTreeMap::new() };
+    let exported = paths.iter().filter_map(|path| {
+        let to = target(files, &BTreeMap::new(), &Vec::new(), path)?;
+        Some((path.last()?.clone(), to.clone()))
+    });
+    exported.collect()
+}
+
+/// Every path of the `use` declarations of some code.
+fn imports(code: &str) -> Vec<Module> {
+    let mut paths = Vec::new();
+    let mut rest = code;
+    while let Some(at) = rest.find("use ") {
+        let begins = rest[..at].chars().next_back().is_none_or(char::is_whitespace);
+        rest = &rest[at + "use ".len()..];
+        if let (true, Some(end)) = (begins, rest.find(';')) {
+            let text: String = rest[..end].split(" as ").next().unwrap_or_default().to_owned();
+            let text = if text.contains('{') { &rest[..end] } else { &text };
+            expand(&text.split_whitespace().collect::<String>(), &[], &mut paths);
+        }
+    }
+    paths
+}
+
+/// The paths of a tree of imports behind `before`.
+fn expand(text: &str, before: &[String], paths: &mut Vec<Module>) {
+    let (head, group) = match text.split_once('{') {
+        Some((head, rest)) => (head, Some(rest.strip_suffix('}').unwrap_or(rest))),
+        None => (text, None),
+    };
+    let parts = head.split("::").filter(|part| !part.is_empty()).map(str::to_owned);
+    let path: Module = before.iter().cloned().chain(parts).collect();
+    let Some(group) = group else { return paths.push(path) };
+    let (mut depth, mut begin) = (0, 0);
+    for (at, c) in group.char_indices().chain([(group.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                if begin < at {
+                    expand(&group[begin..at], &path, paths);
+                }
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tidy::tests::found;
+
+    /// What is found where two files of a library have these texts.
+    fn two(a: &str, b: &str) -> Vec<String> {
+        let lib = "pub mod a;\npub mod b;\npub use b::Thing;\n";
+        let files =
+            [("iris-ops/src/lib.rs", lib), ("iris-ops/src/a.rs", a), ("iris-ops/src/b/mod.rs", b)];
+        found(check, &files)
+    }
+
+    #[test]
+    fn a_circle_is_found_however_it_is_written() {
+        assert_eq!(two("use crate::b::X;\n", ""), [""; 0]);
+        for a in [
+            "use crate::b::X;",
+            "use crate::{other, b::{self, Y}};",
+            "use super::b::X as Z;",
+            "pub(crate) use super::{\n    b,\n};",
+            "use crate::Thing;",
+        ] {
+            assert_eq!(two(a, "use crate::a::{A, B};\n"), ["iris-ops/src/a.rs:0"], "{a}");
+        }
+    }
+
+    #[test]
+    fn a_longer_one_is_found_once() {
+        let files = [
+            ("iris-heap/src/lib.rs", "mod a;"),
+            ("iris-heap/src/a.rs", "use crate::b::B;"),
+            ("iris-heap/src/b.rs", "use crate::c::C;"),
+            ("iris-heap/src/c.rs", "use crate::a::A;"),
+            ("iris-heap/src/d.rs", "use crate::a::A;"),
+        ];
+        assert_eq!(found(check, &files), ["iris-heap/src/a.rs:0"]);
+    }
+
+    #[test]
+    fn a_module_and_its_children_are_one() {
+        let files = [
+            ("iris-heap/src/a.rs", "mod child;\nuse child::C;"),
+            ("iris-heap/src/a/child.rs", "use super::A;\nuse super::super::b::B;"),
+            (
+                "iris-heap/src/b.rs",
+                "use std::fmt;\n#[cfg(test)]\nmod tests {\n use crate::a::A;\n}",
+            ),
+        ];
+        assert_eq!(found(check, &files), [""; 0]);
+    }
+}
