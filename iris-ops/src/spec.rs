@@ -122,7 +122,8 @@ pub(crate) enum Whole {
 pub(crate) enum Norm {
     /// Nowhere.
     None,
-    /// In the kernel, whose workgroups have whole rows.
+    /// In the kernel, whose workgroups have whole rows; behind a product that does the message itself, whose have
+    /// tiles, in a launch of its own.
     Within,
     /// In a launch of its own, behind all others.
     Behind,

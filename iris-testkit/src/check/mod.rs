@@ -30,10 +30,10 @@ pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
     let compile = || {
         let source = device_code::Source::embedded();
-        device_code::ARCHS.map(|arch| device_code::check(arch, &source))
+        over_all(&device_code::ARCHS, |&arch| device_code::check(arch, &source))
     };
     std::thread::scope(|scope| {
-        // Two threads share the models; the compilers take turns on a third, if there is one.
+        // Two threads share the models, and two more the architectures, which take longer.
         let compiled = Builder::new().spawn_scoped(scope, compile);
         summary.models = over_all(&catalogue(options.full), |model| {
             let report = model.run();
@@ -54,8 +54,8 @@ pub fn run(options: Options) -> Summary {
         .collect();
         compare(&mut summary, options.full);
         summary.compiled = match compiled {
-            Ok(thread) => thread.join().map(Vec::from).unwrap_or_default(),
-            Err(_) => compile().into(),
+            Ok(thread) => thread.join().unwrap_or_default(),
+            Err(_) => compile(),
         };
     });
     summary.scopes = headers::scopes_seen();
