@@ -35,7 +35,6 @@ fn accesses_have_their_order_and_scope_on_amd() {
 
 /// What is planted into products that wait for peers and store to them is found.
 fn products_that_wait_have_the_fences_of_their_proxies() {
-    let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
     let fence = r#"asm volatile("fence.proxy.async;" ::: "memory");"#;
     let with = format!("follow_with_copies() {{ {fence} }}");
     let behind = format!("follow_copies() {{ {fence} }}");
@@ -47,19 +46,12 @@ fn products_that_wait_have_the_fences_of_their_proxies() {
         let header = source.headers.iter_mut().find(|(name, _)| *name == file).expect(file);
         assert!(header.1.contains(text), "{file} has no {text}");
         header.1 = header.1.replace(text, planted);
-        match check(arch, &source).outcome {
-            Outcome::Failed(findings) => {
-                assert!(format!("{findings:?}").contains(expected), "{findings:#?}");
-            }
-            Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
-            outcome => panic!("{planted} in {file}: {outcome:?}"),
-        }
+        is_found(&format!("{planted} in {file}"), &source, expected);
     }
 }
 
 /// A store for a peer at the scope of the device, planted into the products of few rows, is found.
 fn products_that_push_do_it_at_the_scope_of_the_system() {
-    let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
     for file in ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"] {
         let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
         source.gemms.retain(|(name, _)| *name == file);
@@ -69,20 +61,12 @@ fn products_that_push_do_it_at_the_scope_of_the_system() {
             "core.begin();",
             "core.begin(); port::store<Order::Release, Scope::Device>(1ull << 60, 1, -1);",
         );
-        match check(arch, &source).outcome {
-            Outcome::Failed(findings) => {
-                let found = format!("{findings:?}");
-                assert!(found.contains("st.release.gpu"), "{findings:#?}");
-            }
-            Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
-            outcome => panic!("{file}: {outcome:?}"),
-        }
+        is_found(file, &source, "st.release.gpu");
     }
 }
 
 /// Each launch may begin before the one ahead of it is over: one that does not wait for that is found.
 fn products_wait_for_their_turn() {
-    let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
     let core = ["gemm_sm90.cu", "gemm_sm90_gather.cu", "gemm_sm90_scatter.cu"]
         .map(|it| (it, "prepare();"));
     let tile = ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"];
@@ -96,14 +80,19 @@ fn products_wait_for_their_turn() {
         let (_, text) = headers.expect("the core");
         assert!(text.contains(&turn), "no turn behind {before}");
         *text = text.replacen(&turn, before, 1);
-        match check(arch, &source).outcome {
-            Outcome::Failed(findings) => {
-                let found = format!("{findings:?}");
-                assert!(found.contains("does not wait for its turn"), "{file}: {findings:#?}");
-            }
-            Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
-            outcome => panic!("{file}: {outcome:?}"),
+        is_found(file, &source, "does not wait for its turn");
+    }
+}
+
+/// What was planted into a source is found in its code for sm_90a.
+fn is_found(what: &str, source: &Source, expected: &str) {
+    let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
+    match check(arch, source).outcome {
+        Outcome::Failed(findings) => {
+            assert!(format!("{findings:?}").contains(expected), "{what}: {findings:#?}");
         }
+        Outcome::Skipped(why) if !arch.required => println!("skipped: {why}"),
+        outcome => panic!("{what}: {outcome:?}"),
     }
 }
 

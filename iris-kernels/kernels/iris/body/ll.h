@@ -398,7 +398,7 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
         }
         this->store_sum(item);
     }
-    IRIS_DEVICE void row(u32 row) { norm_rows(this->args, row, 1); }
+    IRIS_DEVICE void row(u32 row) { norm_row(this->args, row); }
 
   private:
     /// Whether there is one, of the type that travels.
@@ -498,7 +498,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         }
     }
 
-    /// The squares are added up in the order of norm_rows, in which other threads have other vectors.
+    /// The squares are added up in the order of norm_row, in which other threads have other vectors.
     IRIS_DEVICE void row(u32) {
         float squares = 0.0f;
         IRIS_UNROLL

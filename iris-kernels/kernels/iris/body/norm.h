@@ -12,7 +12,6 @@ namespace iris {
 struct Norm {
     View rows, weight, normed;
     u32 cols;
-    float epsilon;
     /// Whether all that a thread touches are whole vectors of one type.
     bool whole;
 
@@ -21,7 +20,7 @@ struct Norm {
         const u64 starts = c.address | weight.address | normed.address;
         const u64 widths = c.ld | normed.ld | args.n;
         const bool across = (c.transposed | weight.transposed | normed.transposed) != 0;
-        return Norm{View::of(c), View::of(weight), View::of(normed), args.n, args.epsilon,
+        return Norm{View::of(c), View::of(weight), View::of(normed), args.n,
                     !across && weight.dtype == c.dtype && (starts & 15) == 0 && widths % WIDTH == 0};
     }
 };
@@ -77,91 +76,84 @@ IRIS_DEVICE Values scaled(Values values, float scale, const Values& weight) {
     return values;
 }
 
-/// Rows of whole vectors of one type, whose factors have it, too. A thread holds its first vectors of a row
+/// A row of whole vectors of one type, whose factors have it, too. A thread holds its first vectors of the row
 /// from the first look to the last, all of them in rows of up to 8192 elements, with their factors; they are all
 /// under way before it looks at one.
 template <u32 DTYPE>
-IRIS_DEVICE void norm_vectors(const OpArgs& args, u32 row, u32 rows, Squares& squares) {
+IRIS_DEVICE void norm_vectors(const OpArgs& args, u32 row, Squares& squares) {
     constexpr u32 HELD = 2, BYTES = element_bytes(DTYPE);
     const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH, cols = args.n;
+    const u64 from = args.c.address + row * args.c.ld * BYTES, weight = args.weight.address;
+    Raw held[HELD], weights[HELD];
+    IRIS_UNROLL
+    for (u32 i = 0; i < HELD; ++i) {
+        const u32 col = first + i * step;
+        if (col < cols) held[i] = load_raw(from + col * BYTES, DTYPE);
+    }
+    IRIS_UNROLL
+    for (u32 i = 0; i < HELD; ++i) {
+        const u32 col = first + i * step;
+        if (col < cols) weights[i] = load_raw(weight + col * BYTES, DTYPE);
+    }
+    float sum = 0.0f;
+    IRIS_UNROLL
+    for (u32 i = 0; i < HELD; ++i) {
+        if (first + i * step < cols) sum += squares_of(values_of(held[i], DTYPE));
+    }
     IRIS_NO_UNROLL
-    for (u32 at = row; at < row + rows; ++at) {
-        const u64 from = args.c.address + at * args.c.ld * BYTES, weight = args.weight.address;
-        Raw held[HELD], weights[HELD];
-        IRIS_UNROLL
-        for (u32 i = 0; i < HELD; ++i) {
-            const u32 col = first + i * step;
-            if (col < cols) held[i] = load_raw(from + col * BYTES, DTYPE);
-        }
-        IRIS_UNROLL
-        for (u32 i = 0; i < HELD; ++i) {
-            const u32 col = first + i * step;
-            if (col < cols) weights[i] = load_raw(weight + col * BYTES, DTYPE);
-        }
-        float sum = 0.0f;
-        IRIS_UNROLL
-        for (u32 i = 0; i < HELD; ++i) {
-            if (first + i * step < cols) sum += squares_of(values_of(held[i], DTYPE));
-        }
-        IRIS_NO_UNROLL
-        for (u32 col = first + HELD * step; col < cols; col += step) {
-            sum += squares_of(values_of(load_raw(from + col * BYTES, DTYPE), DTYPE));
-        }
-        const float scale = scale_of(args, sum_of_threads(squares, sum));
-        const u64 to = args.normed.address + at * args.normed.ld * BYTES;
-        IRIS_UNROLL
-        for (u32 i = 0; i < HELD; ++i) {
-            const u32 col = first + i * step;
-            if (col >= cols) break;
-            const Values factors = values_of(weights[i], DTYPE);
-            store_whole(to + col * BYTES, DTYPE, scaled(values_of(held[i], DTYPE), scale, factors));
-        }
-        IRIS_NO_UNROLL
-        for (u32 col = first + HELD * step; col < cols; col += step) {
-            const Values values = values_of(load_raw(from + col * BYTES, DTYPE), DTYPE);
-            const Values factors = values_of(load_raw(weight + col * BYTES, DTYPE), DTYPE);
-            store_whole(to + col * BYTES, DTYPE, scaled(values, scale, factors));
-        }
+    for (u32 col = first + HELD * step; col < cols; col += step) {
+        sum += squares_of(values_of(load_raw(from + col * BYTES, DTYPE), DTYPE));
+    }
+    const float scale = scale_of(args, sum_of_threads(squares, sum));
+    const u64 to = args.normed.address + row * args.normed.ld * BYTES;
+    IRIS_UNROLL
+    for (u32 i = 0; i < HELD; ++i) {
+        const u32 col = first + i * step;
+        if (col >= cols) break;
+        const Values factors = values_of(weights[i], DTYPE);
+        store_whole(to + col * BYTES, DTYPE, scaled(values_of(held[i], DTYPE), scale, factors));
+    }
+    IRIS_NO_UNROLL
+    for (u32 col = first + HELD * step; col < cols; col += step) {
+        const Values values = values_of(load_raw(from + col * BYTES, DTYPE), DTYPE);
+        const Values factors = values_of(load_raw(weight + col * BYTES, DTYPE), DTYPE);
+        store_whole(to + col * BYTES, DTYPE, scaled(values, scale, factors));
     }
 }
 
-/// Those of f32: apart, so that what others do has registers enough.
-IRIS_COLD void norm_singles(const OpArgs& args, u32 row, u32 rows, Squares& squares) {
-    norm_vectors<F32>(args, row, rows, squares);
+/// One of f32: apart, so that what others do has registers enough.
+IRIS_COLD void norm_singles(const OpArgs& args, u32 row, Squares& squares) {
+    norm_vectors<F32>(args, row, squares);
 }
 
-/// Rows of any form, by the same sums.
-IRIS_COLD void norm_elements(const OpArgs& args, u32 row, u32 rows, Squares& squares) {
+/// A row of any form, by the same sums.
+IRIS_COLD void norm_elements(const OpArgs& args, u32 row, Squares& squares) {
     const Norm norm = Norm::of(args);
     const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
+    float sum = 0.0f;
     IRIS_NO_UNROLL
-    for (u32 at = row; at < row + rows; ++at) {
-        float sum = 0.0f;
-        IRIS_NO_UNROLL
-        for (u32 col = first; col < norm.cols; col += step) {
-            // Those behind the end of the row are 0.
-            sum += squares_of(norm.rows.load(at, col, min_of(WIDTH, norm.cols - col)));
-        }
-        const float scale = scale_of(args, sum_of_threads(squares, sum));
-        IRIS_NO_UNROLL
-        for (u32 col = first; col < norm.cols; col += step) {
-            const u32 count = min_of(WIDTH, norm.cols - col);
-            const Values values = norm.rows.load(at, col, count);
-            norm.normed.store(at, col, count,
-                              scaled(values, scale, norm.weight.load(0, col, count)));
-        }
+    for (u32 col = first; col < norm.cols; col += step) {
+        // Those behind the end of the row are 0.
+        sum += squares_of(norm.rows.load(row, col, min_of(WIDTH, norm.cols - col)));
+    }
+    const float scale = scale_of(args, sum_of_threads(squares, sum));
+    IRIS_NO_UNROLL
+    for (u32 col = first; col < norm.cols; col += step) {
+        const u32 count = min_of(WIDTH, norm.cols - col);
+        const Values values = norm.rows.load(row, col, count);
+        norm.normed.store(row, col, count, scaled(values, scale, norm.weight.load(0, col, count)));
     }
 }
 
-/// Normalise rows of C, which the threads of this workgroup, or launches before this one, have written.
-IRIS_DEVICE void norm_rows(const OpArgs& args, u32 row, u32 rows) {
+/// Normalise a row of C, which the threads of this workgroup, or launches before this one, have written.
+IRIS_DEVICE void norm_row(const OpArgs& args, u32 row) {
     IRIS_SHARED(Squares, squares);
     port::barrier(Site::Body);
-    if (!Norm::of(args).whole) return norm_elements(args, row, rows, squares);
+    if (!Norm::of(args).whole) return norm_elements(args, row, squares);
     switch (args.c.dtype) {
-    case F32: return norm_singles(args, row, rows, squares);
-    case F16: return norm_vectors<F16>(args, row, rows, squares);
-    default: return norm_vectors<BF16>(args, row, rows, squares);
+    case F32: return norm_singles(args, row, squares);
+    case F16: return norm_vectors<F16>(args, row, squares);
+    default: return norm_vectors<BF16>(args, row, squares);
     }
 }
 
@@ -170,7 +162,7 @@ IRIS_DEVICE void run_norm(const OpArgs& given) {
     // Functions that are not inlined are handed a reference to them.
     const OpArgs& args = port::in_place(given);
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
-        norm_rows(args, row, 1);
+        norm_row(args, row);
     }
 }
 

@@ -7,7 +7,7 @@ use iris_sync::ll::Rows;
 
 use crate::args::{Matrix, OpArgs, counter};
 use crate::cpu::body::epilogue::{add_residual, finish_values};
-use crate::cpu::body::norm::norm_rows;
+use crate::cpu::body::norm::norm_row;
 use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::kernel::Kernel;
@@ -182,6 +182,6 @@ impl LlTiles for Body<'_> {
 
 impl LlRows for Body<'_> {
     fn row(&mut self, row: u32) {
-        norm_rows(self.args, row, 1);
+        norm_row(self.args, row);
     }
 }

@@ -12,26 +12,23 @@ const SUMS: usize = 32;
 /// All rows of C, in turns over the workgroups.
 pub(crate) fn run(args: &OpArgs, index: u32, count: u32) {
     for row in (index..args.m).step_by(count as usize) {
-        norm_rows(args, row, 1);
+        norm_row(args, row);
     }
 }
 
-/// Normalise rows of C, which this workgroup, or launches before this one, have written.
-pub(crate) fn norm_rows(args: &OpArgs, row: u32, rows: u32) {
+/// Normalise a row of C, which this workgroup, or launches before this one, have written.
+pub(crate) fn norm_row(args: &OpArgs, row: u32) {
     let cols = args.n as usize;
     let (mut weight, mut values) = (vec![0.0; cols], vec![0.0; cols]);
-    let all = Tile { row: 0, col: 0, rows: 1, cols: args.n };
-    view::load(&args.weight, all, &mut weight, cols, false);
-    for row in row..row + rows {
-        let at = Tile { row, ..all };
-        view::load(&args.c, at, &mut values, cols, false);
-        let mut sums = [0.0f32; SUMS];
-        for values in values.chunks(SUMS) {
-            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value * value);
-        }
-        let mean = sums.iter().sum::<f32>() / cols as f32;
-        let scale = 1.0 / (mean + args.epsilon).sqrt();
-        values.iter_mut().zip(&weight).for_each(|(value, weight)| *value = *value * scale * weight);
-        view::store(&args.normed, at, &values, cols);
+    let at = Tile { row, col: 0, rows: 1, cols: args.n };
+    view::load(&args.weight, Tile { row: 0, ..at }, &mut weight, cols, false);
+    view::load(&args.c, at, &mut values, cols, false);
+    let mut sums = [0.0f32; SUMS];
+    for values in values.chunks(SUMS) {
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value * value);
     }
+    let mean = sums.iter().sum::<f32>() / cols as f32;
+    let scale = 1.0 / (mean + args.epsilon).sqrt();
+    values.iter_mut().zip(&weight).for_each(|(value, weight)| *value = *value * scale * weight);
+    view::store(&args.normed, at, &values, cols);
 }

@@ -14,6 +14,6 @@ IRIS_KERNEL add_norm(IRIS_ARGS OpArgs args) {
             add_residual(args, row, col, count, values);
             View::of(args.c).store(row, col, count, values);
         });
-        norm_rows(args, row, 1);
+        norm_row(args, row);
     }
 }
