@@ -25,6 +25,8 @@ struct Parts {
 
 class Gathering : public Whole {
   public:
+    static constexpr bool BEHIND_OPEN = true;
+
     IRIS_DEVICE Gathering(const Arguments& args, const Parts& parts, const OpArgs& op, const TensorMap& own,
                           const TensorMap& all, const TensorMap& c)
         : Whole(args, all, c), parts(parts), op(op), map_own(own) {}
@@ -39,6 +41,12 @@ class Gathering : public Whole {
         const Arriving arriving{parts.rows, parts.part_rows, op.channel.size, op.channel.rank};
         const u32 row = parts.columns == 1 ? unit.row : arriving.row(unit.row);
         return Place{(row * CLUSTER + rank) * ROWS, unit.col};
+    }
+
+    IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
+        if (args.bias == 0) return;
+        port::take_turn();
+        Whole::finish(place, group, sums);
     }
 
     class Loader {
@@ -71,6 +79,7 @@ class Gathering : public Whole {
             if (slab < there) return;
             const Parts& parts = of.parts;
             const u32 right = slab / parts.part_slabs;
+            port::take_turn();
             arrivals.wait_part(source, parts.first + down * parts.down + right * parts.right);
             // What the engine has written is read by copies of this thread.
             follow_with_copies();

@@ -37,7 +37,7 @@ struct Blocks {
 
 class Scattering : public Whole {
   public:
-    static constexpr bool ADDS = true, SPREADS = true;
+    static constexpr bool ADDS = true, SPREADS = true, BEHIND_OPEN = true;
 
     IRIS_DEVICE Scattering(const Arguments& args, const Blocks& blocks, const OpArgs& op, const TensorMap& a,
                            const TensorMap& c, const TensorMap& inbox, const TensorMap& residual,
@@ -84,6 +84,7 @@ class Scattering : public Whole {
             const u32 rank = of.op.channel.rank, source = i + (i >= rank), row = place.row % of.rows();
             if (i + 1 == of.op.channel.size) return Addend{of.map_residual, row, place.col};
             const u32 len = of.owned_by(rank).len();
+            port::take_turn();
             for (u32 group = 0; group < GROUPS; ++group) {
                 const u32 at = row + group * GROUP_ROWS;
                 if (at < len) arrivals.wait_part(source, of.blocks.first + of.signal(at, place.col));
@@ -148,7 +149,9 @@ class Scattering : public Whole {
 
     /// The bias is added once, where the sums are.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
-        if (args.bias != 0 && is_own(place)) Whole::finish(place, group, sums);
+        if (args.bias == 0 || !is_own(place)) return;
+        port::take_turn();
+        Whole::finish(place, group, sums);
     }
 
   private:

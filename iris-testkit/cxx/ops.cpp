@@ -83,7 +83,7 @@ struct Tiles : Partials {
         }
     }
     /// What this workgroup stores to others, and then takes of what they stored.
-    void store_to_owners(const Launch& launch, bool mutes) {
+    void store_to_owners(const Launch& launch, flow::Arrivals& arrivals, bool mutes) {
         if (port::thread() != 0) return;
         const flow::Departures departures(launch);
         for (u32 step = 1; step < ranks(); ++step) {
@@ -94,7 +94,6 @@ struct Tiles : Partials {
                 departures.signal_part(peer, tile);
             }
         }
-        flow::Arrivals arrivals(launch);
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
             for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
@@ -410,18 +409,20 @@ int iris_model_copied(const Input& in) {
     });
 }
 
-/// Option 1: stores although its rank had given up.
+/// Option 1: stores although its rank had given up; 2: before the launch that opens the call is over.
 int iris_model_stored(const Input& in) {
-    const bool is_stream = port::workgroup() == 0;
+    const bool is_stream = port::workgroup() == 0, in_turn = in.option != 2;
     return calls(in, [&](const Model& model) {
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
         // A stream goes on after a launch that failed.
         if (is_stream) (void)flow::open(alone);
-        iris_model_boundary();
-        body.store_to_owners(Launch{*in.heap, *in.channel, *in.record, port::workgroup(), port::workgroups(),
-                                    Trace(0, 0, 0, 0)},
-                             (in.option & 1) == 0);
+        const Launch launch{*in.heap, *in.channel, *in.record, port::workgroup(), port::workgroups(),
+                            Trace(0, 0, 0, 0)};
+        flow::Arrivals arrivals(launch);
+        if (in_turn) iris_model_boundary();
+        body.store_to_owners(launch, arrivals, in.option != 1);
+        if (!in_turn) iris_model_boundary();
         iris_model_boundary();
         return !is_stream || flow::close(alone);
     });

@@ -67,20 +67,31 @@ fn products_that_push_do_it_at_the_scope_of_the_system() {
 
 /// Each launch may begin before the one ahead of it is over: one that does not wait for that is found.
 fn products_wait_for_their_turn() {
-    let core = ["gemm_sm90.cu", "gemm_sm90_gather.cu", "gemm_sm90_scatter.cu"]
-        .map(|it| (it, "prepare();"));
-    let tile = ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"];
-    let tile =
-        tile.map(|it| (it, "CLUSTER == 1, \"one tile, of one workgroup\");\n        prepare();"));
-    for (file, before) in core.into_iter().chain(tile) {
+    const TURN: &str = "port::take_turn();";
+    let whole = "prepare();\n        if constexpr (!Op::BEHIND_OPEN) ";
+    let tile = "CLUSTER == 1, \"one tile, of one workgroup\");\n        prepare();\n        ";
+    let stores = "void store(u32 group) {\n        if constexpr (Op::BEHIND_OPEN) ";
+    let waits = ["parts.part_slabs;\n            ", ".len();\n            "];
+    for (file, before) in [
+        ("gemm_sm90.cu", whole),
+        ("gemm_sm90_exchange.cu", tile),
+        ("gemm_sm90_one_shot.cu", tile),
+        ("gemm_sm90_gather.cu", stores),
+        ("gemm_sm90_scatter.cu", stores),
+        ("gemm_sm90_gather.cu", waits[0]),
+        ("gemm_sm90_scatter.cu", waits[1]),
+        ("gemm_sm90_gather.cu", "if (args.bias == 0) return;\n        "),
+        ("gemm_sm90_scatter.cu", "!is_own(place)) return;\n        "),
+    ] {
         let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
         source.gemms.retain(|(name, _)| *name == file);
-        let turn = format!("{before}\n        port::take_turn();");
-        let headers = source.headers.iter_mut().find(|(name, _)| *name == "iris/gemm/core.h");
-        let (_, text) = headers.expect("the core");
-        assert!(text.contains(&turn), "no turn behind {before}");
-        *text = text.replacen(&turn, before, 1);
-        is_found(file, &source, "does not wait for its turn");
+        let core = source.headers.iter_mut().find(|(name, _)| *name == "iris/gemm/core.h");
+        let texts = [&mut source.gemms[0].1, &mut core.expect("the core").1];
+        let turn = format!("{before}{TURN}");
+        let text = texts.into_iter().find(|text| text.contains(&turn));
+        let text = text.unwrap_or_else(|| panic!("no turn behind {before}"));
+        *text = text.replacen(&turn, &format!("{before};"), 1);
+        is_found(&format!("{before} in {file}"), &source, "does not wait for its turn");
     }
 }
 

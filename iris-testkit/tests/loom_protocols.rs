@@ -132,7 +132,7 @@ fn ops_that_gather_and_accumulate() {
             (ops::copied(2, 1, 3, true), Some(2), 1_300),
             (ops::copied_on(2, 1, 2), Some(2), 500),
             (ops::copied_beside(2, 1, 2), Some(2), 500),
-            (ops::stored(2, 1, 2, true), Some(2), 500),
+            (ops::stored(2, 1, 2, ops::Stored::Right), Some(2), 500),
             (accumulate(1, false), None, 3_500),
             (accumulate(1, true), None, 1_500),
             (accumulate(3, false), Some(2), 2_500),

@@ -44,7 +44,7 @@ fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
         ops::copied(ranks, 1, calls, true),
         ops::copied_on(ranks, 1, calls),
         ops::copied_beside(ranks, 1, calls),
-        ops::stored(ranks, 1, calls, true),
+        ops::stored(ranks, 1, calls, ops::Stored::Right),
         accumulate(false),
         accumulate(true),
     ]
@@ -57,7 +57,7 @@ fn every_interleaving_of_three_and_four_ranks() {
     scenarios.push(ops::staged(&[2, 2, 1], 1, 1));
     scenarios.push(ops::copied(2, 2, 2, true).groups(&[2, 2]));
     scenarios.push(ops::copied_beside(2, 2, 2).groups(&[3, 3]));
-    scenarios.push(ops::stored(2, 2, 1, true).groups(&[2, 2]));
+    scenarios.push(ops::stored(2, 2, 1, ops::Stored::Right).groups(&[2, 2]));
     if level >= Level::Normal {
         scenarios.extend(all_ops(4, 1));
         scenarios.extend(all_ops(2, 4));

@@ -102,7 +102,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         ("copied", |ranks, calls| ops::copied(ranks, 1, calls, true)),
         ("copied on", |ranks, calls| ops::copied_on(ranks, 1, calls)),
         ("copied beside", |ranks, calls| ops::copied_beside(ranks, 1, calls)),
-        ("stored", |ranks, calls| ops::stored(ranks, 1, calls, true)),
+        ("stored", |ranks, calls| ops::stored(ranks, 1, calls, ops::Stored::Right)),
         ("accumulate", |ranks, calls| {
             let how = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
             ops::accumulate(ranks, 1, calls, how)

@@ -257,7 +257,7 @@ pub mod programs {
         /// [`copied`](crate::model::ops::copied); option 1 does not wait for the peers, option
         /// 2 is [`copied_on`](crate::model::ops::copied_on), 4 [`copied_beside`](crate::model::ops::copied_beside).
         COPIED = iris_model_copied;
-        /// [`stored`](crate::model::ops::stored); option 1 stores although its rank had given up.
+        /// [`stored`](crate::model::ops::stored); option 1 stores although its rank had given up, 2 before its turn.
         STORED = iris_model_stored;
         /// [`accumulate`](crate::model::ops::accumulate); option bits: atomic, no first barrier, no
         /// second barrier.

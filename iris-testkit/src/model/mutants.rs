@@ -240,7 +240,7 @@ fn orders() -> Vec<Mutant> {
         credit,
         relaxed("signal-store-relaxed", SignalStore, ops::one_shot(2, 1, 1), Check::Race),
         relaxed("signal-load-relaxed", SignalLoad, ops::one_shot(2, 1, 1), Check::Race),
-        alone("departure-store-relaxed", SignalStore, ops::stored(2, 1, 1, true)),
+        alone("departure-store-relaxed", SignalStore, ops::stored(2, 1, 1, ops::Stored::Right)),
         alone("arrival-load-relaxed", SignalLoad, ops::copied_beside(2, 1, 1)),
         relaxed("done-store-relaxed", DoneStore, ops::pull(2, 1, 2), Check::Race),
         relaxed("done-load-relaxed", DoneLoad, ops::pull(2, 1, 2), Check::Race),
@@ -452,7 +452,7 @@ fn given_up() -> Vec<Mutant> {
     let unchecked = |name, scenario, expected| {
         mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
     };
-    let unmuted = ops::given_up(ops::stored(2, 1, 2, false));
+    let unmuted = ops::given_up(ops::stored(2, 1, 2, ops::Stored::Unmuted));
     let mut unmuted = mutant("stores-of-who-gave-up", unmuted, [], Check::Wrong).by(Engine::Search);
     unmuted.in_scenario = true;
     vec![
@@ -509,6 +509,10 @@ fn barriers() -> Vec<Mutant> {
     let mut early =
         mutant("copies-before-entries", early, [], Check::Race).by(Engine::Random(2_000));
     early.in_scenario = true;
+    let before = ops::stored(2, 2, 2, ops::Stored::OutOfTurn).groups(&[2, 2]);
+    let mut before =
+        mutant("stores-before-turn", before, [], Check::Race).by(Engine::Random(2_000));
+    before.in_scenario = true;
     let lockstep = primitives::barrier_in_arms(3).threads(2).lockstep();
     let mut in_arms = mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search);
     in_arms.in_scenario = true;
@@ -531,6 +535,7 @@ fn barriers() -> Vec<Mutant> {
         accumulate("atomic-no-second-barrier", Accumulate { atomic: true, ..second }, Check::Wrong),
         gather,
         early,
+        before,
         in_arms,
         vote("no-vote-before-signal", one_shot(), 0, 0, 1),
         after_wait,

@@ -712,13 +712,13 @@ pub fn copied_beside(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
 }
 
 /// A product that stores to others what they own and waits for what they stored: one launch between those
-/// that open and close the call, whose threads store, signal and wait alone. `mutes` is false where a mutant
-/// stores although its rank had given up.
-pub fn stored(ranks: u32, tiles: u32, calls_: u32, mutes: bool) -> Scenario {
+/// that open and close the call, whose threads store, signal and wait alone. It begins beside the one that opens
+/// the call, and takes its turn before it stores. `instead` is what a mutant does.
+pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario {
     Scenario::new(format!("stored, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 1)
-        .headers(Headers::new(programs::STORED, tiles).option(u32::from(!mutes)))
+        .headers(Headers::new(programs::STORED, tiles).option(instead as u32))
         .program(move |thread| {
             let is_stream = thread.id().group == 0;
             calls(thread, tiles, |launch, body| {
@@ -728,12 +728,29 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, mutes: bool) -> Scenario {
                 if is_stream {
                     let _ = flow::open(&alone);
                 }
-                thread.boundary();
-                body.store_to_owners(launch, mutes);
+                let arrivals = flow::Arrivals::begin(launch);
+                if instead != Stored::OutOfTurn {
+                    thread.boundary();
+                }
+                body.store_to_owners(launch, arrivals, instead != Stored::Unmuted);
+                if instead == Stored::OutOfTurn {
+                    thread.boundary();
+                }
                 thread.boundary();
                 if is_stream { flow::close(&alone) } else { Ok(()) }
             });
         })
+}
+
+/// What such a scenario leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// Nothing.
+    Right,
+    /// That a rank which has given up stores nothing.
+    Unmuted,
+    /// That nothing is stored before the launch that opens the call is over.
+    OutOfTurn,
 }
 
 /// Options of the program of such a scenario: the engine begins early,
@@ -842,7 +859,12 @@ impl<'b> Tiles<'_, 'b> {
     }
 
     /// What this workgroup stores to others, and then takes of what they stored.
-    fn store_to_owners(self, launch: &Launch<'_, Thread<'b>>, mutes: bool) {
+    fn store_to_owners(
+        self,
+        launch: &Launch<'_, Thread<'b>>,
+        mut arrivals: flow::Arrivals<'_, Thread<'b>>,
+        mutes: bool,
+    ) {
         if self.thread.id().thread != 0 {
             return;
         }
@@ -857,7 +879,6 @@ impl<'b> Tiles<'_, 'b> {
                 departures.signal_part(peer, tile);
             }
         }
-        let mut arrivals = flow::Arrivals::begin(launch);
         for (source, tile) in
             launch.channel.peers().flat_map(|peer| share().map(move |it| (peer, it)))
         {

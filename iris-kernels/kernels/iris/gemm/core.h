@@ -28,6 +28,11 @@
 //   addends(place)       how many matrices are added to a tile, and ADDS, whether there are any
 //   SPREADS              whether held chunks are stored evenly over the next tile
 //   STAYS                whether the one tile of a workgroup stays in shared memory, for all of its threads
+//   BEHIND_OPEN          whether the launch ahead is the one that opens a call. That one lets this begin only when
+//                        all ahead of itself is over, so factors may be copied to shared memory, and multiplied,
+//                        while it still waits for peers. Who stores takes its turn, in each workgroup, so that this
+//                        launch is not over before that one; a Loader does before it waits for peers, and whoever
+//                        reads memory by loads, which a cache of this multiprocessor might answer
 // and two classes that single threads make of it: Loader, with
 //   run(place, number)   where the slabs of a tile lie from this one on: it may wait until they are there
 //   addend(place, i)     where the tile lies in a matrix that is added: likewise
@@ -163,7 +168,7 @@ template <class Op> class Core {
 
     IRIS_DEVICE void run() {
         prepare();
-        port::take_turn();
+        if constexpr (!Op::BEHIND_OPEN) port::take_turn();
         take_roles();
         // A workgroup that is gone could not be arrived at.
         if constexpr (CLUSTER > 1) {
@@ -495,6 +500,7 @@ template <class Op> class Core {
     // Store warps.
 
     IRIS_DEVICE void store(u32 group) {
+        if constexpr (Op::BEHIND_OPEN) port::take_turn();
         typename Op::Storer storer(op);
         const u32 tiles = op.tiles();
         Ring<BUFFERS> buffer{0, 0};

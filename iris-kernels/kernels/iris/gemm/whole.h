@@ -31,7 +31,7 @@ IRIS_DEVICE void store_chunk(u32 from, const TensorMap& map, u32 row, u32 col) {
 
 class Whole {
   public:
-    static constexpr bool ADDS = false, SPREADS = false, STAYS = false;
+    static constexpr bool ADDS = false, SPREADS = false, STAYS = false, BEHIND_OPEN = false;
 
     IRIS_DEVICE Whole(const Arguments& args, const TensorMap& a, const TensorMap& c)
         : args(args), map_a(a), map_c(c) {}
