@@ -30,5 +30,5 @@ IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     GatheredBody<true> body(args, shared);
     const StagingPlan staging{body.shards.units, args.channel.rank, body};
     // The first workgroups fetch, and are not to be of one die: nobody is renumbered.
-    flow::staged(launch_of(args), args.fetchers, staging, body);
+    flow::staged(launch_of(args), args.movers, staging, body);
 }

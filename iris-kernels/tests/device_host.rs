@@ -146,7 +146,7 @@ fn offsets(library: &Library) {
         offset_of!(OpArgs, epilogue),
         offset_of!(OpArgs, producer),
         offset_of!(OpArgs, root),
-        offset_of!(OpArgs, fetchers),
+        offset_of!(OpArgs, movers),
         offset_of!(OpArgs, shard),
         offset_of!(OpArgs, m_first),
         offset_of!(OpArgs, m_contiguous),

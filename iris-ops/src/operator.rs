@@ -118,7 +118,7 @@ impl Operator {
             return *groups;
         }
         let choice = self.plan.at(call.size(&self.plan));
-        let work = self.plan.work(choice, (call.m, call.n), args.fetchers);
+        let work = self.plan.work(choice, (call.m, call.n), args.movers);
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
@@ -167,7 +167,11 @@ impl Operator {
             }
         }
         (args.m, args.n) = (call.m as u32, call.n as u32);
-        let form = self.plan.at(call.size(&self.plan)).form;
+        let choice = self.plan.at(call.size(&self.plan));
+        let form = choice.form;
+        if !form.fetches {
+            args.movers = self.plan.senders(choice, (call.m, call.n), self.groups_for(call));
+        }
         if form.pulls && !self.plan.alone() {
             let place = a.filter(|a| !a.is_transposed()).and_then(|a| a.sym_offset());
             args.pulled = place.ok_or_else(|| Error::Invalid {

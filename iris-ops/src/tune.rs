@@ -51,9 +51,29 @@ pub(crate) fn threads_of_words(ranks: Ranks, items: u32) -> u32 {
     threads(device::of(ranks.backend).map(|device| device.threads_of_words), items as usize)
 }
 
-/// Those of a message of so many bytes that is reduced in tiles.
-pub(crate) fn threads_of_sums(ranks: Ranks, bytes: usize) -> u32 {
-    threads(device::of(ranks.backend).map(|device| device.threads_of_sums), bytes)
+/// Those of a message of this shape that is reduced in tiles; none for others, and for what adds a residual, of which
+/// a thread reads one part more.
+pub(crate) fn threads_of_sums(
+    ranks: Ranks,
+    request: &Request,
+    memory: Memory,
+    (m, n): (usize, usize),
+) -> Option<u32> {
+    let sums = [Memory::AllTiles, Memory::OwnedAndResults, Memory::PartialParts];
+    let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
+    let steps = device::of(ranks.backend).map(|device| device.threads_of_sums);
+    (sums.contains(&memory) && request.rms_norm.is_none()).then(|| threads(steps, bytes))
+}
+
+/// How many of so many workgroups only send, of a message of so many bytes that is summed by the owners of its tiles.
+pub(crate) fn senders(ranks: Ranks, memory: Memory, bytes: usize, groups: u32) -> u32 {
+    let Some(device) = device::of(ranks.backend).filter(|_| ranks.size == 2) else { return 0 };
+    let (bounds, eighths) = match memory {
+        Memory::OwnedAndResults => &device.senders_to_all,
+        Memory::PartialParts => &device.senders_to_owners,
+        _ => return 0,
+    };
+    if bounds.contains(&bytes) { groups * eighths / 8 } else { 0 }
 }
 
 /// Those of the first step that is large enough, else as many as the kernels of messages are built for.
@@ -297,15 +317,17 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
 /// the stores before it have arrived; but sums begin when the first tiles are there, so that large
 /// messages have more of them.
 fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
-    /// Elements of a tile, and tiles of what one rank sends or owns.
-    const LEAST: usize = MESSAGE_THREADS as usize * 8;
+    /// Elements of a vector, of a tile, and tiles of what one rank sends or owns.
+    const VECTOR: usize = 8;
     const MOST: usize = 64 << 10;
     const TILES: usize = 32;
     /// Elements of a tile from which on there are four times as many.
     const ENOUGH: usize = 8 << 10;
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
-    let elements = few.min((few / 4).max(ENOUGH)).clamp(LEAST, MOST);
+    let threads = threads_of_sums(ranks, request, form.memory, (request.m, request.n));
+    let least = threads.unwrap_or(MESSAGE_THREADS) as usize * VECTOR;
+    let elements = few.min((few / 4).max(ENOUGH)).clamp(least, MOST);
     let across = n.div_ceil(elements.min(WIDEST)).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
     let rows = (elements / n).clamp(1, m.max(1));

@@ -281,7 +281,7 @@ int iris_model_one_shot(const Input& in) {
         Tiles body{model};
         switch (model.used) {
         case PULL: return pull_once(model, 1);
-        case TWO_SHOT: return flow::two_shot(model.launch(), flow::Turns{2, body.ranks()}, body);
+        case TWO_SHOT: return flow::two_shot(model.launch(), flow::Turns{2, body.ranks()}, 0, body);
         case GATHER: return gather_once(model, 1, true);
         case STAGED: return staged_once(model);
         default: return flow::one_shot(model.launch(), model.used, body);
@@ -289,11 +289,12 @@ int iris_model_one_shot(const Input& in) {
     });
 }
 
+/// The option is how many workgroups only send.
 int iris_model_two_shot(const Input& in) {
     return calls(in, [&](const Model& model) {
         Tiles body{model};
         const flow::Turns turns{in.tiles, body.ranks()};
-        const bool done = flow::two_shot(model.launch(), turns, body);
+        const bool done = flow::two_shot(model.launch(), turns, in.option, body);
         iris_model_boundary();
         if (!done) return false;
         body.consume(0, [&](u32 tile, u32 element) { return body.sum(tile, element); });
@@ -301,15 +302,15 @@ int iris_model_two_shot(const Input& in) {
     });
 }
 
-/// The last rank owns nothing. Option 1: of products.
+/// The last rank owns nothing. Option 1: of products; 2: with one workgroup that only sends.
 int iris_model_reduce_scatter(const Input& in) {
     const u32 owners = in.channel->size > 1 ? in.channel->size - 1 : 1;
     return calls(in, [&](const Model& model) {
         const flow::Turns turns{in.tiles, owners};
         Tiles message{model};
         ProductTiles product{model};
-        return in.option == 0 ? flow::reduce_scatter(model.launch(), turns, message)
-                              : flow::reduce_scatter(model.launch(), turns, product);
+        return in.option == 1 ? flow::reduce_scatter(model.launch(), turns, 0, product)
+                              : flow::reduce_scatter(model.launch(), turns, in.option == 2 ? 1 : 0, message);
     });
 }
 

@@ -523,8 +523,8 @@ fn launch_of(
     let barrier = |phase| flow::barrier(at, phase, Members::all(size), End::Keep);
     Some(match (name, launch) {
         ("one_shot", 0) => flow::one_shot(at, tiles, body),
-        ("two_shot", 0) => flow::two_shot(at, &Turns { tiles, owners: size }, body),
-        ("scatter", 0) => flow::reduce_scatter(at, &Parts(split), body),
+        ("two_shot", 0) => flow::two_shot(at, &Turns { tiles, owners: size }, fetchers, body),
+        ("scatter", 0) => flow::reduce_scatter(at, &Parts(split), fetchers, body),
         ("deliver", 0) => flow::deliver(at, &ToAll(split, me), body),
         ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
         ("exchange_rows" | "exchange_spread_rows", 0) => {

@@ -56,7 +56,7 @@ struct OpArgs {
     u32 tile_m, tile_n, k_group;
     u32 max_tiles, max_results;
     u32 wire, epilogue, producer, root;
-    u32 fetchers, shard, m_first, m_contiguous;
+    u32 movers, shard, m_first, m_contiguous;
     u32 trace_spans;
     u32 sources;
 };

@@ -64,11 +64,11 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         }
         Kernel::TwoShot => {
             let plan = reduce::Plan::TwoShot(grid, size);
-            flow::two_shot(&launch, &plan, &mut reduce(partial, plan))
+            flow::two_shot(&launch, &plan, args.movers, &mut reduce(partial, plan))
         }
         Kernel::ReduceScatter => {
             let plan = reduce::Plan::Scatter(split);
-            flow::reduce_scatter(&launch, &plan, &mut reduce(partial, plan))
+            flow::reduce_scatter(&launch, &plan, args.movers, &mut reduce(partial, plan))
         }
         Kernel::Zero => flow::zero(&launch, grid.tiles(), owners, &mut accumulate(partial, false)),
         Kernel::AddLocked => {
@@ -97,7 +97,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
             let mut body = gather(partial, true);
             let (units, across) = (body.units, body.across());
             let staging = gather::Staged { units, rank: args.channel.rank, across };
-            flow::staged(&launch, args.fetchers, &staging, &mut body)
+            flow::staged(&launch, args.movers, &staging, &mut body)
         }
         Kernel::AllGather => deliver(partial, deliver::Plan::AllGather(split)),
         Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),

@@ -134,7 +134,7 @@ u64 mirror_offset(u32 field) {
         IRIS_OFFSET_OF(OpArgs, max_tiles),   IRIS_OFFSET_OF(OpArgs, max_results),
         IRIS_OFFSET_OF(OpArgs, wire),        IRIS_OFFSET_OF(OpArgs, epilogue),
         IRIS_OFFSET_OF(OpArgs, producer),    IRIS_OFFSET_OF(OpArgs, root),
-        IRIS_OFFSET_OF(OpArgs, fetchers),    IRIS_OFFSET_OF(OpArgs, shard),
+        IRIS_OFFSET_OF(OpArgs, movers),    IRIS_OFFSET_OF(OpArgs, shard),
         IRIS_OFFSET_OF(OpArgs, m_first),     IRIS_OFFSET_OF(OpArgs, m_contiguous),
         IRIS_OFFSET_OF(OpArgs, trace_spans),
         IRIS_OFFSET_OF(OpArgs, sources),     sizeof(OpArgs),

@@ -243,9 +243,10 @@ impl Operator {
             epsilon: request.rms_norm.unwrap_or_default(),
             producer: if self.plan.op().multiplies() { producer::GEMM } else { producer::LOAD },
             root: root as u32,
-            fetchers: match request.staged.fetchers {
+            movers: match request.staged.fetchers {
                 Some(fetchers) => fetchers as u32,
-                None => (groups / 4).max(1),
+                None if choice.form.fetches => (groups / 4).max(1),
+                None => 0,
             },
             shard: u32::from(shard == Shard::Columns),
             m_first: u32::from(request.staged.layout == StagingLayout::MContiguous),

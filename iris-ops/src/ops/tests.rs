@@ -7,6 +7,7 @@ use iris_sync::barrier::Members;
 
 use super::{
     all_gather, all_gather_matmul, all_reduce, broadcast, matmul_all_reduce, matmul_reduce_scatter,
+    reduce_scatter,
 };
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Shard, TileShape};
@@ -23,9 +24,10 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
         let choice = plan.at(m);
         (plan.grid(choice.form, choice.tile).tiles(), plan.work(choice, (m, n), 0))
     };
-    assert_eq!(tiles(OneShot, 1, 4096), (1, 1));
-    assert_eq!(tiles(OneShot, 8, 4096), (8, 8));
-    assert_eq!(tiles(OneShot, 1, 5000), (2, 2));
+    // A vector for each of 256 threads.
+    assert_eq!(tiles(OneShot, 1, 4096), (2, 2));
+    assert_eq!(tiles(OneShot, 8, 4096), (16, 16));
+    assert_eq!(tiles(OneShot, 1, 5000), (3, 3));
     // Each rank owns 32.
     assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
     // Larger ones have four times as many, of at most 128 KiB.
@@ -62,6 +64,39 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
     assert_eq!(taken(TwoShot, (512, 4096), false).1, Some(256));
     assert_eq!(taken(TwoShot, (16384, 4096), false).1, Some(512));
     assert_eq!(taken(TwoShot, (512, 4096), true).1, None);
+}
+
+#[test]
+fn some_workgroups_of_a_large_sum_only_send() {
+    use all_reduce::Variant::{OneShot, TwoShot};
+    let senders = |(backend, size), variant, m, norm| {
+        let options = all_reduce::Options::rows(m, 4096).dtype(DType::BF16).variant(variant);
+        let options = if norm { options.rms_norm(1e-5) } else { options };
+        let plan = options.plan(Ranks::new(0, size).on(backend)).unwrap();
+        plan.senders(plan.at(m), (m, 4096), 131)
+    };
+    let two = (BackendKind::Cuda, 2);
+    assert_eq!(senders(two, TwoShot, 2048, false), 65);
+    // Smaller and larger ones, and what was not measured.
+    assert_eq!(senders(two, TwoShot, 2047, false), 0);
+    assert_eq!(senders(two, TwoShot, 16384, false), 0);
+    assert_eq!(senders(two, OneShot, 2048, false), 0);
+    assert_eq!(senders(two, TwoShot, 2048, true), 0);
+    assert_eq!(senders((BackendKind::Cuda, 4), TwoShot, 2048, false), 0);
+    assert_eq!(senders((BackendKind::Cpu, 2), TwoShot, 2048, false), 0);
+    let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
+    let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
+    let senders = |m| plan.senders(plan.at(m), (m, 4096), 131);
+    assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
+    // Of a product whoever has a tile sends it.
+    let options = matmul_reduce_scatter::Options::new(16384, 4096, 64).dtype(DType::BF16);
+    let push = options.clone().variant(matmul_reduce_scatter::Variant::Push);
+    let unfused = options.variant(matmul_reduce_scatter::Variant::Unfused);
+    let [push, unfused] = [push, unfused].map(|options| {
+        let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
+        plan.senders(plan.at(16384), (16384, 4096), 131)
+    });
+    assert_eq!((push, unfused), (0, 49));
 }
 
 #[test]

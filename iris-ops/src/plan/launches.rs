@@ -47,6 +47,16 @@ impl Plan {
         tiles.clamp(1, most)
     }
 
+    /// How many of so many workgroups of such a call only send, while the others add up; none where all do both.
+    pub(crate) fn senders(&self, choice: &Choice, (m, n): (usize, usize), groups: u32) -> u32 {
+        let message = !self.op().multiplies() || choice.form.is_unfused();
+        if self.alone() || !message || self.request.rms_norm.is_some() {
+            return 0;
+        }
+        let bytes = m.saturating_mul(n).saturating_mul(self.request.wire_dtype().size());
+        tune::senders(self.ranks, choice.form.memory, bytes, groups)
+    }
+
     /// Threads of a workgroup of such a call on a GPU, at most; none for as many as its kernels are built for.
     pub(crate) fn threads(&self, choice: &Choice, (m, n): (usize, usize)) -> Option<u32> {
         let form = choice.form;
@@ -54,13 +64,7 @@ impl Plan {
         match form.memory {
             _ if self.alone() || product || form.is_copied() => None,
             Memory::Pairs(collective) => Some(self.threads_of_pairs(collective, (m, n))),
-            // Of a residual a thread reads one part more.
-            _ if self.request.rms_norm.is_some() => None,
-            Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts => {
-                let bytes = m.saturating_mul(n).saturating_mul(self.request.wire_dtype().size());
-                Some(tune::threads_of_sums(self.ranks, bytes))
-            }
-            _ => None,
+            memory => tune::threads_of_sums(self.ranks, &self.request, memory, (m, n)),
         }
     }
 }

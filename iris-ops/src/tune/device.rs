@@ -1,5 +1,7 @@
 //! Figures of a kind of GPU, which the rules go by: measured on one, or reckoned from its data sheet.
 
+use std::ops::Range;
+
 use iris_heap::BackendKind;
 
 use crate::kind::Op;
@@ -29,6 +31,10 @@ pub(super) struct Device {
     pub threads_of_words: &'static [(usize, u32)],
     /// Threads of a workgroup of a message that is reduced in tiles, likewise by its bytes.
     pub threads_of_sums: &'static [(usize, u32)],
+    /// Of messages of so many bytes, between two ranks, that are summed by the owners of their tiles, so many eighths
+    /// of the workgroups only send: where sums go to all, and where they stay.
+    pub senders_to_all: (Range<usize>, u32),
+    pub senders_to_owners: (Range<usize>, u32),
     /// Products with messages of which one rank sends another so many bytes or more take copy engines: of two
     /// ranks, and of more.
     pub copied: &'static [(Op, [usize; 2])],
@@ -76,8 +82,15 @@ const H200: Device = Device {
     // 5.32, of a reduce_scatter 5.53, 5.14 and 5.43, 32768 of an all_reduce 6.33, 6.12 and 5.99.
     threads_of_words: &[(1 << 10, 128), (1 << 14, 256)],
     // Likewise an all_reduce of 4 MiB took 25.1 us with 256 threads, 26.1 with 384 and 26.8 with 512, of 16 MiB
-    // 65.0, 65.8 and 66.9, of 32 MiB 119.8, 120.0 and 119.3; a reduce_scatter of 4 MiB 17.9 and 18.9.
+    // 65.0, 65.8 and 66.9, of 32 MiB 119.8, 120.0 and 119.3; a reduce_scatter of 4 MiB 17.9 and 18.9. So small tiles
+    // have a vector for each of 256: of 64 KiB an all_reduce by `one_shot` took 8.5 us so, 9.1 with twice as large ones.
     threads_of_sums: &[(16 << 20, 256)],
+    // On 2 x H200 (2026-11-23) an all_reduce of 16 MiB took 65.5 us where all send and add up, 60.5 with 48 of 131 that
+    // only send, 60.2 with 64, 74.2 with 80; of 64 MiB 215.6, 214, 205.6 and 219.5; of 128 MiB 398, 407, 401 and
+    // 423. A reduce_scatter of 16 MiB 40.7, 41.8, 44.3 and 52.6; of 64 MiB 129, 122, 126 and 140; of 128 MiB 238,
+    // 220, 230 and 247.
+    senders_to_all: (16 << 20..128 << 20, 4),
+    senders_to_owners: (64 << 20..usize::MAX, 3),
     // On 2 and on 4 x H200 (2026-11-22), beside `unfused`: a reduce-scatter of 4 MiB to each peer took 67 us
     // and 68 on two, 126 and 145 on four, of 2 MiB 100 and 81 on four; an all-reduce of 8 MiB 143 and 146 on
     // two, 310 and 316 on four, of 4 MiB 93 and 78, 201 and 173; an all-gather in front of a product of 8 MiB
@@ -123,6 +136,8 @@ const MI300X: Device = Device {
     words_of_norms: [1, 1],
     threads_of_words: &[],
     threads_of_sums: &[],
+    senders_to_all: (0..0, 0),
+    senders_to_owners: (0..0, 0),
     copied: &[],
     stored: &[],
     stored_of_norms: &[],

@@ -1,3 +1,6 @@
+use std::iter::StepBy;
+use std::ops::Range;
+
 use super::Launch;
 use crate::barrier::Members;
 use crate::{End, Memory, Span, Stop, Workgroup};
@@ -118,47 +121,71 @@ fn add_up<M: Memory + ?Sized>(
 }
 
 /// Each tile has an owner: sources push to it, it adds up and sends the one result to all.
+///
+/// The first `senders` workgroups push what others own, and the rest add up; with none, or as many as there
+/// are, all do both. Who pushes waits for credit alone, so nobody who adds up is waited for by who it waits for.
 pub fn two_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
+    senders: u32,
     body: &mut impl ReduceTiles,
 ) -> Result<(), Stop> {
-    reduce_at_owners(launch, owners, body, true)
+    reduce_at_owners(launch, owners, senders, body, true)
 }
 
-/// Each tile has an owner: sources push to it, and it adds up.
+/// Each tile has an owner: sources push to it, and it adds up; with `senders` as [`two_shot`].
 pub fn reduce_scatter<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
+    senders: u32,
     body: &mut impl ReduceTiles,
 ) -> Result<(), Stop> {
-    reduce_at_owners(launch, owners, body, false)
+    reduce_at_owners(launch, owners, senders, body, false)
+}
+
+/// Of the items in front of `end` those of a workgroup: number `first`, and every so many behind it.
+fn every(first: u32, step: u32, end: u32) -> StepBy<Range<u32>> {
+    (first..end).step_by(step as usize)
 }
 
 fn reduce_at_owners<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
+    senders: u32,
     body: &mut impl ReduceTiles,
     to_all: bool,
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
-        // Our own places, then those of the peers, who take turns; this workgroup has every so many.
+        // Our own places, then those of the peers, who take turns.
         let (most, size) = (owners.most(), wg.channel.size);
         let items = most * size;
         let theirs = |item: u32| {
             let (place, step) = ((item - most) / (size - 1), (item - most) % (size - 1));
             ((me + 1 + step) % size, place)
         };
-        let others = |wg: &Workgroup<'_, M>| wg.share(items).filter(move |&item| item >= most);
-        let mut own = wg.share(most).peekable();
-        let mut other = others(wg).map(theirs).peekable();
+        let Launch { index, count, .. } = *launch;
+        let (owns, others, step) = match senders {
+            1.. if index < senders && senders < count => {
+                (every(0, 1, 0), every(most + index, senders, items), 1)
+            }
+            1.. if senders < count => {
+                let adders = count - senders;
+                (every(index - senders, adders, most), every(0, 1, 0), adders)
+            }
+            _ => {
+                let ahead = most.saturating_sub(index).div_ceil(count) * count;
+                (every(index, count, most), every(index + ahead, count, items), count)
+            }
+        };
+        let mut own = owns.clone().peekable();
+        let mut other = others.clone().map(theirs).peekable();
         // What others wait for comes ahead of our own; at once, not all of it, so that links and memory
         // are both busy.
         loop {
             let ahead = |&(_, place): &(u32, u32)| {
-                own.peek().is_none_or(|own| !at_once || place <= own + launch.count)
+                own.peek().is_none_or(|own| !at_once || place <= own + step)
             };
             let (owner, place) = match other.next_if(ahead) {
                 Some(theirs) => theirs,
@@ -184,12 +211,12 @@ fn reduce_at_owners<M: Memory + ?Sized>(
                 add_up(wg, body, tile, to_all)?;
             }
         }
-        for place in wg.share(most).filter(|_| !at_once) {
+        for place in owns.filter(|_| !at_once) {
             if let Some(tile) = owners.owned(me, place) {
                 add_up(wg, body, tile, to_all)?;
             }
         }
-        for (owner, place) in others(wg).filter(|_| to_all).map(theirs) {
+        for (owner, place) in others.filter(|_| to_all).map(theirs) {
             let Some(tile) = owners.owned(owner, place) else { continue };
             wg.wait_result(owner, tile)?;
             if !wg.direct(owner)? {

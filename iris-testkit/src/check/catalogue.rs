@@ -85,11 +85,13 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 18] = [
+    let ops: [Op; 20] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
         ("reduce_scatter", |ranks, calls| ops::reduce_scatter(ranks, 1, calls)),
+        ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 1, calls)),
+        ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 1, calls)),
         ("matmul_reduce_scatter", |ranks, calls| ops::matmul_reduce_scatter(ranks, 1, calls)),
         ("deliver, broadcast", |ranks, calls| ops::deliver(ranks, 1, calls, true, false)),
         ("deliver, all_gather", |ranks, calls| ops::deliver(ranks, 1, calls, false, false)),
@@ -160,6 +162,10 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
+    let senders = ops::two_shot_by_senders(2, 2, 1).groups(&[2, 2]);
+    add("two_shot, senders", 2, senders, Engine::Search);
+    let senders = ops::reduce_scatter_by_senders(2, 2, 2).groups(&[2, 2]);
+    add("reduce_scatter, senders", 2, senders, Engine::Loom(Some(2)));
     add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));
     if full {
         add("one_shot", 2, ops::one_shot(2, 1, 2), exhaustive);

@@ -240,9 +240,10 @@ pub mod programs {
     programs! {
         /// [`one_shot`](crate::model::ops::one_shot).
         ONE_SHOT = iris_model_one_shot;
-        /// [`two_shot`](crate::model::ops::two_shot).
+        /// [`two_shot`](crate::model::ops::two_shot); the option is how many workgroups only send.
         TWO_SHOT = iris_model_two_shot;
-        /// [`reduce_scatter`](crate::model::ops::reduce_scatter).
+        /// [`reduce_scatter`](crate::model::ops::reduce_scatter); option 1 is of products, 2 has one workgroup that
+        /// only sends.
         REDUCE_SCATTER = iris_model_reduce_scatter;
         /// [`deliver`](crate::model::ops::deliver); option 1 is a broadcast.
         DELIVER = iris_model_deliver;

@@ -299,7 +299,7 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
                     flow::pull(launch, 1, &mut Tiles { pull: true, ..body })
                 }
                 Some(&instead::TWO_SHOT) => {
-                    flow::two_shot(launch, &Turns { tiles: 2, owners: ranks }, &mut body)
+                    flow::two_shot(launch, &Turns { tiles: 2, owners: ranks }, 0, &mut body)
                 }
                 Some(&instead::GATHER) => gather_once(launch, thread, 1, true, &mut body),
                 Some(&instead::STAGED) => {
@@ -314,21 +314,29 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
 /// An all-reduce by the owners of tiles, tile t at rank t mod `ranks`; results into C if `direct`.
 pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "two_shot, direct" } else { "two_shot" };
-    let scenario =
-        Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-            .calls(calls_, 7)
-            .tiles(tiles, 0)
-            .headers(Headers::new(programs::TWO_SHOT, tiles))
-            .program(move |thread| {
-                calls(thread, tiles, |launch, mut body| {
-                    let done = flow::two_shot(launch, &Turns { tiles, owners: ranks }, &mut body);
-                    thread.boundary();
-                    done?;
-                    body.consume(0..1, |_, tile, element| body.sum(tile, element));
-                    Ok(())
-                });
+    directly(two_shot_in(name, 0, ranks, tiles, calls_), direct)
+}
+
+/// The same, of whose workgroups the first sends and the others add up, where a rank has others.
+pub fn two_shot_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    two_shot_in("two_shot, senders", 1, ranks, tiles, calls_)
+}
+
+fn two_shot_in(name: &str, senders: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .headers(Headers::new(programs::TWO_SHOT, tiles).option(senders))
+        .program(move |thread| {
+            calls(thread, tiles, |launch, mut body| {
+                let owners = Turns { tiles, owners: ranks };
+                let done = flow::two_shot(launch, &owners, senders, &mut body);
+                thread.boundary();
+                done?;
+                body.consume(0..1, |_, tile, element| body.sum(tile, element));
+                Ok(())
             });
-    directly(scenario, direct)
+        })
 }
 
 fn directly(mut scenario: Scenario, direct: bool) -> Scenario {
@@ -341,25 +349,34 @@ fn directly(mut scenario: Scenario, direct: bool) -> Scenario {
 
 /// A reduce-scatter in which the last rank owns nothing, if there is more than one.
 pub fn reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    scatter(ranks, tiles, calls_, true)
+    scatter("reduce_scatter", 0, ranks, tiles, calls_)
+}
+
+/// The same, of whose workgroups the first sends and the others add up, where a rank has others.
+pub fn reduce_scatter_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    scatter("reduce_scatter, senders", SENDER, ranks, tiles, calls_)
 }
 
 /// The same of products, which are added up when all are pushed.
 pub fn matmul_reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    scatter(ranks, tiles, calls_, false)
+    scatter("matmul_reduce_scatter", PRODUCTS, ranks, tiles, calls_)
 }
 
-fn scatter(ranks: u32, tiles: u32, calls_: u32, at_once: bool) -> Scenario {
+/// Options of the program of such a scenario: of products; with one workgroup that only sends.
+const PRODUCTS: u32 = 1;
+const SENDER: u32 = 2;
+
+fn scatter(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     let owners = ranks.saturating_sub(1).max(1);
-    let name = if at_once { "reduce_scatter" } else { "matmul_reduce_scatter" };
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
-        .headers(Headers::new(programs::REDUCE_SCATTER, tiles).option((!at_once).into()))
+        .headers(Headers::new(programs::REDUCE_SCATTER, tiles).option(option))
         .program(move |thread| {
             calls(thread, tiles, |launch, body| {
-                let mut body = Tiles { at_once, ..body };
-                flow::reduce_scatter(launch, &Turns { tiles, owners }, &mut body)
+                let mut body = Tiles { at_once: option != PRODUCTS, ..body };
+                let senders = u32::from(option == SENDER);
+                flow::reduce_scatter(launch, &Turns { tiles, owners }, senders, &mut body)
             });
         })
 }

@@ -200,13 +200,13 @@ IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& sha
 template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_two_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<TwoShotPlan, Producer, RESIDUAL> body(args, shared);
-    flow::two_shot(launch_of(args, Producer::DIES), body.plan, body);
+    flow::two_shot(launch_of(args, Producer::DIES), body.plan, args.movers, body);
 }
 
 template <class Producer>
 IRIS_DEVICE void run_reduce_scatter(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<ScatterPlan, Producer> body(args, shared);
-    flow::reduce_scatter(launch_of(args, Producer::DIES), body.plan, body);
+    flow::reduce_scatter(launch_of(args, Producer::DIES), body.plan, args.movers, body);
 }
 
 } // namespace iris

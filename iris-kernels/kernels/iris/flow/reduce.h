@@ -69,17 +69,29 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
     });
 }
 
+/// The first `senders` workgroups push what others own, and the rest add up; with none, or as many as there are,
+/// all do both. Who pushes waits for credit alone, so nobody who adds up is waited for by who it waits for.
 template <class Owners, class Body>
-IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, Body& body,
+IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u32 senders, Body& body,
                                   bool to_all) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
-        // Our own places, then those of the peers, who take turns; this workgroup has every so many.
+        // Our own places, then those of the peers, who take turns; this workgroup has every so many of either.
         const u32 most = owners.most(), peers = wg.size() - 1, items = most * wg.size();
-        u32 own = wg.index, first = wg.index;
-        while (first < most) first += wg.count;
+        const u32 sending = senders < wg.count ? senders : 0;
+        const u32 own_step = wg.count - sending, other_step = sending == 0 ? wg.count : sending;
+        u32 first_own = wg.index, first_other = wg.index;
+        if (sending == 0) {
+            while (first_other < most) first_other += other_step;
+        } else if (wg.index < sending) {
+            first_own = most;
+            first_other += most;
+        } else {
+            first_own -= sending;
+            first_other = items;
+        }
         const auto add_up = [&](u32 tile) IRIS_INLINE {
             if (!wg.wait_tiles(all, tile)) return false;
             wg.trace.begin(Span::Reduce, tile);
@@ -100,14 +112,15 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, Bo
         };
         // What others wait for comes ahead of our own; at once, not all of it, so that links and memory
         // are both busy. One loop, so that produce stands here once.
-        for (u32 other = first; own < most || other < items;) {
+        for (u32 own = first_own, other = first_other; own < most || other < items;) {
             const u32 place = other < items ? (other - most) / peers : 0;
             const bool mine =
-                other >= items || (Body::AT_ONCE && own < most && place > own + wg.count);
+                other >= items || (Body::AT_ONCE && own < most && place > own + own_step);
             const u32 peer = mine ? me : wg.peer(1 + (other - most) % peers);
             u32 tile;
             const bool is_tile = owners.owned(peer, mine ? own : place, tile);
-            (mine ? own : other) += wg.count;
+            if (mine) own += own_step;
+            else other += other_step;
             if (!is_tile) continue;
             wg.trace.begin(Span::Gemm, tile);
             body.produce(tile);
@@ -125,11 +138,11 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, Bo
                 if (!add_up(tile)) return false;
             }
         }
-        for (u32 place = wg.index; !Body::AT_ONCE && place < most; place += wg.count) {
+        for (u32 place = first_own; !Body::AT_ONCE && place < most; place += own_step) {
             u32 tile;
             if (owners.owned(me, place, tile) && !add_up(tile)) return false;
         }
-        for (u32 other = first; to_all && other < items; other += wg.count) {
+        for (u32 other = first_other; to_all && other < items; other += other_step) {
             const u32 peer = wg.peer(1 + (other - most) % peers);
             u32 tile;
             if (!owners.owned(peer, (other - most) / peers, tile)) continue;
@@ -147,14 +160,14 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, Bo
 
 /// Each tile has an owner: sources push to it, it adds up and sends the one result to all.
 template <class Owners, class Body>
-IRIS_DEVICE bool two_shot(const Launch& launch, const Owners& owners, Body& body) {
-    return reduce_at_owners(launch, owners, body, true);
+IRIS_DEVICE bool two_shot(const Launch& launch, const Owners& owners, u32 senders, Body& body) {
+    return reduce_at_owners(launch, owners, senders, body, true);
 }
 
 /// Each tile has an owner: sources push to it, and it adds up.
 template <class Owners, class Body>
-IRIS_DEVICE bool reduce_scatter(const Launch& launch, const Owners& owners, Body& body) {
-    return reduce_at_owners(launch, owners, body, false);
+IRIS_DEVICE bool reduce_scatter(const Launch& launch, const Owners& owners, u32 senders, Body& body) {
+    return reduce_at_owners(launch, owners, senders, body, false);
 }
 
 } // namespace iris::flow
