@@ -12,16 +12,17 @@
 #![cfg(iris_cxx)]
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use iris_kernels::source::KERNELS;
 use iris_sync::{Access, Order, Scope};
 use iris_testkit::check::device_code::{ARCHS, Outcome, Source, check};
 use iris_testkit::model::headers::COMPILER;
 
-/// A fault: in `file`, `old` becomes `new` and so on; it shows in `kernel`.
+/// A fault: in `file`, `old` becomes `new` and so on; it shows in `kernel`: a file, and one of its entries if it is
+/// not the first. The others are not compiled for devices.
 struct Plant {
     edits: Vec<(&'static str, String, String)>,
     kernel: &'static str,
@@ -46,16 +47,18 @@ fn plants() -> Vec<Plant> {
         add(kernel.name, ") {", format!(") {{ {RAW}"), kernel.name, BESIDE);
     }
     let before = |text: &str| format!("{RAW}{text}");
+    const LL: &str = "all_gather.cu iris_all_gather_ll";
+    const COPIES: &str = "all_gather.cu iris_copies";
     for (file, text, kernel) in [
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
-        ("iris/body/ll.h", "of_result(source).store(item, data);", "all_gather.cu"),
+        ("iris/body/ll.h", "of_result(source).store(item, data);", LL),
         ("iris/copy.h", "// Rows without gaps are one.", "all_gather.cu"),
-        ("iris/flow/ll.h", "Members to{0}, from{0};", "all_gather.cu"),
-        ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", "all_gather.cu"),
+        ("iris/flow/ll.h", "Members to{0}, from{0};", LL),
+        ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", LL),
         ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),
         ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),
-        ("iris/flow/accumulate.h", "body.zero(tile, parity)", "all_reduce.cu"),
-        ("iris/flow/copied.h", "wg.push_copied(peer, first + part);", "all_gather.cu"),
+        ("iris/flow/accumulate.h", "body.zero(tile, parity)", "all_reduce.cu iris_zero"),
+        ("iris/flow/copied.h", "wg.push_copied(peer, first + part);", COPIES),
         ("iris/flow/deliver.h", "const u32 produced = delivery.produced();", "all_gather.cu"),
         ("iris/flow/gather.h", "body.push_part(wg.rank(), part, parity);", "all_gather_matmul.cu"),
         ("iris/flow/reduce.h", "body.reduce(tile, parity);", "all_reduce.cu"),
@@ -63,21 +66,21 @@ fn plants() -> Vec<Plant> {
         ("iris/call.h", "return static_cast<u32>(value) & 1;", "all_gather.cu"),
         ("iris/channel.h", "const u32 at = rank + step;", "all_gather.cu"),
         ("iris/entry.h", "m.store<Access::EntryStore>", "all_gather.cu"),
-        ("iris/lock.h", "m.store<Access::LockGive>", "all_reduce.cu"),
+        ("iris/lock.h", "m.store<Access::LockGive>", "all_reduce.cu iris_add_locked"),
         ("iris/body/gather.h", "copy_view(shards.inbox(peer, me, parity)", "all_gather_matmul.cu"),
         ("iris/gemm/producer.h", "product.clear();", "matmul.cu"),
         ("iris/body/partial.h", "copy_view(to, View::of(args.a)", "reduce_scatter.cu"),
         ("iris/body/epilogue.h", "if (args.epilogue & EPILOGUE_GELU) {", "matmul.cu"),
-        ("iris/body/norm.h", "squares.of_thread[thread] = own;", "copy.cu"),
+        ("iris/body/norm.h", "squares.of_thread[thread] = own;", "copy.cu iris_norm"),
         ("iris/body/reduce.h", "producer.produce(plan.tile(tile));", "reduce_scatter.cu"),
         (
             "iris/body/sums.h",
             "const u32 source = source_in_turn(turn, from.first);",
             "reduce_scatter.cu",
         ),
-        ("iris/schedule.h", "return tile % size;", "all_reduce.cu"),
+        ("iris/schedule.h", "return tile % size;", "all_reduce.cu iris_zero"),
         ("iris/view.h", "const u32 runs = to.transposed", "all_gather.cu"),
-        ("iris/workgroup.h", "m.store<Access::SignalStore>", "all_gather.cu"),
+        ("iris/workgroup.h", "m.store<Access::SignalStore>", COPIES),
     ] {
         add(file, text, before(text), kernel, BESIDE);
     }
@@ -111,7 +114,7 @@ fn plants() -> Vec<Plant> {
     add("iris/trace.h", text, format!("{text} {RAW}"), "all_gather.cu", &["hook", "isa", "ptx"]);
     let text = "port::add_f32<Scope::System>";
     let new = text.replace("System", "Device");
-    add("iris/body/accumulate.h", text, new, "all_reduce.cu", &["hook", "ptx"]);
+    add("iris/body/accumulate.h", text, new, "all_reduce.cu iris_add_atomic", &["hook", "ptx"]);
 
     // Words and their table.
     let text = "using SymWord = ScopedWord<Scope::System, i32>;";
@@ -308,14 +311,28 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// The program of tidy, built once: cargo takes longer than it.
+fn xtask() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        // It lies beside the folder of the tests.
+        let own = std::env::current_exe().expect("a program");
+        let folder = own.ancestors().nth(2).expect("a folder");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--quiet", "-p", "xtask"]);
+        command.args(folder.ends_with("release").then_some("--release"));
+        assert!(command.status().expect("cargo starts").success(), "xtask is not built");
+        folder.join("xtask")
+    })
+}
+
 /// What tidy says of a tree that has only this device source.
 fn tidy(source: &Source) -> Option<String> {
     let root = tempfile::tempdir().expect("a folder");
     source.write_to(&root.path().join("iris-kernels/kernels")).expect("written");
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["run", "--quiet", "--release", "-p", "xtask", "--", "tidy"]).arg(root.path());
-    let output = command.output().expect("cargo starts");
+    let mut command = Command::new(xtask());
+    let output = command.arg("tidy").arg(root.path()).output().expect("xtask starts");
     let said = text(&output.stderr);
     (!output.status.success()).then(|| {
         assert!(said.contains("tidy found"), "{said}");
@@ -389,6 +406,16 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
     scopes.chain(lines.filter(wrong).map(|it| ("access", it.into()))).collect()
 }
 
+/// The text of a kernel with this entry alone; an empty name is that of the first.
+fn of_entry(text: &str, entry: &str) -> String {
+    const BEGIN: &str = "\nIRIS_KERNEL ";
+    let mut parts = text.split(BEGIN);
+    let head = parts.next().expect("what comes first");
+    let named = |part: &&str| entry.is_empty() || part.starts_with(&format!("{entry}("));
+    let part = parts.find(named).unwrap_or_else(|| panic!("no entry {entry}"));
+    format!("{head}{BEGIN}{part}")
+}
+
 /// The checks that found something in this source, with what they said; and what was skipped.
 fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
     let mut source = planted(plant);
@@ -396,8 +423,12 @@ fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
     source.write_to(folder.path()).expect("written");
     let mut found: Vec<_> = tidy(&source).map(|said| ("tidy", said)).into_iter().collect();
     found.extend(table(folder.path()).map(|rows| ("table", rows)));
-    found.extend(hooks(folder.path(), &source, plant.kernel));
-    source.kernels.retain(|(name, _)| *name == plant.kernel);
+    let (kernel, entry) = plant.kernel.split_once(' ').unwrap_or((plant.kernel, ""));
+    found.extend(hooks(folder.path(), &source, kernel));
+    source.kernels.retain(|(name, _)| *name == kernel);
+    for (_, text) in &mut source.kernels {
+        *text = of_entry(text, entry);
+    }
     // They have plants of their own, in tests/device_code.rs.
     source.gemms.clear();
     let mut skipped = Vec::new();
