@@ -48,6 +48,14 @@ struct Output {
     bytes: Bytes,
 }
 
+/// What came of a compilation.
+pub(super) struct Made {
+    /// PTX, of NVRTC.
+    pub(super) text: Vec<u8>,
+    /// Machine code; none for a virtual architecture of NVIDIA's.
+    pub(super) code: Vec<u8>,
+}
+
 /// A loaded library.
 #[derive(Debug)]
 pub(super) struct Api {
@@ -135,15 +143,14 @@ impl Api {
         Ok((major, minor))
     }
 
-    /// Compile a source that may include `headers`; `text`: to PTX instead of machine code.
+    /// Compile a source that may include `headers`.
     pub(super) fn compile(
         &self,
         source: KernelSource<'_>,
         headers: &[KernelSource<'_>],
         options: &[String],
         arch: &str,
-        text: bool,
-    ) -> Result<Vec<u8>> {
+    ) -> Result<Made> {
         let program = self.create(source, headers)?;
         let options = c_strings(options.iter().map(String::as_str), "an option")?;
         let pointers = pointers(&options);
@@ -161,14 +168,10 @@ impl Api {
                 log: if log.is_empty() { name } else { log },
             });
         }
-        match self.text.filter(|_| text) {
-            Some(output) => self.output(&program, output).map(|mut bytes| {
-                // The text ends with a zero.
-                bytes.pop();
-                bytes
-            }),
-            None => self.output(&program, self.code),
-        }
+        let mut text = self.text.map_or(Ok(Vec::new()), |text| self.output(&program, text))?;
+        // It ends with a zero.
+        text.pop();
+        Ok(Made { text, code: self.output(&program, self.code)? })
     }
 
     fn create(&self, source: KernelSource<'_>, headers: &[KernelSource<'_>]) -> Result<Handle<'_>> {
@@ -199,6 +202,9 @@ impl Api {
         // SAFETY: the program is live, and `size` is a place for a size.
         let code = unsafe { (output.size)(program.program, &mut size) };
         self.check(output.name, code)?;
+        if size == 0 {
+            return Ok(Vec::new());
+        }
         let mut bytes = vec![0_u8; size];
         // SAFETY: there is room for as many bytes as the library has just said.
         let code = unsafe { (output.bytes)(program.program, bytes.as_mut_ptr().cast()) };

@@ -32,7 +32,7 @@ pub use error::{Error, Result};
 
 use crate::cache::{self, Cache, Key};
 use crate::source::{HEADERS, Text};
-use api::Api;
+use api::{Api, Made};
 use clang::Clang;
 
 /// Whose compiler.
@@ -250,15 +250,44 @@ impl Compiler {
         options: &Options,
         arch: &str,
     ) -> Result<Vec<u8>> {
+        let made = self.make(source, headers, options, arch)?;
+        let text = self.vendor == Vendor::Nvidia && arch.starts_with("compute_");
+        Ok(if text { made.text } else { made.code })
+    }
+
+    /// PTX and machine code of one compilation, for an architecture of NVIDIA's as `sm_90a`.
+    ///
+    /// # Errors
+    /// As [`Self::compile`].
+    pub fn compile_with_ptx(
+        &self,
+        source: KernelSource<'_>,
+        headers: &[KernelSource<'_>],
+        options: &Options,
+        arch: &str,
+    ) -> Result<(String, Vec<u8>)> {
+        let made = self.make(source, headers, options, arch)?;
+        Ok((String::from_utf8_lossy(&made.text).into_owned(), made.code))
+    }
+
+    fn make(
+        &self,
+        source: KernelSource<'_>,
+        headers: &[KernelSource<'_>],
+        options: &Options,
+        arch: &str,
+    ) -> Result<Made> {
         let mut words = match self.vendor {
             Vendor::Nvidia => nvrtc::fixed(arch),
             Vendor::Amd => hiprtc::fixed(arch),
         };
         words.extend(options.words());
-        let text = self.vendor == Vendor::Nvidia && arch.starts_with("compute_");
         match &self.tool {
-            Tool::Library(api) => api.compile(source, headers, &words, arch, text),
-            Tool::Program(clang) => clang.compile(source, headers, &words, arch),
+            Tool::Library(api) => api.compile(source, headers, &words, arch),
+            Tool::Program(clang) => {
+                let code = clang.compile(source, headers, &words, arch)?;
+                Ok(Made { text: Vec::new(), code })
+            }
         }
     }
 }
