@@ -9,6 +9,8 @@
 //! | hook | the host form accesses a peer's address, and not at system scope |
 //! | access | the host form accesses with an order or scope that iris-sync's table has not |
 //! | ptx, machine code, isa, ir | see `iris_testkit::check::device_code` |
+//!
+//! Long because the plants are one list.
 #![cfg(iris_cxx)]
 
 use std::collections::BTreeSet;
