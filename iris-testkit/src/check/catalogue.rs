@@ -164,7 +164,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
     let senders = ops::two_shot_by_senders(2, 2, 1).groups(&[2, 2]);
     add("two_shot, senders", 2, senders, Engine::Search);
-    let senders = ops::reduce_scatter_by_senders(2, 2, 2).groups(&[2, 2]);
+    let senders = ops::reduce_scatter_by_senders(2, 2, 1).groups(&[2, 2]);
     add("reduce_scatter, senders", 2, senders, Engine::Loom(Some(2)));
     add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));
     if full {
