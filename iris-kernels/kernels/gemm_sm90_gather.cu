@@ -43,12 +43,6 @@ class Gathering : public Whole {
         return Place{(row * CLUSTER + rank) * ROWS, unit.col};
     }
 
-    IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
-        if (args.bias == 0) return;
-        port::take_turn();
-        Whole::finish(place, group, sums);
-    }
-
     class Loader {
       public:
         IRIS_DEVICE explicit Loader(const Gathering& of)

@@ -149,9 +149,7 @@ class Scattering : public Whole {
 
     /// The bias is added once, where the sums are.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
-        if (args.bias == 0 || !is_own(place)) return;
-        port::take_turn();
-        Whole::finish(place, group, sums);
+        if (args.bias != 0 && is_own(place)) Whole::finish(place, group, sums);
     }
 
   private:

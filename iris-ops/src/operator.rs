@@ -170,7 +170,7 @@ impl Operator {
         let choice = self.plan.at(call.size(&self.plan));
         let form = choice.form;
         if !form.fetches {
-            args.movers = self.plan.senders(choice, (call.m, call.n), self.groups_for(call));
+            args.movers = self.plan.senders(choice, (call.m, call.n), || self.groups_for(call));
         }
         if form.pulls && !self.plan.alone() {
             let place = a.filter(|a| !a.is_transposed()).and_then(|a| a.sym_offset());

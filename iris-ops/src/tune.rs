@@ -57,23 +57,35 @@ pub(crate) fn threads_of_sums(
     ranks: Ranks,
     request: &Request,
     memory: Memory,
-    (m, n): (usize, usize),
+    shape: (usize, usize),
 ) -> Option<u32> {
     let sums = [Memory::AllTiles, Memory::OwnedAndResults, Memory::PartialParts];
-    let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
     let steps = device::of(ranks.backend).map(|device| device.threads_of_sums);
+    let bytes = summed_bytes(request, shape);
     (sums.contains(&memory) && request.rms_norm.is_none()).then(|| threads(steps, bytes))
 }
 
-/// How many of so many workgroups only send, of a message of so many bytes that is summed by the owners of its tiles.
-pub(crate) fn senders(ranks: Ranks, memory: Memory, bytes: usize, groups: u32) -> u32 {
-    let Some(device) = device::of(ranks.backend).filter(|_| ranks.size == 2) else { return 0 };
-    let (bounds, eighths) = match memory {
+/// Bytes of what is summed, as it travels.
+fn summed_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
+    m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
+}
+
+/// How many eighths of the workgroups only send, of a message of this shape that is summed by the owners of its tiles;
+/// none where all send and add up.
+pub(crate) fn sending_eighths(
+    ranks: Ranks,
+    request: &Request,
+    memory: Memory,
+    shape: (usize, usize),
+) -> Option<u32> {
+    let measured = ranks.size == 2 && request.rms_norm.is_none();
+    let device = device::of(ranks.backend).filter(|_| measured)?;
+    let (bytes, eighths) = match memory {
         Memory::OwnedAndResults => &device.senders_to_all,
         Memory::PartialParts => &device.senders_to_owners,
-        _ => return 0,
+        _ => return None,
     };
-    if bounds.contains(&bytes) { groups * eighths / 8 } else { 0 }
+    bytes.contains(&summed_bytes(request, shape)).then_some(*eighths)
 }
 
 /// Those of the first step that is large enough, else as many as the kernels of messages are built for.

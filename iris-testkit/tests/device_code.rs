@@ -72,6 +72,7 @@ fn products_wait_for_their_turn() {
     let tile = "CLUSTER == 1, \"one tile, of one workgroup\");\n        prepare();\n        ";
     let stores = "void store(u32 group) {\n        if constexpr (Op::BEHIND_OPEN) ";
     let waits = ["parts.part_slabs;\n            ", ".len();\n            "];
+    let bias = "this thread does.\n        ";
     for (file, before) in [
         ("gemm_sm90.cu", whole),
         ("gemm_sm90_exchange.cu", tile),
@@ -80,16 +81,15 @@ fn products_wait_for_their_turn() {
         ("gemm_sm90_scatter.cu", stores),
         ("gemm_sm90_gather.cu", waits[0]),
         ("gemm_sm90_scatter.cu", waits[1]),
-        ("gemm_sm90_gather.cu", "if (args.bias == 0) return;\n        "),
-        ("gemm_sm90_scatter.cu", "!is_own(place)) return;\n        "),
+        ("gemm_sm90_gather.cu", bias),
+        ("gemm_sm90_scatter.cu", bias),
     ] {
         let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
         source.gemms.retain(|(name, _)| *name == file);
-        let core = source.headers.iter_mut().find(|(name, _)| *name == "iris/gemm/core.h");
-        let texts = [&mut source.gemms[0].1, &mut core.expect("the core").1];
         let turn = format!("{before}{TURN}");
-        let text = texts.into_iter().find(|text| text.contains(&turn));
-        let text = text.unwrap_or_else(|| panic!("no turn behind {before}"));
+        let mut files = source.headers.iter_mut().chain(&mut source.gemms);
+        let planted = files.find(|(_, text)| text.contains(&turn));
+        let (_, text) = planted.unwrap_or_else(|| panic!("no turn behind {before}"));
         *text = text.replacen(&turn, &format!("{before};"), 1);
         is_found(&format!("{before} in {file}"), &source, "does not wait for its turn");
     }

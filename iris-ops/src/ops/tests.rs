@@ -73,7 +73,7 @@ fn some_workgroups_of_a_large_sum_only_send() {
         let options = all_reduce::Options::rows(m, 4096).dtype(DType::BF16).variant(variant);
         let options = if norm { options.rms_norm(1e-5) } else { options };
         let plan = options.plan(Ranks::new(0, size).on(backend)).unwrap();
-        plan.senders(plan.at(m), (m, 4096), 131)
+        plan.senders(plan.at(m), (m, 4096), || 131)
     };
     let two = (BackendKind::Cuda, 2);
     assert_eq!(senders(two, TwoShot, 2048, false), 65);
@@ -86,7 +86,7 @@ fn some_workgroups_of_a_large_sum_only_send() {
     assert_eq!(senders((BackendKind::Cpu, 2), TwoShot, 2048, false), 0);
     let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
     let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
-    let senders = |m| plan.senders(plan.at(m), (m, 4096), 131);
+    let senders = |m| plan.senders(plan.at(m), (m, 4096), || 131);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
     // Of a product whoever has a tile sends it.
     let options = matmul_reduce_scatter::Options::new(16384, 4096, 64).dtype(DType::BF16);
@@ -94,7 +94,7 @@ fn some_workgroups_of_a_large_sum_only_send() {
     let unfused = options.variant(matmul_reduce_scatter::Variant::Unfused);
     let [push, unfused] = [push, unfused].map(|options| {
         let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
-        plan.senders(plan.at(16384), (16384, 4096), 131)
+        plan.senders(plan.at(16384), (16384, 4096), || 131)
     });
     assert_eq!((push, unfused), (0, 49));
 }

@@ -42,27 +42,36 @@ impl Plan {
             Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
             Tiles::Split => split.tiles(),
         };
-        let product = self.op().multiplies() && (!choice.form.is_unfused() || self.alone());
-        let most = if product { u32::MAX } else { tune::message_groups(self.ranks) };
+        let most =
+            if self.is_product(choice) { u32::MAX } else { tune::message_groups(self.ranks) };
         tiles.clamp(1, most)
     }
 
-    /// How many of so many workgroups of such a call only send, while the others add up; none where all do both.
-    pub(crate) fn senders(&self, choice: &Choice, (m, n): (usize, usize), groups: u32) -> u32 {
-        let message = !self.op().multiplies() || choice.form.is_unfused();
-        if self.alone() || !message || self.request.rms_norm.is_some() {
+    /// Whether the kernels of such a call multiply tiles, and do not only move or add up a message.
+    fn is_product(&self, choice: &Choice) -> bool {
+        self.op().multiplies() && (!choice.form.is_unfused() || self.alone())
+    }
+
+    /// How many of the workgroups of such a call, of which there are `groups`, only send, while the others add
+    /// up; none where all do both.
+    pub(crate) fn senders(
+        &self,
+        choice: &Choice,
+        shape: (usize, usize),
+        groups: impl FnOnce() -> u32,
+    ) -> u32 {
+        if self.alone() || self.is_product(choice) {
             return 0;
         }
-        let bytes = m.saturating_mul(n).saturating_mul(self.request.wire_dtype().size());
-        tune::senders(self.ranks, choice.form.memory, bytes, groups)
+        let eighths = tune::sending_eighths(self.ranks, &self.request, choice.form.memory, shape);
+        eighths.map_or(0, |eighths| groups() * eighths / 8)
     }
 
     /// Threads of a workgroup of such a call on a GPU, at most; none for as many as its kernels are built for.
     pub(crate) fn threads(&self, choice: &Choice, (m, n): (usize, usize)) -> Option<u32> {
         let form = choice.form;
-        let product = self.op().multiplies() && !form.is_unfused();
         match form.memory {
-            _ if self.alone() || product || form.is_copied() => None,
+            _ if self.alone() || self.is_product(choice) || form.is_copied() => None,
             Memory::Pairs(collective) => Some(self.threads_of_pairs(collective, (m, n))),
             memory => tune::threads_of_sums(self.ranks, &self.request, memory, (m, n)),
         }

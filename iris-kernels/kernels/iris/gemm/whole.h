@@ -69,6 +69,8 @@ class Whole {
     /// The bias of each column of C, or of each row where C is flipped.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
         if (args.bias == 0) return;
+        // It is read by loads: where the workgroup has not taken its turn yet, this thread does.
+        port::take_turn();
         const u32 warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         if constexpr (FLIPPED) {
             const u32 row = place.row + group * GROUP_ROWS + warp * 16 + lane / 4;

@@ -59,7 +59,11 @@ fn before_turn(body: &str, behind_open: bool) -> Option<&str> {
         }
         let jumps = word == "bra" || word.starts_with("bra.");
         let ends = ["ret", "exit", "trap"].contains(&word.split('.').next().unwrap_or_default());
-        if if behind_open { writes_or_waits(word) } else { touches(word) || ends } {
+        let early = match behind_open {
+            true => writes_or_waits(word),
+            false => touches(word) || ends,
+        };
+        if early {
             return Some(statement);
         }
         if ends && !sometimes {
@@ -105,9 +109,12 @@ mod tests {
     use super::*;
 
     fn found(body: &str) -> Vec<String> {
-        let ptx =
-            format!(".target sm_90a\n.visible .entry iris_it(\n.param .b8 a\n)\n{{\n{body}\n}}\n");
-        out_of_turn("it.cu", &ptx).collect()
+        found_in("it", body)
+    }
+
+    fn found_in(entry: &str, body: &str) -> Vec<String> {
+        let begin = format!(".target sm_90a\n.visible .entry iris_{entry}(\n.param .b8 a\n)");
+        out_of_turn("it.cu", &format!("{begin}\n{{\n{body}\n}}\n")).collect()
     }
 
     const WAITS: &str = "ld.param.u64 %rd1, [a];
@@ -132,11 +139,7 @@ mod tests {
 
     #[test]
     fn behind_the_launch_that_opens_a_call_only_reads_come_before() {
-        let found_in = |body: &str| -> Vec<String> {
-            let ptx =
-                format!(".target sm_90a\n.visible .entry iris_gemm_scatter(\n)\n{{\n{body}\n}}\n");
-            out_of_turn("it.cu", &ptx).collect()
-        };
+        let found_in = |body: &str| found_in("gemm_scatter", body);
         let reads = "ld.relaxed.gpu.global.s32 %r1, [%rd1];
             cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1];
             fence.proxy.async.shared::cta;
