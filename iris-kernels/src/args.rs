@@ -143,8 +143,8 @@ pub struct OpArgs {
     pub producer: u32,
     /// The rank that broadcasts.
     pub root: u32,
-    /// Workgroups that only move data: that fetch, of a staged gather; that send, of a sum at owners, 0 if all
-    /// workgroups send and add up.
+    /// Workgroups that only move data: that fetch, of a staged gather; that send, of a sum at owners or
+    /// of parts for others, 0 if all workgroups do all.
     pub movers: u32,
     /// 0 if A is split by rows, 1 by columns.
     pub shard: u32,

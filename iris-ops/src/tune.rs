@@ -40,6 +40,11 @@ pub(crate) fn most_in_words(ranks: Ranks, request: &Request) -> usize {
     times * most.min(LL_SIGNAL_BYTES / (4 * ranks.size))
 }
 
+/// Elements of a sum up to which its tiles have a vector for every other thread.
+fn spread_sums(ranks: Ranks) -> usize {
+    device::of(ranks.backend).map_or(0, |device| device.spread_sums)
+}
+
 /// Most workgroups of a message.
 pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     device::of(ranks.backend).map_or(u32::MAX, |device| device.message_groups)
@@ -61,17 +66,16 @@ pub(crate) fn threads_of_sums(
 ) -> Option<u32> {
     let sums = [Memory::AllTiles, Memory::OwnedAndResults, Memory::PartialParts];
     let steps = device::of(ranks.backend).map(|device| device.threads_of_sums);
-    let bytes = summed_bytes(request, shape);
+    let bytes = message_bytes(request, shape);
     (sums.contains(&memory) && request.rms_norm.is_none()).then(|| threads(steps, bytes))
 }
 
-/// Bytes of what is summed, as it travels.
-fn summed_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
+/// Bytes of the whole message, as it travels.
+fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
     m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
 }
 
-/// How many eighths of the workgroups only send, of a message of this shape that is summed by the owners of its tiles;
-/// none where all send and add up.
+/// How many eighths of the workgroups only send, of a message of this shape; none where all send, and take or add up.
 pub(crate) fn sending_eighths(
     ranks: Ranks,
     request: &Request,
@@ -83,9 +87,10 @@ pub(crate) fn sending_eighths(
     let (bytes, eighths) = match memory {
         Memory::OwnedAndResults => &device.senders_to_all,
         Memory::PartialParts => &device.senders_to_owners,
+        Memory::Parts => &device.senders_of_parts,
         _ => return None,
     };
-    bytes.contains(&summed_bytes(request, shape)).then_some(*eighths)
+    bytes.contains(&message_bytes(request, shape)).then_some(*eighths)
 }
 
 /// Those of the first step that is large enough, else as many as the kernels of messages are built for.
@@ -338,7 +343,11 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
     let threads = threads_of_sums(ranks, request, form.memory, (request.m, request.n));
-    let least = threads.unwrap_or(MESSAGE_THREADS) as usize * VECTOR;
+    let vectors = match threads {
+        Some(threads) if all <= spread_sums(ranks) => threads / 2,
+        threads => threads.unwrap_or(MESSAGE_THREADS),
+    };
+    let least = vectors as usize * VECTOR;
     let elements = few.min((few / 4).max(ENOUGH)).clamp(least, MOST);
     let across = n.div_ceil(elements.min(WIDEST)).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);

@@ -314,13 +314,15 @@ int iris_model_reduce_scatter(const Input& in) {
     });
 }
 
-/// Option 1: a broadcast from rank 0.
+/// Option 1: a broadcast from rank 0; 2: with one workgroup that only sends.
 int iris_model_deliver(const Input& in) {
-    const bool broadcast = in.option != 0;
+    const bool broadcast = in.option == 1;
+    const u32 senders = in.option == 2 ? 1 : 0;
     return calls(in, [&](const Model& model) {
         Tiles body{model};
         const u32 me = body.me();
-        const bool done = flow::deliver(model.launch(), Delivery{in.tiles, me, broadcast}, body);
+        const Delivery delivery{in.tiles, me, broadcast};
+        const bool done = flow::deliver(model.launch(), delivery, senders, body);
         iris_model_boundary();
         if (!done) return false;
         for (u32 source = 0; source < (broadcast ? 1 : body.ranks()); ++source) {

@@ -525,7 +525,7 @@ fn launch_of(
         ("one_shot", 0) => flow::one_shot(at, tiles, body),
         ("two_shot", 0) => flow::two_shot(at, &Turns { tiles, owners: size }, fetchers, body),
         ("scatter", 0) => flow::reduce_scatter(at, &Parts(split), fetchers, body),
-        ("deliver", 0) => flow::deliver(at, &ToAll(split, me), body),
+        ("deliver", 0) => flow::deliver(at, &ToAll(split, me), fetchers, body),
         ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
         ("exchange_rows" | "exchange_spread_rows", 0) => {
             let spread = name == "exchange_spread_rows";

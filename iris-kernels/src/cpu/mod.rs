@@ -11,7 +11,7 @@ mod words;
 use iris_sync::flow::{self, Launch};
 use iris_sync::{End, Stop};
 
-use crate::args::OpArgs;
+use crate::args::{OpArgs, producer};
 use crate::kernel::Kernel;
 use crate::schedule::{Grid, Shard, SplitGrid, Units, owner};
 use body::partial::Partial;
@@ -42,7 +42,9 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     let reduce = |partial, plan| reduce::Reduce { partial, words: &words, plan };
     let deliver = |partial, plan| {
         let mut body = deliver::Deliver { partial, words: &words, plan };
-        flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), &mut body)
+        // What a product is pushed from is C.
+        let senders = if args.producer == producer::GEMM { 0 } else { args.movers };
+        flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), senders, &mut body)
     };
     let copies = |partial, plan, first| {
         deliver::Deliver { partial, words: &words, plan }.copies(&launch, first)

@@ -24,10 +24,11 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
         let choice = plan.at(m);
         (plan.grid(choice.form, choice.tile).tiles(), plan.work(choice, (m, n), 0))
     };
-    // A vector for each of 256 threads.
-    assert_eq!(tiles(OneShot, 1, 4096), (2, 2));
-    assert_eq!(tiles(OneShot, 8, 4096), (16, 16));
-    assert_eq!(tiles(OneShot, 1, 5000), (3, 3));
+    // A vector for every other one of 256 threads; of more than 64 KiB for each.
+    assert_eq!(tiles(OneShot, 1, 4096), (4, 4));
+    assert_eq!(tiles(OneShot, 8, 4096), (32, 32));
+    assert_eq!(tiles(OneShot, 1, 5000), (5, 5));
+    assert_eq!(tiles(OneShot, 16, 4096), (32, 32));
     // Each rank owns 32.
     assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
     // Larger ones have four times as many, of at most 128 KiB.
@@ -67,7 +68,7 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
 }
 
 #[test]
-fn some_workgroups_of_a_large_sum_only_send() {
+fn some_workgroups_of_a_large_message_only_send() {
     use all_reduce::Variant::{OneShot, TwoShot};
     let senders = |(backend, size), variant, m, norm| {
         let options = all_reduce::Options::rows(m, 4096).dtype(DType::BF16).variant(variant);
@@ -88,6 +89,14 @@ fn some_workgroups_of_a_large_sum_only_send() {
     let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
     let senders = |m| plan.senders(plan.at(m), (m, 4096), || 131);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
+    // What is not summed: of a root all send, and the others take.
+    let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
+    let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
+    let senders = |m| plan.senders(plan.at(m), (m, 4096), || 131);
+    assert_eq!((senders(4095), senders(4096), senders(16384)), (0, 65, 65));
+    let options = broadcast::Options::rows(16384, 4096).dtype(DType::BF16);
+    let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
+    assert_eq!(plan.senders(plan.at(16384), (16384, 4096), || 131), 0);
     // Of a product whoever has a tile sends it.
     let options = matmul_reduce_scatter::Options::new(16384, 4096, 64).dtype(DType::BF16);
     let push = options.clone().variant(matmul_reduce_scatter::Variant::Push);

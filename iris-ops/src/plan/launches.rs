@@ -52,8 +52,8 @@ impl Plan {
         self.op().multiplies() && (!choice.form.is_unfused() || self.alone())
     }
 
-    /// How many of the workgroups of such a call, of which there are `groups`, only send, while the others add
-    /// up; none where all do both.
+    /// How many of the workgroups of such a call, of which there are `groups`, only send, while the others take or
+    /// add up; none where all do both.
     pub(crate) fn senders(
         &self,
         choice: &Choice,

@@ -35,6 +35,10 @@ pub(super) struct Device {
     /// of the workgroups only send: where sums go to all, and where they stay.
     pub senders_to_all: (Range<usize>, u32),
     pub senders_to_owners: (Range<usize>, u32),
+    /// The same of messages of which each rank sends a part, which is not summed.
+    pub senders_of_parts: (Range<usize>, u32),
+    /// Elements of a sum up to which its tiles have a vector for every other thread.
+    pub spread_sums: usize,
     /// Products with messages of which one rank sends another so many bytes or more take copy engines: of two
     /// ranks, and of more.
     pub copied: &'static [(Op, [usize; 2])],
@@ -82,8 +86,7 @@ const H200: Device = Device {
     // 5.32, of a reduce_scatter 5.53, 5.14 and 5.43, 32768 of an all_reduce 6.33, 6.12 and 5.99.
     threads_of_words: &[(1 << 10, 128), (1 << 14, 256)],
     // Likewise an all_reduce of 4 MiB took 25.1 us with 256 threads, 26.1 with 384 and 26.8 with 512, of 16 MiB
-    // 65.0, 65.8 and 66.9, of 32 MiB 119.8, 120.0 and 119.3; a reduce_scatter of 4 MiB 17.9 and 18.9. So small tiles
-    // have a vector for each of 256: of 64 KiB an all_reduce by `one_shot` took 8.5 us so, 9.1 with twice as large ones.
+    // 65.0, 65.8 and 66.9, of 32 MiB 119.8, 120.0 and 119.3; a reduce_scatter of 4 MiB 17.9 and 18.9.
     threads_of_sums: &[(16 << 20, 256)],
     // On 2 x H200 (2026-11-23) an all_reduce of 16 MiB took 65.5 us where all send and add up, 60.5 with 48 of 131 that
     // only send, 60.2 with 64, 74.2 with 80; of 64 MiB 215.6, 214, 205.6 and 219.5; of 128 MiB 398, 407, 401 and
@@ -91,6 +94,12 @@ const H200: Device = Device {
     // 220, 230 and 247.
     senders_to_all: (16 << 20..128 << 20, 4),
     senders_to_owners: (64 << 20..usize::MAX, 3),
+    // Likewise an all_gather of 16 MiB took 32.0 us where all send and take, 33.6 with 49 of 131 that only send, 33.2 with 65;
+    // of 32 MiB 56.9, 57.0 and 56.4, of 64 MiB 109.4, 105.5 and 102.9, of 128 MiB 202.6, 200.6 and 196.9, with 81 203.4.
+    senders_of_parts: (32 << 20..usize::MAX, 4),
+    // On 2 x H200 (2348345, 2026-11-23) an all_reduce of 64 KiB by `one_shot` took 8.28, 8.46 and 9.03 us with tiles of 1024, 2048
+    // and 4096 elements, of 32 KiB 8.26, 8.38 and 8.82, of 256 KiB 8.94, 8.79 and 9.38.
+    spread_sums: 32 << 10,
     // On 2 and on 4 x H200 (2026-11-22), beside `unfused`: a reduce-scatter of 4 MiB to each peer took 67 us
     // and 68 on two, 126 and 145 on four, of 2 MiB 100 and 81 on four; an all-reduce of 8 MiB 143 and 146 on
     // two, 310 and 316 on four, of 4 MiB 93 and 78, 201 and 173; an all-gather in front of a product of 8 MiB
@@ -138,6 +147,8 @@ const MI300X: Device = Device {
     threads_of_sums: &[],
     senders_to_all: (0..0, 0),
     senders_to_owners: (0..0, 0),
+    senders_of_parts: (0..0, 0),
+    spread_sums: 0,
     copied: &[],
     stored: &[],
     stored_of_norms: &[],

@@ -21,23 +21,46 @@ pub trait Delivery {
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// Each rank pushes its tiles to whom they are for, then takes what others pushed.
+/// Each rank pushes its tiles to whom they are for, and takes what others pushed.
+///
+/// The first `senders` workgroups push, and the rest take; with none, or as many as there are, all push first and
+/// then take. Who pushes waits for credit alone, so nobody who takes is waited for by who it waits for. With
+/// senders, what is pushed is not read from what `produce` writes, which is for this rank alone.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,
+    senders: u32,
     body: &mut impl DeliverTiles,
 ) -> Result<(), Stop> {
+    let Launch { index, count, .. } = *launch;
     launch.run(End::Advance, |wg| {
         wg.enter()?;
-        let me = wg.channel.rank;
-        for tile in wg.share(delivery.produced()) {
+        let (me, produced) = (wg.channel.rank, delivery.produced());
+        let apart = (1..count).contains(&senders);
+        let sends = !apart || index < senders;
+        let takes = !apart || !sends;
+        let (first, step) = match sends {
+            true if apart => (index, senders),
+            true => (index, count),
+            false => (index - senders, count - senders),
+        };
+        let every = |end: u32| (first..end).step_by(step as usize);
+        for tile in every(if sends { produced } else { 0 }) {
             let to = of(wg.channel, |peer| tile < delivery.sent(me, peer));
-            produce(wg, body, tile);
+            if takes {
+                produce(wg, body, tile);
+            }
             send(wg, body, to, tile)?;
         }
-        let most = wg.channel.peers().map(|source| delivery.sent(source, me)).max();
-        for tile in wg.share(most.unwrap_or(0)) {
+        // Who only takes has nothing else to do until the first have come.
+        let left = if sends { 0 } else { produced };
+        let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
+        let most = sent.chain([left]).max().filter(|_| takes);
+        for tile in every(most.unwrap_or(0)) {
             let from = of(wg.channel, |source| tile < delivery.sent(source, me));
+            if tile < left {
+                produce(wg, body, tile);
+            }
             receive(wg, body, from, tile)?;
         }
         Ok(())

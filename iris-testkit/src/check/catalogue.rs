@@ -85,7 +85,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 20] = [
+    let ops: [Op; 21] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
@@ -95,6 +95,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         ("matmul_reduce_scatter", |ranks, calls| ops::matmul_reduce_scatter(ranks, 1, calls)),
         ("deliver, broadcast", |ranks, calls| ops::deliver(ranks, 1, calls, true, false)),
         ("deliver, all_gather", |ranks, calls| ops::deliver(ranks, 1, calls, false, false)),
+        ("deliver, senders", |ranks, calls| ops::deliver_by_senders(ranks, 1, calls)),
         ("deliver, direct", |ranks, calls| ops::deliver(ranks, 1, calls, false, true)),
         ("relay", |ranks, calls| ops::relay(ranks, 1, calls, false)),
         ("relay, direct", |ranks, calls| ops::relay(ranks, 2, calls, true)),
@@ -166,6 +167,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("two_shot, senders", 2, senders, Engine::Search);
     let senders = ops::reduce_scatter_by_senders(2, 2, 1).groups(&[2, 2]);
     add("reduce_scatter, senders", 2, senders, Engine::Loom(Some(2)));
+    let senders = ops::deliver_by_senders(2, 2, 2).groups(&[2, 2]);
+    add("deliver, senders", 2, senders, Engine::Search);
     add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));
     if full {
         add("one_shot", 2, ops::one_shot(2, 1, 2), exhaustive);

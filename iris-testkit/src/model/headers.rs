@@ -245,7 +245,7 @@ pub mod programs {
         /// [`reduce_scatter`](crate::model::ops::reduce_scatter); option 1 is of products, 2 has one workgroup that
         /// only sends.
         REDUCE_SCATTER = iris_model_reduce_scatter;
-        /// [`deliver`](crate::model::ops::deliver); option 1 is a broadcast.
+        /// [`deliver`](crate::model::ops::deliver); option 1 is a broadcast, 2 has one workgroup that only sends.
         DELIVER = iris_model_deliver;
         /// [`relay`](crate::model::ops::relay).
         RELAY = iris_model_relay;

@@ -400,28 +400,40 @@ impl flow::Delivery for Delivery {
 
 /// An all-gather, or a broadcast from rank 0, which may run ahead; into C if `direct`.
 pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: bool) -> Scenario {
-    let name = if broadcast { "broadcast" } else { "all_gather" };
+    let (name, option) = if broadcast { ("broadcast", BROADCAST) } else { ("all_gather", 0) };
     let how = if direct { ", direct" } else { "" };
-    let scenario =
-        Scenario::new(format!("{name}{how}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-            .calls(calls_, 7)
-            .tiles(tiles, 0)
-            .headers(Headers::new(programs::DELIVER, tiles).option(broadcast.into()))
-            .program(move |thread| {
-                calls(thread, tiles, |launch, mut body| {
-                    let me = thread.rank();
-                    let delivery = Delivery { tiles, me, broadcast };
-                    let done = flow::deliver(launch, &delivery, &mut body);
-                    thread.boundary();
-                    done?;
-                    let sources = (0..if broadcast { 1 } else { ranks }).filter(|&s| s != me);
-                    body.consume(sources, |source, tile, element| {
-                        value(source, body.call, tile, element)
-                    });
-                    Ok(())
+    directly(deliver_in(&format!("{name}{how}"), option, ranks, tiles, calls_), direct)
+}
+
+/// An all-gather of whose workgroups the first sends and the others take, where a rank has others.
+pub fn deliver_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    deliver_in("all_gather, senders", SENDER, ranks, tiles, calls_)
+}
+
+/// Another option of the program of such a scenario: a broadcast.
+const BROADCAST: u32 = 1;
+
+fn deliver_in(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    let broadcast = option == BROADCAST;
+    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+        .headers(Headers::new(programs::DELIVER, tiles).option(option))
+        .program(move |thread| {
+            calls(thread, tiles, |launch, mut body| {
+                let me = thread.rank();
+                let delivery = Delivery { tiles, me, broadcast };
+                let senders = u32::from(option == SENDER);
+                let done = flow::deliver(launch, &delivery, senders, &mut body);
+                thread.boundary();
+                done?;
+                let sources = (0..if broadcast { 1 } else { ranks }).filter(|&s| s != me);
+                body.consume(sources, |source, tile, element| {
+                    value(source, body.call, tile, element)
                 });
+                Ok(())
             });
-    directly(scenario, direct)
+        })
 }
 
 /// The tiles of a [`relay`]: C is that of the root, and a tile has one place in an inbox, whoever sends it.
@@ -577,7 +589,7 @@ impl Tiles<'_, '_> {
         let (channel, record) = (thread.channel(), thread.record());
         let launch = Launch { m: thread, channel, record, index: 0, count: 1 };
         let delivery = Delivery { tiles: self.tiles, me: self.me(), broadcast: false };
-        flow::deliver(&launch, &delivery, &mut self)
+        flow::deliver(&launch, &delivery, 0, &mut self)
     }
 
     fn take_beside(self, how: Beside) -> Result<(), Stop> {

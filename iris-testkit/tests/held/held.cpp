@@ -56,7 +56,7 @@ int all_gather(const Input& in) {
         HeldTiles body{{model}};
         body.fill_out();
         const bool done =
-            flow::deliver(model.launch(), Delivery{in.tiles, body.me(), false}, body);
+            flow::deliver(model.launch(), Delivery{in.tiles, body.me(), false}, 0, body);
         iris_model_boundary();
         for (u32 source = 0; source < body.ranks(); ++source) {
             if (source == body.me() || !done) continue;
@@ -76,7 +76,7 @@ int broadcast(const Input& in) {
         // The others are in the first call, and see the root's entry, before it runs away.
         if (first && body.me() == last) sleep_ns(20ull * held_ns);
         first = false;
-        return flow::deliver(model.launch(), FromLast{in.tiles, body.me(), last}, body);
+        return flow::deliver(model.launch(), FromLast{in.tiles, body.me(), last}, 0, body);
     });
 }
 

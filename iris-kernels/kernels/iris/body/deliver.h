@@ -135,7 +135,9 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
 template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
-    flow::deliver(launch_of(args, Producer::DIES), body.plan, body);
+    // What a product is pushed from is C.
+    const u32 senders = PRODUCT ? 0 : args.movers;
+    flow::deliver(launch_of(args, Producer::DIES), body.plan, senders, body);
 }
 
 /// A broadcast by one of those that get a tile.

@@ -60,27 +60,36 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
     return true;
 }
 
-/// Each rank pushes its tiles to whom they are for, then takes what others pushed.
+/// Each rank pushes its tiles to whom they are for, and takes what others pushed. The first `senders` workgroups
+/// push, and the rest take; with none, or as many as there are, all push first and then take. Who pushes waits for
+/// credit alone, so nobody who takes is waited for by who it waits for. With senders, what is pushed is not read from
+/// what `produce` writes, which is for this rank alone.
 template <class Delivery, class Body>
-IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, Body& body) {
+IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
-        const u32 me = wg.rank();
-        const u32 produced = delivery.produced();
-        for (u32 tile = wg.index; tile < produced; tile += wg.count) {
+        const u32 me = wg.rank(), produced = delivery.produced();
+        const bool apart = senders != 0 && senders < wg.count;
+        const bool sends = !apart || wg.index < senders, takes = !apart || !sends;
+        const u32 first = sends ? wg.index : wg.index - senders;
+        const u32 every = !apart ? wg.count : sends ? senders : wg.count - senders;
+        for (u32 tile = first; sends && tile < produced; tile += every) {
             const Members to =
                 peers_that(wg, [&](u32 peer) { return tile < delivery.sent(me, peer); });
-            produce(wg, body, tile);
+            if (takes) produce(wg, body, tile);
             if (!send(wg, body, to, tile)) return false;
         }
-        u32 most = 0;
+        // Who only takes has nothing else to do until the first have come.
+        const u32 left = sends ? 0 : produced;
+        u32 most = left;
         for (u32 step = 1; step < wg.size(); ++step) {
             const u32 sent = delivery.sent(wg.peer(step), me);
             most = sent > most ? sent : most;
         }
-        for (u32 tile = wg.index; tile < most; tile += wg.count) {
+        for (u32 tile = first; takes && tile < most; tile += every) {
             const Members from =
                 peers_that(wg, [&](u32 source) { return tile < delivery.sent(source, me); });
+            if (tile < left) produce(wg, body, tile);
             if (!receive(wg, body, from, tile)) return false;
         }
         return true;
