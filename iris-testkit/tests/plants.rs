@@ -61,7 +61,11 @@ fn plants() -> Vec<Plant> {
         ("iris/flow/launch.h", "Workgroup wg(launch);", "all_gather.cu"),
         ("iris/flow/accumulate.h", "body.zero(tile, parity)", "all_reduce.cu iris_zero"),
         ("iris/flow/copied.h", "wg.push_copied(peer, first + part);", COPIES),
-        ("iris/flow/deliver.h", "const u32 produced = delivery.produced();", "all_gather.cu"),
+        (
+            "iris/flow/deliver.h",
+            "const u32 me = wg.rank(), produced = delivery.produced();",
+            "all_gather.cu",
+        ),
         ("iris/flow/gather.h", "body.push_part(wg.rank(), part, parity);", "all_gather_matmul.cu"),
         ("iris/flow/reduce.h", "body.reduce(tile, parity);", "all_reduce.cu"),
         ("iris/barrier.h", "m.store<Access::BarrierStore>", "barrier.cu"),
