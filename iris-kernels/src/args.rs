@@ -143,8 +143,8 @@ pub struct OpArgs {
     pub producer: u32,
     /// The rank that broadcasts.
     pub root: u32,
-    /// Workgroups that only move data: that fetch, of a staged gather; that send, of a sum at owners or
-    /// of parts for others, 0 if all workgroups do all.
+    /// Workgroups with one task: that fetch, of a staged gather; that only send, of a sum at owners, an all-gather
+    /// or an all-to-all, where 0 says that all send, and take or add up.
     pub movers: u32,
     /// 0 if A is split by rows, 1 by columns.
     pub shard: u32,

@@ -559,6 +559,17 @@ fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     }
 }
 
+/// What `rank` does with tiles to have those of all ranks.
+fn delivered(split: SplitGrid, rank: u32, direct: bool) -> HashSet<(&'static str, u32, u32)> {
+    let tiles = |of| 0..split.part(of).tiles();
+    let peers = || (0..split.size).filter(|&peer| peer != rank);
+    let produced = tiles(rank).map(|tile| ("produce", tile, 0));
+    let pushed = tiles(rank).flat_map(|tile| peers().map(move |peer| ("push", tile, peer)));
+    let from = |source| tiles(source).map(move |tile| ("take", tile, source));
+    let taken = peers().filter(|_| !direct).flat_map(from);
+    produced.chain(pushed).chain(taken).collect()
+}
+
 proptest! {
     #![proptest_config(config())]
 
@@ -673,6 +684,10 @@ fn play(
         let own = (0..wanted).filter(|&tile| owner(tile, size) == rank).count() as u32;
         let wanted = if name == "two_shot" && direct { own } else { wanted };
         prop_assert_eq!(made, wanted);
+        if name == "deliver" {
+            let wanted = delivered(split, rank, direct);
+            prop_assert_eq!(once, wanted.iter().collect());
+        }
     }
 
     let mut set = HashMap::new();

@@ -42,7 +42,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     let reduce = |partial, plan| reduce::Reduce { partial, words: &words, plan };
     let deliver = |partial, plan| {
         let mut body = deliver::Deliver { partial, words: &words, plan };
-        // What a product is pushed from is C.
+        // A product is pushed by the workgroup that has multiplied it.
         let senders = if args.producer == producer::GEMM { 0 } else { args.movers };
         flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), senders, &mut body)
     };

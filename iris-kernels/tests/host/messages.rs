@@ -152,7 +152,11 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),
-        // Tiles that come through inboxes, and are passed on.
+        // Tiles that come through inboxes.
+        (Kernel::AllGather, Collective::AllGather),
+        (Kernel::AllToAll, Collective::AllToAll),
+        (Kernel::Broadcast, Collective::Broadcast { root: 1 }),
+        // And are passed on.
         (Kernel::Relay, Collective::Broadcast { root: 1 }),
     ];
     let messages = [

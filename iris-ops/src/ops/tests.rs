@@ -6,8 +6,8 @@ use iris_kernels::build::{self, OpBuild};
 use iris_sync::barrier::Members;
 
 use super::{
-    all_gather, all_gather_matmul, all_reduce, broadcast, matmul_all_reduce, matmul_reduce_scatter,
-    reduce_scatter,
+    all_gather, all_gather_matmul, all_reduce, all_to_all, broadcast, matmul_all_gather,
+    matmul_all_reduce, matmul_reduce_scatter, reduce_scatter,
 };
 use crate::kind::{Op, Variant};
 use crate::options::{Ranks, Shard, TileShape};
@@ -94,9 +94,25 @@ fn some_workgroups_of_a_large_message_only_send() {
     let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
     let senders = |m| plan.senders(plan.at(m), (m, 4096), || 131);
     assert_eq!((senders(4095), senders(4096), senders(16384)), (0, 65, 65));
-    let options = broadcast::Options::rows(16384, 4096).dtype(DType::BF16);
-    let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
+    let of_all = |ranks| {
+        let gather = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
+        let plan = gather.plan(ranks).unwrap();
+        plan.senders(plan.at(16384), (16384, 4096), || 131)
+    };
+    for (size, backend) in [(4, BackendKind::Cuda), (2, BackendKind::Cpu), (2, BackendKind::Hip)] {
+        assert_eq!(of_all(Ranks::new(0, size).on(backend)), 0, "{size} {backend}");
+    }
+    let two = Ranks::new(0, 2).on(BackendKind::Cuda);
+    let plan = all_to_all::Options::rows(16384, 4096).dtype(DType::BF16).plan(two).unwrap();
+    assert_eq!(plan.senders(plan.at(16384), (16384, 4096), || 131), 65);
+    let plan = broadcast::Options::rows(16384, 4096).dtype(DType::BF16).plan(two).unwrap();
     assert_eq!(plan.senders(plan.at(16384), (16384, 4096), || 131), 0);
+    // Nor where what is sent lies in C.
+    for variant in [matmul_all_gather::Variant::Push, matmul_all_gather::Variant::Unfused] {
+        let options = matmul_all_gather::Options::new(16384, 4096, 64).dtype(DType::BF16);
+        let plan = options.variant(variant).plan(two).unwrap();
+        assert_eq!(plan.senders(plan.at(16384), (16384, 4096), || 131), 0, "{variant:?}");
+    }
     // Of a product whoever has a tile sends it.
     let options = matmul_reduce_scatter::Options::new(16384, 4096, 64).dtype(DType::BF16);
     let push = options.clone().variant(matmul_reduce_scatter::Variant::Push);

@@ -60,7 +60,9 @@ impl Plan {
         shape: (usize, usize),
         groups: impl FnOnce() -> u32,
     ) -> u32 {
-        if self.alone() || self.is_product(choice) {
+        // What a rank sends of its own C is not to be written there by others meanwhile, be it with the same bytes.
+        let in_place = choice.form.whole == spec::Whole::Rows;
+        if self.alone() || self.is_product(choice) || in_place {
             return 0;
         }
         let eighths = tune::sending_eighths(self.ranks, &self.request, choice.form.memory, shape);

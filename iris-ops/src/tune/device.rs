@@ -94,8 +94,8 @@ const H200: Device = Device {
     // 220, 230 and 247.
     senders_to_all: (16 << 20..128 << 20, 4),
     senders_to_owners: (64 << 20..usize::MAX, 3),
-    // Likewise an all_gather of 16 MiB took 32.0 us where all send and take, 33.6 with 49 of 131 that only send, 33.2 with 65;
-    // of 32 MiB 56.9, 57.0 and 56.4, of 64 MiB 109.4, 105.5 and 102.9, of 128 MiB 202.6, 200.6 and 196.9, with 81 203.4.
+    // Likewise an all_gather of 16 MiB took 32.0 us where all send and take, 33.6 with three eighths that only send, 33.2 with four;
+    // of 32 MiB 56.9, 57.0 and 56.4, of 64 MiB 109.4, 105.5 and 102.9, of 128 MiB 202.6, 200.6 and 196.9, with five 203.4.
     senders_of_parts: (32 << 20..usize::MAX, 4),
     // On 2 x H200 (2348345, 2026-11-23) an all_reduce of 64 KiB by `one_shot` took 8.28, 8.46 and 9.03 us with tiles of 1024, 2048
     // and 4096 elements, of 32 KiB 8.26, 8.38 and 8.82, of 256 KiB 8.94, 8.79 and 9.38.

@@ -24,8 +24,8 @@ pub trait Delivery {
 /// Each rank pushes its tiles to whom they are for, and takes what others pushed.
 ///
 /// The first `senders` workgroups push, and the rest take; with none, or as many as there are, all push first and
-/// then take. Who pushes waits for credit alone, so nobody who takes is waited for by who it waits for. With
-/// senders, what is pushed is not read from what `produce` writes, which is for this rank alone.
+/// then take. Who pushes waits for credit, and for entries where it writes C, but never for a signal, so that nobody waits
+/// in a circle. With senders `push` must not read what `produce` writes: another workgroup writes it, at another time.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,
@@ -44,8 +44,8 @@ pub fn deliver<M: Memory + ?Sized>(
             true => (index, count),
             false => (index - senders, count - senders),
         };
-        let every = |end: u32| (first..end).step_by(step as usize);
-        for tile in every(if sends { produced } else { 0 }) {
+        let share = |end: u32| (first..end).step_by(step as usize);
+        for tile in share(if sends { produced } else { 0 }) {
             let to = of(wg.channel, |peer| tile < delivery.sent(me, peer));
             if takes {
                 produce(wg, body, tile);
@@ -56,7 +56,7 @@ pub fn deliver<M: Memory + ?Sized>(
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);
-        for tile in every(most.unwrap_or(0)) {
+        for tile in share(most.unwrap_or(0)) {
             let from = of(wg.channel, |source| tile < delivery.sent(source, me));
             if tile < left {
                 produce(wg, body, tile);

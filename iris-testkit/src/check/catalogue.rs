@@ -85,17 +85,14 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     type Op = (&'static str, fn(u32, u32) -> Scenario);
-    let ops: [Op; 21] = [
+    let ops: [Op; 18] = [
         ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
         ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
         ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
         ("reduce_scatter", |ranks, calls| ops::reduce_scatter(ranks, 1, calls)),
-        ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 1, calls)),
-        ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 1, calls)),
         ("matmul_reduce_scatter", |ranks, calls| ops::matmul_reduce_scatter(ranks, 1, calls)),
         ("deliver, broadcast", |ranks, calls| ops::deliver(ranks, 1, calls, true, false)),
         ("deliver, all_gather", |ranks, calls| ops::deliver(ranks, 1, calls, false, false)),
-        ("deliver, senders", |ranks, calls| ops::deliver_by_senders(ranks, 1, calls)),
         ("deliver, direct", |ranks, calls| ops::deliver(ranks, 1, calls, false, true)),
         ("relay", |ranks, calls| ops::relay(ranks, 1, calls, false)),
         ("relay, direct", |ranks, calls| ops::relay(ranks, 2, calls, true)),
@@ -163,12 +160,29 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
-    let senders = ops::two_shot_by_senders(2, 2, 1).groups(&[2, 2]);
-    add("two_shot, senders", 2, senders, Engine::Search);
-    let senders = ops::reduce_scatter_by_senders(2, 2, 1).groups(&[2, 2]);
+    // Two workgroups a rank, of which one only sends; one rank has but one, which does both.
+    type Senders = (&'static str, fn(u32, u32) -> Scenario, u32);
+    let by_senders: [Senders; 4] = [
+        ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls), 1),
+        (
+            "reduce_scatter, senders",
+            |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls),
+            1,
+        ),
+        ("deliver, senders", |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, false), 2),
+        (
+            "deliver, senders, direct",
+            |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, true),
+            2,
+        ),
+    ];
+    for (name, scenario, calls) in by_senders {
+        add(name, 2, scenario(2, calls), Engine::Search);
+        add(name, 3, scenario(3, 3).threads(2).groups(&[2, 1, 2]), Engine::Random(runs));
+        add(name, 2, ops::given_up(scenario(2, 3).groups(&[2, 1])), Engine::Search);
+    }
+    let senders = ops::reduce_scatter_by_senders(2, 2, 1);
     add("reduce_scatter, senders", 2, senders, Engine::Loom(Some(2)));
-    let senders = ops::deliver_by_senders(2, 2, 2).groups(&[2, 2]);
-    add("deliver, senders", 2, senders, Engine::Search);
     add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));
     if full {
         add("one_shot", 2, ops::one_shot(2, 1, 2), exhaustive);

@@ -317,9 +317,9 @@ pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     directly(two_shot_in(name, 0, ranks, tiles, calls_), direct)
 }
 
-/// The same, of whose workgroups the first sends and the others add up, where a rank has others.
+/// The same, of whose workgroups, two a rank, the first sends and the other adds up.
 pub fn two_shot_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    two_shot_in("two_shot, senders", 1, ranks, tiles, calls_)
+    two_shot_in("two_shot, senders", 1, ranks, tiles, calls_).groups(&vec![2; ranks as usize])
 }
 
 fn two_shot_in(name: &str, senders: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
@@ -352,9 +352,10 @@ pub fn reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     scatter("reduce_scatter", 0, ranks, tiles, calls_)
 }
 
-/// The same, of whose workgroups the first sends and the others add up, where a rank has others.
+/// The same, of whose workgroups, two a rank, the first sends and the other adds up.
 pub fn reduce_scatter_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    scatter("reduce_scatter, senders", SENDER, ranks, tiles, calls_)
+    let scenario = scatter("reduce_scatter, senders", SENDER, ranks, tiles, calls_);
+    scenario.groups(&vec![2; ranks as usize])
 }
 
 /// The same of products, which are added up when all are pushed.
@@ -405,9 +406,11 @@ pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: boo
     directly(deliver_in(&format!("{name}{how}"), option, ranks, tiles, calls_), direct)
 }
 
-/// An all-gather of whose workgroups the first sends and the others take, where a rank has others.
-pub fn deliver_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    deliver_in("all_gather, senders", SENDER, ranks, tiles, calls_)
+/// An all-gather of whose workgroups, two a rank, the first sends and the other takes; into C if `direct`.
+pub fn deliver_by_senders(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
+    let name = if direct { "all_gather, direct, senders" } else { "all_gather, senders" };
+    let scenario = deliver_in(name, SENDER, ranks, tiles, calls_).groups(&vec![2; ranks as usize]);
+    directly(scenario, direct)
 }
 
 /// Another option of the program of such a scenario: a broadcast.

@@ -62,8 +62,8 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
 
 /// Each rank pushes its tiles to whom they are for, and takes what others pushed. The first `senders` workgroups
 /// push, and the rest take; with none, or as many as there are, all push first and then take. Who pushes waits for
-/// credit alone, so nobody who takes is waited for by who it waits for. With senders, what is pushed is not read from
-/// what `produce` writes, which is for this rank alone.
+/// credit, and for entries where it writes C, but never for a signal, so that nobody waits in a circle. With senders
+/// `push` must not read what `produce` writes: another workgroup writes it, at another time.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
