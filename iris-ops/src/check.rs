@@ -46,7 +46,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
             expected: "a matrix, which this rank has".into(),
         })
     };
-    let names = if op.multiplies() { ["A", "C"] } else { ["input", "output"] };
+    let names = names(op);
     let a = has(row.a).then(|| needed(matrices.a, names[0])).transpose()?;
     let c = has(row.c).then(|| needed(matrices.c, names[1])).transpose()?;
     let call = if request.elements {
@@ -89,6 +89,11 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     }
     normed(plan, norm, (call.m, n))?;
     Ok(call)
+}
+
+/// What a user calls what an op reads and what it writes.
+pub(crate) fn names(op: Op) -> [&'static str; 2] {
+    if op.multiplies() { ["A", "C"] } else { ["input", "output"] }
 }
 
 /// A call has what belongs to an RMSNorm if the plan has one, and only then.

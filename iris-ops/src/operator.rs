@@ -138,29 +138,31 @@ impl Operator {
             None => Ok(Matrix::default()),
         };
         let mut args = self.ready(call).args;
-        (args.a, args.b) = (resolve("A", a)?, resolve("B", b)?);
-        (args.c, args.bias) = (resolve("C", c)?, resolve("bias", bias)?);
+        let [input, output] = check::names(op);
+        (args.a, args.b) = (resolve(input, a)?, resolve("B", b)?);
+        (args.c, args.bias) = (resolve(output, c)?, resolve("bias", bias)?);
         let (residual, weight) = (norm.and_then(|norm| norm.residual), norm.map(|it| it.weight));
         let normed = norm.map(|norm| norm.normed);
         args.residual = resolve("residual", &residual)?;
         (args.weight, args.normed) = (resolve("weight", &weight)?, resolve("normed", &normed)?);
         let read = [
-            ("A", *a, args.a),
+            (input, *a, args.a),
             ("B", *b, args.b),
             ("bias", *bias, args.bias),
             ("residual", residual, args.residual),
             ("weight", weight, args.weight),
-            ("C", *c, args.c),
+            (output, *c, args.c),
         ];
         // C is read again to be normalised, by nobody else.
-        let written = [("C", *c, args.c, &read[..5]), ("normed", normed, args.normed, &read[..])];
+        let written =
+            [(output, *c, args.c, &read[..5]), ("normed", normed, args.normed, &read[..])];
         for (first, written, own, others) in written {
             let Some(written) = written else { continue };
             for &(second, other, theirs) in others {
                 let Some(other) = other else { continue };
                 // An element is read before it is written, by the same thread.
-                let may = second == "residual" || second == "A" && row.in_place;
-                let same = first == "C" && may && own == theirs;
+                let may = second == "residual" || second == input && row.in_place;
+                let same = first == output && may && own == theirs;
                 if !same && written.overlaps(&own, &other, &theirs) {
                     return Err(Error::Overlap { op, first, second });
                 }

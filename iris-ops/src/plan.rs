@@ -356,19 +356,19 @@ impl Plan {
     pub(crate) fn fingerprint(&self) -> Vec<(&'static str, String)> {
         let Request { row, m, n, k, .. } = self.request;
         let request = &self.request;
-        let mut items = vec![("op", self.op().to_string())];
-        items.extend(self.choices.iter().map(|choice| match self.choices.len() {
-            1 => ("variant", choice.variant.to_string()),
-            _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
-        }));
-        // Whether what is a rank's own is among them comes first.
-        items.extend([("m", m.to_string()), ("even", request.even.to_string())]);
+        // Sizes first, which decide about the rest; whether what is a rank's own is among them comes ahead of it.
+        let mut items = vec![("op", self.op().to_string()), ("even", request.even.to_string())];
+        items.push(("m", m.to_string()));
         if row.common.n || request.even {
             items.push((if request.elements { "count" } else { "n" }, n.to_string()));
         }
         if row.common.k || request.even {
             items.push(("k", k.to_string()));
         }
+        items.extend(self.choices.iter().map(|choice| match self.choices.len() {
+            1 => ("variant", choice.variant.to_string()),
+            _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
+        }));
         items.extend([
             ("dtype", request.dtype.to_string()),
             ("output", request.output_dtype().to_string()),

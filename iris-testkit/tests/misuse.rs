@@ -121,14 +121,14 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             (of_normed(MatRef::sym(y, m - 1, n)), "normed is 7 x 6, expected 8 x 6"),
             (of_normed(MatRef::sym(half, m, n)), "normed is of f16, the plan says f32"),
             (of_normed(of(y).with_ld(3)), "leading dimension of normed is 3"),
-            (of_normed(of(c)), "normed and C overlap"),
-            (of_normed(of(a)), "normed and A overlap"),
+            (of_normed(of(c)), "normed and output overlap"),
+            (of_normed(of(a)), "normed and input overlap"),
             (of_normed(MatRef::sym(w.slice(3..)?, m, n)), "normed and weight overlap"),
             (of_residual(of(y)), "normed and residual overlap"),
             (of_residual(MatRef::sym(r, m, n - 1)), "residual is 8 x 5, expected 8 x 6"),
             (of_residual(MatRef::sym(half, m, n)), "residual is of f16, the plan says f32"),
-            (of_residual(MatRef::sym(c.slice(1..)?, m, n)), "C and residual overlap"),
-            (of_weight(MatRef::sym(c.slice(40..)?, 1, n)), "C and weight overlap"),
+            (of_residual(MatRef::sym(c.slice(1..)?, m, n)), "output and residual overlap"),
+            (of_weight(MatRef::sym(c.slice(40..)?, 1, n)), "output and weight overlap"),
         ];
         for (mistake, message) in mistakes {
             // Only one of the ranks errs.
@@ -171,8 +171,11 @@ fn wrong_messages_and_shards_are_refused() {
             assert!(error.contains(message), "{error}");
         };
         refused(CollectiveArgs::receive(rc), "input is missing");
-        refused(CollectiveArgs::new(ra, MatRef::sym(a.slice(6..)?, 8, 6)), "C and A overlap");
-        refused(CollectiveArgs::new(ra, ra.with_ld(7)), "C and A overlap");
+        refused(
+            CollectiveArgs::new(ra, MatRef::sym(a.slice(6..)?, 8, 6)),
+            "output and input overlap",
+        );
+        refused(CollectiveArgs::new(ra, ra.with_ld(7)), "output and input overlap");
         refused(CollectiveArgs::new(ra, MatRef::sym(c, 6, 8)), "output is 6 x 8, expected 8 x 6");
         let made = plan(Op::Broadcast, "push", &world, &options.clone().root(1))?;
         let op = Broadcast::new(&heap, &made)?;

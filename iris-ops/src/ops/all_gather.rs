@@ -29,7 +29,7 @@ options! { ROW,
 variants! { ROW;
     /// Each rank pushes to whom it is for. What `Auto` takes.
     Push,
-    /// The same in words that carry their data: for small messages, of at most 1 MiB from one rank to
+    /// The same in words that carry their data: for small messages, of at most 2 MiB from one rank to
     /// another.
     Ll,
 }

@@ -29,7 +29,7 @@ variants! { ROW;
     /// The owner of a tile adds it up, its own part first, and sends the result to all: the same
     /// bits everywhere.
     TwoShot,
-    /// As `OneShot`, in words that carry their data: for at most 1 MiB.
+    /// As `OneShot`, in words that carry their data: for at most 2 MiB.
     Ll,
     /// Ranks add into the owner's f32 tile under a lock. The order, and so the last bits, vary.
     Spinlock,

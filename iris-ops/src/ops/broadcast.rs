@@ -32,7 +32,7 @@ variants! { ROW;
     /// The root pushes each tile to one of the others, which passes it on to the rest as soon as it has
     /// come: a scatter and an all-gather in one launch, for large messages of more than two ranks.
     TwoShot,
-    /// As `Push`, in words that carry their data: for small messages, of at most 1 MiB from one rank to
+    /// As `Push`, in words that carry their data: for small messages, of at most 2 MiB from one rank to
     /// another.
     Ll,
 }

@@ -42,7 +42,7 @@ variants! { ROW;
     Unfused,
     /// The product of whole matrices, then `one_shot` of it.
     UnfusedOneShot,
-    /// The same bits as `UnfusedOneShot`, in words that carry their data: for at most 1 MiB.
+    /// The same bits as `UnfusedOneShot`, in words that carry their data: for at most 2 MiB.
     UnfusedLl,
     /// As that of [`MatmulReduceScatter`](crate::MatmulReduceScatter), and each part of the sums goes to all
     /// by a copy engine while the next is multiplied. The rows of C are split over the ranks: a rank adds

@@ -68,6 +68,22 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
 }
 
 #[test]
+fn plans_of_other_sizes_differ_in_the_size_first() {
+    let first = |mine: Vec<(&'static str, String)>, theirs: Vec<(&'static str, String)>| {
+        let differing = mine.into_iter().zip(theirs).find(|(mine, theirs)| mine != theirs);
+        differing.expect("something differs").0
+    };
+    let ranks = Ranks::new(0, 2);
+    // Plans whose choices are others, or more.
+    for count in [16, 32, 1000, 2048, 4096] {
+        let of = |count| all_reduce::Options::new(count).plan(ranks).unwrap().fingerprint();
+        assert_eq!(first(of(count), of(count + 1)), ("count", count.to_string()));
+        let of = |m| matmul_all_reduce::Options::new(m, 64, 64).plan(ranks).unwrap().fingerprint();
+        assert_eq!(first(of(count), of(2 * count)), ("m", count.to_string()));
+    }
+}
+
+#[test]
 fn some_workgroups_of_a_large_message_only_send() {
     use all_reduce::Variant::{OneShot, TwoShot};
     let senders = |(backend, size), variant, m, norm| {

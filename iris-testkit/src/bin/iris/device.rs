@@ -20,12 +20,15 @@ impl Device {
     /// This backend, with so many threads a rank, on these GPUs.
     ///
     /// # Errors
-    /// GPUs for a backend without them, or more than there are.
+    /// No threads, or more than 4096; GPUs for a backend without them, or more than there are.
     pub(crate) fn new(
         backend: BackendKind,
         threads: Option<usize>,
         devices: Option<Devices>,
     ) -> Result<Device> {
+        if let Some(threads) = threads.filter(|threads| !(1..=4096).contains(threads)) {
+            return Err(usage("--threads", threads, "1 to 4096"));
+        }
         if backend.traits().host_threads {
             if let Some(devices) = devices {
                 return Err(usage("--devices", devices, "only with --backend cuda or hip"));

@@ -14,8 +14,8 @@ struct Pair {
     variant: String,
     /// Times: of old, of new.
     us: [f64; 2],
-    /// The new one by the old one, each by the libraries' time in its own run if both have that: runs
-    /// differ by the clocks of the day, and the libraries' kernels run at the same clocks.
+    /// The new one by the old one, each by the libraries' time in its own run if both have that, taken in the same
+    /// way: runs differ by the clocks of the day, and the libraries' kernels run at the same clocks.
     ratio: f64,
 }
 
@@ -35,7 +35,11 @@ fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
         }
         let before = same(old, line)?;
         let ratio = match (line.ratio(), before.ratio()) {
-            (Some(new), Some(old)) => new / old,
+            (Some(new), Some(old))
+                if line.windowed_us.is_some() == before.windowed_us.is_some() =>
+            {
+                new / old
+            }
             _ => line.us / before.us,
         };
         let (subject, variant) = (line.subject(), line.variant.clone());
@@ -51,7 +55,7 @@ pub(crate) fn print(old: &[Line], new: &[Line]) -> Result<()> {
     let pairs = pairs(old, new);
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
-    table.set_header(["operator", "m x n x k", "variant", "on", "old us", "new us", "new / old"]);
+    table.set_header(["operator", "m x n x k", "variant", "on", "old us", "new us", "new / old *"]);
     for Pair { subject, variant, us: [before, now], ratio } in &pairs {
         let Subject { op, m, n, k, columns, device, .. } = subject;
         let other = subject.other_type();
@@ -72,7 +76,8 @@ pub(crate) fn print(old: &[Line], new: &[Line]) -> Result<()> {
     }
     say!("{table}")?;
     let middle = median(pairs.iter().map(|pair| pair.ratio).collect());
-    say!("{} in common; median {middle:.3}, by the libraries' times in each run", pairs.len())?;
+    say!("* by the libraries' times in each run, where both took them in the same way")?;
+    say!("{} in common; median {middle:.3}", pairs.len())?;
     Ok(())
 }
 
@@ -100,6 +105,9 @@ mod tests {
     fn without_the_libraries_times_are_compared_as_they_are() {
         let bare = |us| Line { baseline_us: None, ..line("matmul", 1, us, 1.0) };
         assert_eq!(pairs(&[bare(4.0)], &[bare(2.0)])[0].ratio, 0.5);
+        // Or taken in another way.
+        let windowed = Line { windowed_us: Some(5.0), ..line("matmul", 1, 2.0, 5.0) };
+        assert_eq!(pairs(&[line("matmul", 1, 4.0, 9.0)], &[windowed])[0].ratio, 0.5);
         let other = Line { tile: Some([8, 8]), ..bare(2.0) };
         assert!(pairs(&[bare(4.0)], &[other]).is_empty());
     }

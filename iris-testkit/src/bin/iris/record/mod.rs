@@ -58,6 +58,8 @@ pub(crate) struct Line {
     commit: String,
     pub(crate) us: f64,
     pub(crate) baseline_us: Option<f64>,
+    /// The same by the library with its buffers registered as windows, where that was timed: the base is the faster.
+    windowed_us: Option<f64>,
     /// The version of RCCL, which is in records of AMD's devices.
     rccl: Option<String>,
     /// The median of samples, each by the one beside it; not in records of old.
@@ -171,8 +173,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let lines = only(read(&options.file)?);
     if lines.is_empty() {
         let file = options.file.display();
-        let commit = options.commit.as_deref().unwrap_or("any commit");
-        return Err(usage(file, format!("no operator of {commit}"), "a record with some"));
+        let commit = options.commit.as_deref().map(|it| format!(" of {it}")).unwrap_or_default();
+        let expected = "a record of GPUs that has some";
+        return Err(usage(file, format!("without an operator{commit}"), expected));
     }
     if let Some(old) = &options.compare {
         return compare(&read(old)?, &lines).map(|()| true);
@@ -293,6 +296,7 @@ mod tests {
             commit: "abcdef012".into(),
             us,
             baseline_us: Some(base),
+            windowed_us: None,
             rccl: None,
             ratio: None,
             limit_us: None,
