@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
+/// Most threads of a rank for workgroups.
+pub const MAX_THREADS: usize = 4096;
+
 /// One variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
@@ -135,8 +138,11 @@ impl Settings {
         }
         if let Some(text) = read("IRIS_THREADS")? {
             settings.threads = match text.parse::<usize>() {
-                Ok(v) if (1..=4096).contains(&v) => Some(v),
-                _ => return Err(wrong("IRIS_THREADS", &text, "a number from 1 to 4096")),
+                Ok(v) if (1..=MAX_THREADS).contains(&v) => Some(v),
+                _ => {
+                    let expected = format!("a number from 1 to {MAX_THREADS}");
+                    return Err(wrong("IRIS_THREADS", &text, &expected));
+                }
             };
         }
         Ok(settings)

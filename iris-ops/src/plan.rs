@@ -357,8 +357,11 @@ impl Plan {
         let Request { row, m, n, k, .. } = self.request;
         let request = &self.request;
         // Sizes first, which decide about the rest; whether what is a rank's own is among them comes ahead of it.
-        let mut items = vec![("op", self.op().to_string()), ("even", request.even.to_string())];
-        items.push(("m", m.to_string()));
+        let mut items = vec![
+            ("op", self.op().to_string()),
+            ("even", request.even.to_string()),
+            ("m", m.to_string()),
+        ];
         if row.common.n || request.even {
             items.push((if request.elements { "count" } else { "n" }, n.to_string()));
         }

@@ -329,10 +329,10 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     TileShape { m: clamp(256, m.div_ceil(ranks.size)).max(8), n }
 }
 
-/// The shape of a tile of a message on a GPU: a vector for each thread at least, of small sums for every other, and at most as many
-/// tiles as let the parts of the op overlap. Each tile costs a signal, and each signal waits until
-/// the stores before it have arrived; but sums begin when the first tiles are there, so that large
-/// messages have more of them.
+/// The shape of a tile of a message on a GPU: a vector for each thread at least, of small sums for every
+/// other, and at most as many tiles as let the parts of the op overlap. Each tile costs a signal, and each
+/// signal waits until the stores before it have arrived; but sums begin when the first tiles are there, so
+/// that large messages have more of them.
 fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     /// Elements of a vector, of a tile, and tiles of what one rank sends or owns.
     const VECTOR: usize = 8;

@@ -116,6 +116,8 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
         (&["run", "all-reduce", "--m", "100000", "--n", "1000000"], &["memory", "MiB"]),
         (&["run", "all-reduce", "--dtype", "i32"], &["i32", "bf16"]),
         (&["run", "all-reduce", "--backend", "tpu"], &["tpu", "cpu"]),
+        (&["run", "all-reduce", "--threads", "0"], &["--threads", "0", "1 to 4096"]),
+        (&["run", "all-reduce", "--threads", "4097"], &["--threads", "4097", "1 to 4096"]),
         (&["run", "all-reduce", "--iters", "0"], &["--iters", "at least 1"]),
         (&["run", "all-reduce", "--iters", "1000000000000000000"], &["--iters", "at most 1000000"]),
         (&["run", "broadcast", "--m", "1", "--n", "1073741823"], &["memory", "MiB"]),

@@ -2,6 +2,7 @@
 
 use crate::abi::SIGNAL_RESERVED;
 use crate::backend::BackendKind;
+use crate::env::MAX_THREADS;
 use crate::error::{Error, Result};
 use crate::world::World;
 
@@ -112,9 +113,9 @@ impl HeapOptions {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let asked = self.threads.or(world.settings().threads);
         let threads = asked.unwrap_or_else(|| (cores() / world.local_size()).max(1));
-        match u32::try_from(threads) {
-            Ok(n @ 1..=4096) => Ok(n),
-            _ => Err(Error::invalid("threads of a heap", threads, "1 to 4096")),
+        match threads {
+            1..=MAX_THREADS => Ok(threads as u32),
+            _ => Err(Error::invalid("threads of a heap", threads, format!("1 to {MAX_THREADS}"))),
         }
     }
 }

@@ -86,11 +86,12 @@ fn plans_of_other_sizes_differ_in_the_size_first() {
 #[test]
 fn some_workgroups_of_a_large_message_only_send() {
     use all_reduce::Variant::{OneShot, TwoShot};
-    let senders = |(backend, size), variant, m, norm| {
+    let of = |plan: crate::Plan, m| plan.senders(plan.at(m), (m, 4096), || 131);
+    let ranks = |(backend, size)| Ranks::new(0, size).on(backend);
+    let senders = |world, variant, m, norm| {
         let options = all_reduce::Options::rows(m, 4096).dtype(DType::BF16).variant(variant);
         let options = if norm { options.rms_norm(1e-5) } else { options };
-        let plan = options.plan(Ranks::new(0, size).on(backend)).unwrap();
-        plan.senders(plan.at(m), (m, 4096), || 131)
+        of(options.plan(ranks(world)).unwrap(), m)
     };
     let two = (BackendKind::Cuda, 2);
     assert_eq!(senders(two, TwoShot, 2048, false), 65);
@@ -102,42 +103,32 @@ fn some_workgroups_of_a_large_message_only_send() {
     assert_eq!(senders((BackendKind::Cuda, 4), TwoShot, 2048, false), 0);
     assert_eq!(senders((BackendKind::Cpu, 2), TwoShot, 2048, false), 0);
     let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
-    let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
-    let senders = |m| plan.senders(plan.at(m), (m, 4096), || 131);
+    let senders = |m| of(options.clone().plan(ranks(two)).unwrap(), m);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
-    // What is not summed: of a root all send, and the others take.
+    // What is not summed.
     let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
-    let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
-    let senders = |m| plan.senders(plan.at(m), (m, 4096), || 131);
-    assert_eq!((senders(4095), senders(4096), senders(16384)), (0, 65, 65));
-    let of_all = |ranks| {
-        let gather = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
-        let plan = gather.plan(ranks).unwrap();
-        plan.senders(plan.at(16384), (16384, 4096), || 131)
-    };
-    for (size, backend) in [(4, BackendKind::Cuda), (2, BackendKind::Cpu), (2, BackendKind::Hip)] {
-        assert_eq!(of_all(Ranks::new(0, size).on(backend)), 0, "{size} {backend}");
+    let senders = |world, m| of(options.clone().plan(ranks(world)).unwrap(), m);
+    assert_eq!((senders(two, 4095), senders(two, 4096), senders(two, 16384)), (0, 65, 65));
+    for world in [(BackendKind::Cuda, 4), (BackendKind::Cpu, 2), (BackendKind::Hip, 2)] {
+        assert_eq!(senders(world, 16384), 0, "{world:?}");
     }
-    let two = Ranks::new(0, 2).on(BackendKind::Cuda);
-    let plan = all_to_all::Options::rows(16384, 4096).dtype(DType::BF16).plan(two).unwrap();
-    assert_eq!(plan.senders(plan.at(16384), (16384, 4096), || 131), 65);
-    let plan = broadcast::Options::rows(16384, 4096).dtype(DType::BF16).plan(two).unwrap();
-    assert_eq!(plan.senders(plan.at(16384), (16384, 4096), || 131), 0);
-    // Nor where what is sent lies in C.
+    let options = all_to_all::Options::rows(16384, 4096).dtype(DType::BF16);
+    assert_eq!(of(options.plan(ranks(two)).unwrap(), 16384), 65);
+    // The root of a broadcast has nothing to take.
+    let options = broadcast::Options::rows(16384, 4096).dtype(DType::BF16);
+    assert_eq!(of(options.plan(ranks(two)).unwrap(), 16384), 0);
+    // Of a product whoever has a tile sends it; and what lies in C is not written there meanwhile.
     for variant in [matmul_all_gather::Variant::Push, matmul_all_gather::Variant::Unfused] {
         let options = matmul_all_gather::Options::new(16384, 4096, 64).dtype(DType::BF16);
-        let plan = options.variant(variant).plan(two).unwrap();
-        assert_eq!(plan.senders(plan.at(16384), (16384, 4096), || 131), 0, "{variant:?}");
+        let plan = options.variant(variant).plan(ranks(two)).unwrap();
+        assert_eq!(of(plan, 16384), 0, "{variant:?}");
     }
-    // Of a product whoever has a tile sends it.
-    let options = matmul_reduce_scatter::Options::new(16384, 4096, 64).dtype(DType::BF16);
-    let push = options.clone().variant(matmul_reduce_scatter::Variant::Push);
-    let unfused = options.variant(matmul_reduce_scatter::Variant::Unfused);
-    let [push, unfused] = [push, unfused].map(|options| {
-        let plan = options.plan(Ranks::new(0, 2).on(BackendKind::Cuda)).unwrap();
-        plan.senders(plan.at(16384), (16384, 4096), || 131)
-    });
-    assert_eq!((push, unfused), (0, 49));
+    use matmul_reduce_scatter::Variant::{Push, Unfused};
+    for (variant, expected) in [(Push, 0), (Unfused, 49)] {
+        let options = matmul_reduce_scatter::Options::new(16384, 4096, 64).dtype(DType::BF16);
+        let plan = options.variant(variant).plan(ranks(two)).unwrap();
+        assert_eq!(of(plan, 16384), expected, "{variant:?}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use super::Launch;
+use super::{Launch, every};
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Span, Stop, Workgroup};
 
@@ -38,14 +38,13 @@ pub fn deliver<M: Memory + ?Sized>(
         let (me, produced) = (wg.channel.rank, delivery.produced());
         let apart = (1..count).contains(&senders);
         let sends = !apart || index < senders;
-        let takes = !apart || !sends;
-        let (first, step) = match sends {
-            true if apart => (index, senders),
-            true => (index, count),
-            false => (index - senders, count - senders),
+        let takes = !apart || index >= senders;
+        let (first, step) = match (sends, takes) {
+            (true, true) => (index, count),
+            (true, false) => (index, senders),
+            (false, _) => (index - senders, count - senders),
         };
-        let share = |end: u32| (first..end).step_by(step as usize);
-        for tile in share(if sends { produced } else { 0 }) {
+        for tile in every(first, step, if sends { produced } else { 0 }) {
             let to = of(wg.channel, |peer| tile < delivery.sent(me, peer));
             if takes {
                 produce(wg, body, tile);
@@ -56,7 +55,7 @@ pub fn deliver<M: Memory + ?Sized>(
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);
-        for tile in share(most.unwrap_or(0)) {
+        for tile in every(first, step, most.unwrap_or(0)) {
             let from = of(wg.channel, |source| tile < delivery.sent(source, me));
             if tile < left {
                 produce(wg, body, tile);

@@ -30,6 +30,9 @@ pub use gather::{GatherTiles, StagedTiles, Staging, gather, local, pull, staged}
 pub use ll::{Exchange, LlRows, LlTile, LlTiles, exchange, exchange_rows, exchange_tile};
 pub use reduce::{Owners, ReduceTiles, Turns, one_shot, reduce_scatter, two_shot};
 
+use std::iter::StepBy;
+use std::ops::Range;
+
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Record, Stop, Workgroup};
 
@@ -69,4 +72,9 @@ pub fn barrier<M: Memory + ?Sized>(
     end: End,
 ) -> Result<(), Stop> {
     launch.run(end, |wg| wg.barrier(phase, members))
+}
+
+/// Of the items in front of `end` those of a workgroup: number `first`, and every so many behind it.
+fn every(first: u32, step: u32, end: u32) -> StepBy<Range<u32>> {
+    (first..end).step_by(step as usize)
 }

@@ -1,7 +1,4 @@
-use std::iter::StepBy;
-use std::ops::Range;
-
-use super::Launch;
+use super::{Launch, every};
 use crate::barrier::Members;
 use crate::{End, Memory, Span, Stop, Workgroup};
 
@@ -141,11 +138,6 @@ pub fn reduce_scatter<M: Memory + ?Sized>(
     body: &mut impl ReduceTiles,
 ) -> Result<(), Stop> {
     reduce_at_owners(launch, owners, senders, body, false)
-}
-
-/// Of the items in front of `end` those of a workgroup: number `first`, and every so many behind it.
-fn every(first: u32, step: u32, end: u32) -> StepBy<Range<u32>> {
-    (first..end).step_by(step as usize)
 }
 
 fn reduce_at_owners<M: Memory + ?Sized>(

@@ -160,24 +160,16 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
-    // Two workgroups a rank, of which one only sends; one rank has but one, which does both.
-    type Senders = (&'static str, fn(u32, u32) -> Scenario, u32);
-    let by_senders: [Senders; 4] = [
-        ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls), 1),
-        (
-            "reduce_scatter, senders",
-            |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls),
-            1,
-        ),
-        ("deliver, senders", |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, false), 2),
-        (
-            "deliver, senders, direct",
-            |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, true),
-            2,
-        ),
+    // Of a rank with two workgroups one only sends; one that is alone does both.
+    let by_senders: [Op; 4] = [
+        ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
+        ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls)),
+        ("deliver, senders", |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, false)),
+        ("deliver, senders, direct", |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, true)),
     ];
-    for (name, scenario, calls) in by_senders {
-        add(name, 2, scenario(2, calls), Engine::Search);
+    for (name, scenario) in by_senders {
+        add(name, 2, scenario(2, 2), Engine::Search);
+        add(name, 2, scenario(2, 1).threads(2).lockstep(), Engine::Search);
         add(name, 3, scenario(3, 3).threads(2).groups(&[2, 1, 2]), Engine::Random(runs));
         add(name, 2, ops::given_up(scenario(2, 3).groups(&[2, 1])), Engine::Search);
     }

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use anyhow::Result;
+use iris_heap::env::MAX_THREADS;
 use iris_heap::{BackendKind, HeapOptions, World};
 use serde::{Deserialize, Serialize};
 
@@ -20,14 +21,14 @@ impl Device {
     /// This backend, with so many threads a rank, on these GPUs.
     ///
     /// # Errors
-    /// No threads, or more than 4096; GPUs for a backend without them, or more than there are.
+    /// No threads, or more than [`MAX_THREADS`]; GPUs for a backend without them, or more than there are.
     pub(crate) fn new(
         backend: BackendKind,
         threads: Option<usize>,
         devices: Option<Devices>,
     ) -> Result<Device> {
-        if let Some(threads) = threads.filter(|threads| !(1..=4096).contains(threads)) {
-            return Err(usage("--threads", threads, "1 to 4096"));
+        if let Some(threads) = threads.filter(|threads| !(1..=MAX_THREADS).contains(threads)) {
+            return Err(usage("--threads", threads, format!("1 to {MAX_THREADS}")));
         }
         if backend.traits().host_threads {
             if let Some(devices) = devices {
