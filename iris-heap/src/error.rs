@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::limits::explain;
+
 /// Short for a result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -253,7 +255,7 @@ pub enum Error {
         problem: String,
     },
     /// A system call failed.
-    #[error("{call}: {error}")]
+    #[error("{call}: {}", explain(.error))]
     System {
         /// The call, with its object.
         call: String,

@@ -91,6 +91,7 @@ pub mod env;
 mod error;
 mod heap;
 pub mod layout;
+mod limits;
 mod module;
 mod segment;
 mod slice;
@@ -115,6 +116,8 @@ pub use iris_sync::PROTOCOL_VERSION;
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
 pub use stream::{Event, Stream};
+#[doc(hidden)]
+pub use util::check_file_size;
 #[doc(hidden)]
 pub use wire::hash as fnv;
 pub use world::World;

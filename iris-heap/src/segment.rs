@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
-use crate::util::lock;
+use crate::util::{check_file_size, lock};
 
 /// One mapping of a memfd, unmapped when it is dropped; or memory of the caller's, left alone.
 ///
@@ -238,6 +238,7 @@ impl JointMemory {
 }
 
 fn create_file(name: &str, size: usize) -> Result<OwnedFd> {
+    check_file_size(name, size as u64)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create(name, flags)
         .map_err(|e| Error::system(format!("memfd_create({name})"), e))?;

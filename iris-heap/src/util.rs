@@ -21,6 +21,22 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     }
 }
 
+/// Checks that a file may have so many bytes: beyond the limit the system ends the process by SIGXFSZ.
+///
+/// # Errors
+/// [`Error::Invalid`] with the limit and how to raise it.
+pub fn check_file_size(name: &str, bytes: u64) -> Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    match limit {
+        Some(limit) if bytes > limit => Err(Error::invalid(
+            format!("size of {name}"),
+            format!("{bytes} bytes"),
+            format!("at most {limit}, the limit on file sizes (raise it with ulimit -f)"),
+        )),
+        _ => Ok(()),
+    }
+}
+
 pub(crate) fn unsupported(what: &str, why: &str) -> Error {
     Error::Unsupported { what: what.into(), why: why.into() }
 }

@@ -430,16 +430,11 @@ fn a_stale_socket_is_harmless() {
         all.push(("RANK", rank));
         job.rank(&all)
     };
-    let folder = || std::fs::read_dir(job.temp.path()).unwrap().next().map(|f| f.unwrap().path());
-    let socket = || folder().and_then(|f| std::fs::read_dir(f).ok()?.next());
     let mut dead = with("0");
-    while socket().is_none() {
-        assert!(dead.try_wait().unwrap().is_none(), "rank 0 ended by itself");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let socket = job.socket();
     dead.kill().unwrap();
     dead.wait().unwrap();
-    assert!(socket().is_some(), "a killed process leaves its socket");
+    assert!(socket.exists(), "a killed process leaves its socket");
     // Rank 1 comes first and finds it dead.
     let one = with("1");
     std::thread::sleep(Duration::from_millis(200));
@@ -488,6 +483,20 @@ fn a_difference_at_open_is_named() {
     }));
     for text in texts {
         contains(&text, &["error", "IRIS_DEADLINE is (not set) on rank 0; 1.0 on rank 1"]);
+    }
+}
+
+#[test]
+fn a_limit_on_file_sizes_is_named() {
+    let job = Job::new("open");
+    // Memory is a file; so is the note of a world that comes to nothing.
+    for text in job.results(job.ranks(2, |_| vec![("FILE_LIMIT", "8".into())])) {
+        contains(&text, &["error", "iris-", "4096, the limit on file sizes", "ulimit -f"]);
+    }
+    let size = |rank| if rank == 0 { "2" } else { "3" };
+    let ranks = job.ranks(2, |r| vec![("WORLD_SIZE", size(r).into()), ("FILE_LIMIT", "0".into())]);
+    for text in ranks.into_iter().map(result) {
+        contains(&text, &["error", "the size of the world is 2 on rank 0, 3 on rank 1"]);
     }
 }
 

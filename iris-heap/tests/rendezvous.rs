@@ -237,6 +237,78 @@ fn a_rank_0_without_descriptors_is_named() {
 }
 
 #[test]
+fn a_rank_0_with_few_descriptors_names_the_limit() {
+    let started: Vec<_> = (5..=16)
+        .map(|limit| {
+            let job = Job::limited("barrier", 1024, 65531);
+            let vars = |rank| vec![("LIMIT", if rank == 0 { limit } else { 1024 }.to_string())];
+            let ranks = job.ranks(3, vars);
+            (limit, job, ranks)
+        })
+        .collect();
+    for (limit, _job, ranks) in started {
+        let texts: Vec<_> = ranks.into_iter().map(result).collect();
+        let limit = format!("limit is {limit}");
+        let met = texts.iter().all(|text| text == "ok met");
+        assert!(met || texts.iter().all(|text| text.contains(&limit)), "{limit}: {texts:?}");
+    }
+}
+
+#[test]
+fn where_no_folder_can_be_made_every_rank_says_so() {
+    let job = Job::new("barrier");
+    let texts = job.ranks(3, |_| vec![("TMPDIR", "/nowhere/at/all".into())]);
+    for text in texts.into_iter().map(result) {
+        contains(&text, &["error", "making the folder /nowhere/at/all/iris-", "No such file"]);
+    }
+}
+
+#[test]
+fn a_rank_0_that_cannot_listen_tells_the_others() {
+    let job = Job::new("barrier");
+    let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", "29514")]);
+    let mut dead = with("0");
+    let socket = job.socket();
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::create_dir(&socket).unwrap();
+    // Rank 0 of this run comes last.
+    let mut ranks = vec![with("1"), with("2")];
+    for rank in ["rank1", "rank2"] {
+        let file = socket.with_extension(rank);
+        within_a_minute("a rank that waits", || file.exists().then_some(()));
+    }
+    ranks.push(with("0"));
+    for text in ranks.into_iter().map(result) {
+        contains(&text, &["error", "unlinking a stale socket", "directory"]);
+    }
+}
+
+#[test]
+fn a_rank_that_dies_before_it_has_connected_is_lost() {
+    let job = Job::new("barrier");
+    let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", "29515")]);
+    let file = |end: &str| {
+        within_a_minute("the file of a rank", || {
+            let name = |it: &std::path::PathBuf| it.to_string_lossy().ends_with(end);
+            job::files(job.temp.path()).into_iter().find(name)
+        })
+    };
+    // One that waits when the rank dies, and rank 0, which comes later.
+    let early = with("2");
+    file(".rank2");
+    let mut dead = with("1");
+    file(".rank1");
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    for text in [early, with("0")].map(result) {
+        contains(&text, &["error", "rank 1 is lost"]);
+    }
+    job.check_left();
+}
+
+#[test]
 fn a_reason_reaches_all_however_late_they_are() {
     let job = Job::new("barrier");
     let go = job.temp.path().join("go");

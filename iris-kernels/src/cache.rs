@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use iris_heap::fnv;
+use iris_heap::{check_file_size, fnv};
 
 use crate::rtc::error::{Error, Result};
 
@@ -136,6 +136,8 @@ pub(crate) fn carried() -> Option<Cache> {
 fn write_new(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     // A file of this name can only be what a killed process with our number left behind.
     let _ = fs::remove_file(path);
+    let bytes = parts.iter().map(|part| part.len() as u64).sum();
+    check_file_size("the entry", bytes).map_err(std::io::Error::other)?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     parts.iter().try_for_each(|part| file.write_all(part))
 }

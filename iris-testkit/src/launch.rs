@@ -37,6 +37,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use iris_heap::check_file_size;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
@@ -387,7 +388,10 @@ impl Job {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // Under another name first: whoever reads it reads all.
         let part = word.with_extension("part");
-        let _ = fs::write(&part, order.to_string()).and_then(|()| fs::rename(part, word));
+        let order = order.to_string();
+        if check_file_size("the word of a rank's end", order.len() as u64).is_ok() {
+            let _ = fs::write(&part, order).and_then(|()| fs::rename(part, word));
+        }
     }
 
     /// Sleeps until one of the ranks ends that have not yet, or for `most`.

@@ -68,6 +68,8 @@ struct Worker {
 struct Shared {
     rank: usize,
     threads: u32,
+    /// The process that has the threads: a child that it forks has none.
+    process: u32,
     control: Arc<Control>,
     /// Keeps all memory mapped while work is enqueued.
     memory: OnceLock<Memory>,
@@ -89,6 +91,7 @@ impl CpuBackend {
         let shared = Arc::new(Shared {
             rank,
             threads,
+            process: std::process::id(),
             control: Arc::default(),
             memory: OnceLock::new(),
             issue: Mutex::new(0),
@@ -381,6 +384,9 @@ struct Queue {
 impl Queue {
     fn push(&self, job: Job) -> Result<()> {
         let closed = Error::Closed { what: "the stream's heap" };
+        if self.shared.process != std::process::id() {
+            return Err(unsupported("enqueued work", "a forked child has no thread to do it"));
+        }
         match &*lock(&self.sender) {
             Some(sender) => sender.send(job).map_err(|_| closed),
             None => Err(closed),

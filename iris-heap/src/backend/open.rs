@@ -1,5 +1,7 @@
 //! The devices that there are of each kind: the one file of the crate that asks which kind it is.
 
+use std::sync::Arc;
+
 use super::cpu::CpuBackend;
 use super::gpu::{Gpu, Vendor};
 use super::{Backend, BackendKind, DeviceInfo, cuda, hip};
@@ -59,11 +61,11 @@ impl BackendKind {
         world: &World,
         threads: impl FnOnce() -> Result<u32>,
         (asked, legacy): (Option<usize>, bool),
-    ) -> Result<Box<dyn Backend>> {
+    ) -> Result<Arc<dyn Backend>> {
         if self.traits().host_threads {
-            return Ok(Box::new(CpuBackend::new(world.rank(), threads()?)?));
+            return Ok(Arc::new(CpuBackend::new(world.rank(), threads()?)?));
         }
         let device = self.vendor()?.choose(world.local_rank(), asked)?;
-        Ok(Box::new(Gpu::new(device, world.same_process(), legacy)?))
+        Ok(Arc::new(Gpu::new(device, world.same_process(), legacy)?))
     }
 }

@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use super::Watcher;
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
+use super::peer::{is_readable, process_of};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
@@ -85,11 +88,7 @@ impl LastChance {
 }
 
 impl Connection {
-    pub(super) fn start(
-        socket: &UnixStream,
-        hub: Option<JoinHandle<()>>,
-        rank: usize,
-    ) -> Result<Arc<Connection>> {
+    pub(super) fn start(socket: &UnixStream, rank: usize) -> Result<Arc<Connection>> {
         let system = |e| Error::system("socket to rank 0", e);
         let (socket, reading) =
             (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
@@ -105,7 +104,7 @@ impl Connection {
             outbox: Mutex::default(),
             mail,
             control: Mutex::new(Some(control)),
-            hub: Mutex::new(hub),
+            hub: Mutex::default(),
         }))
     }
 
@@ -158,8 +157,7 @@ impl Connection {
 
     /// Whether something has come that the control thread has not read.
     pub(super) fn has_unread(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+        is_readable(&self.socket)
     }
 
     /// Waits for the hub's answer to a hello that was `greeted`.
@@ -208,6 +206,7 @@ impl Drop for Connection {
 fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
     let (mail, changed) = mail;
     let mut inbox = Inbox::default();
+    let process = process_of(socket);
     let outcome = loop {
         match inbox.take() {
             Ok(Some(frame)) => {
@@ -238,6 +237,7 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
                     watcher(&error);
                 }
             }
+            Ok(None) if !has_more(socket, process.as_ref()) => break Ok(()),
             Ok(None) => match inbox.fill(socket) {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
@@ -271,6 +271,17 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
     for (watcher, error) in told {
         watcher(&error);
     }
+}
+
+/// Waits until the socket has something to be read, which may be its end. False if the process at the
+/// other end has ended and all that it sent was read: a child that it forked may keep the socket open.
+fn has_more(socket: &UnixStream, process: Option<&OwnedFd>) -> bool {
+    let Some(process) = process else { return true };
+    let mut fds =
+        [socket.as_fd(), process.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    while poll(&mut fds, None) == Err(Errno::INTR) {}
+    // What it sent before its end is read first.
+    is_readable(socket) || fds[1].revents().is_empty()
 }
 
 impl Letters {

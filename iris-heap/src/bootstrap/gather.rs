@@ -4,11 +4,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use super::frames::Frame;
-use super::mailbox::{AGAIN, open_files};
+use super::mailbox::AGAIN;
 use super::notice::{Patience, notice};
 use super::peer::{Peer, wait};
-use super::rendezvous::{Place, check_user};
+use super::rendezvous::{Door, LOOK, Place, check_user};
 use crate::error::{Error, Result, list_ranks};
+use crate::limits::{explain, is_full};
 
 /// How many may be connected that have not said who they are. It also bounds what those can have
 /// stored here: 64 times 8 KiB.
@@ -22,7 +23,7 @@ const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
 pub(super) struct Gathering {
     place: Place,
     size: usize,
-    /// By rank, once it has said hello.
+    /// By rank, once it has said hello. Rank 0, whose connection was made here, need not.
     peers: Vec<Option<Peer>>,
     /// Connected, but silent so far; who came first is first.
     strangers: Vec<Peer>,
@@ -33,7 +34,7 @@ impl Gathering {
     /// nothing if the world came to nothing: then all are told why.
     pub(super) fn run(
         place: Place,
-        listener: &UnixListener,
+        door: &mut Door,
         own: UnixStream,
         size: usize,
         deadline: Instant,
@@ -41,27 +42,28 @@ impl Gathering {
         let peers = (0..size).map(|_| None).collect();
         let mut gathering = Gathering { place, size, peers, strangers: Vec::new() };
         let gathered =
-            Peer::new(own).map_err(|e| Error::system("socket of rank 0", e)).and_then(|own| {
-                gathering.strangers.push(own);
-                gathering.gather(listener, deadline)
+            Peer::new(own).map_err(|e| Error::system("socket of rank 0", e)).and_then(|mut own| {
+                own.inbox.trust();
+                gathering.peers[0] = Some(own);
+                gathering.gather(&door.listener, deadline)
             });
         match gathered {
             Ok(()) => {
                 gathering.place.clear(None);
                 let complete = format!("the world of {size} ranks is complete without this one");
                 let complete = gathering.place.error(complete);
-                gathering.refuse(listener, &complete);
+                gathering.refuse(&door.listener, &complete);
                 Some(gathering.peers.into_iter().flatten().collect())
             }
             Err(error) => {
-                gathering.give_up(listener, &error);
+                gathering.give_up(door, &error);
                 None
             }
         }
     }
 
     /// Tells all why the world comes to nothing.
-    fn give_up(&mut self, listener: &UnixListener, error: &Error) {
+    fn give_up(&mut self, door: &mut Door, error: &Error) {
         tracing::debug!(%error, "the world comes to nothing");
         let refusal = Frame::Refuse(error.clone()).pack();
         // Rank 0 last: its process may end when it has read this. The others' connections are
@@ -70,10 +72,11 @@ impl Gathering {
         for mut peer in self.peers.drain(..).rev().flatten() {
             peer.send(refusal.clone());
         }
-        self.refuse(listener, error);
+        self.refuse(&door.listener, error);
+        door.make_room();
         self.place.clear(Some(error));
         // Those that connected until the socket was unlinked.
-        self.refuse(listener, error);
+        self.refuse(&door.listener, error);
         if let Some(mut own) = own {
             own.send(refusal);
         }
@@ -116,11 +119,11 @@ impl Gathering {
             if let Some((since, error)) = &full
                 && (now >= deadline || now - *since >= NO_DESCRIPTOR)
             {
-                let (what, files) = (format!("rendezvous at {}", self.place), open_files());
-                let message = format!("accepting another rank: {error}; the limit is {files}");
+                let (what, error) = (format!("rendezvous at {}", self.place), explain(error));
+                let message = format!("accepting another rank: {error}");
                 return Err(Error::PeerFailed { rank: 0, what, message });
             }
-            if let Some(rank) = self.place.lost(&missing) {
+            if let Some(rank) = self.place.lost(&missing, started) {
                 return Err(Error::PeerLost { rank });
             }
             if now >= deadline {
@@ -139,14 +142,11 @@ impl Gathering {
                     deadline - started
                 ));
             }
-            let mut until = deadline.min(patience.until);
+            let mut until = deadline.min(patience.until).min(now + LOOK);
             if full.is_some() {
                 until = until.min(now + AGAIN);
             } else if self.strangers.len() >= STRANGERS {
                 until = until.min(now + SILENCE);
-            }
-            if let Some(pause) = self.place.asks_for_lost() {
-                until = until.min(now + pause);
             }
             let heed = full.is_none() && self.strangers.len() < STRANGERS;
             let peers = self.strangers.iter().chain(self.peers.iter().flatten());
@@ -178,8 +178,10 @@ impl Gathering {
         }
     }
 
-    /// Reads what strangers and those that wait have sent.
+    /// Reads what strangers and those that wait have sent. If one of them makes the world impossible,
+    /// the other strangers are read all the same: they are kept, to be told why.
     fn hear(&mut self) -> Result<()> {
+        let mut outcome = Ok(());
         for mut stranger in std::mem::take(&mut self.strangers) {
             let mut frames = stranger.read_if_ready().into_iter();
             match frames.next() {
@@ -189,41 +191,32 @@ impl Gathering {
                     Greeting::Rank(rank) => {
                         stranger.inbox.trust();
                         self.peers[rank] = Some(stranger);
-                        self.heed(frames)?;
+                        outcome = outcome.and_then(|()| heed(frames));
                     }
                     Greeting::Stranger(error) => {
                         tracing::warn!(%error, "a connection is refused");
                         stranger.send(Frame::Refuse(error).pack());
                     }
                     Greeting::Wrong(error) => {
-                        // It is told, too.
                         self.strangers.push(stranger);
-                        return Err(error);
+                        outcome = outcome.and(Err(error));
                     }
                 },
             }
         }
+        outcome?;
         for rank in 0..self.size {
             // Not for ever: a process that never stops sending must not keep the others waiting.
             for _ in 0..16 {
                 let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) else { break };
                 let frames = peer.read();
-                self.heed(frames.into_iter())?;
+                heed(frames.into_iter())?;
             }
             if self.peers[rank].as_ref().is_some_and(|p| p.gone) {
                 return Err(Error::PeerLost { rank });
             }
         }
         Ok(())
-    }
-
-    /// What a rank can say before all have come: that it gave up.
-    fn heed(&mut self, mut frames: impl Iterator<Item = Frame>) -> Result<()> {
-        let gave_up = frames.find_map(|frame| match frame {
-            Frame::GaveUp { error, .. } => Some(error),
-            _ => None,
-        });
-        gave_up.map_or(Ok(()), Err)
     }
 
     /// The ranks that have not said hello.
@@ -256,6 +249,15 @@ impl Gathering {
     }
 }
 
+/// Returns the reason of a rank that gave up, which is all that a rank can say before all have come.
+fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
+    let gave_up = frames.find_map(|frame| match frame {
+        Frame::GaveUp { error, .. } => Some(error),
+        _ => None,
+    });
+    gave_up.map_or(Ok(()), Err)
+}
+
 /// What becomes of a connection whose first frame was read.
 enum Greeting {
     Rank(usize),
@@ -263,9 +265,49 @@ enum Greeting {
     Wrong(Error),
 }
 
-/// Whether this process or the system can have no more descriptors.
-fn is_full(error: &std::io::Error) -> bool {
-    use rustix::io::Errno;
-    let code = Errno::from_io_error(error);
-    code.is_some_and(|c| [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&c))
+#[cfg(test)]
+mod tests {
+    use super::super::mailbox::{Inbox, Outbox};
+    use super::*;
+
+    /// The reason that a rank is told; `None` if its connection ends without one.
+    fn refusal(socket: &UnixStream) -> Option<Error> {
+        let mut inbox = Inbox::default();
+        loop {
+            match inbox.take().unwrap() {
+                Some(Frame::Refuse(error)) => return Some(error),
+                Some(frame) => panic!("{frame:?}"),
+                None if inbox.fill(socket).unwrap() => {}
+                None => return None,
+            }
+        }
+    }
+
+    #[test]
+    fn one_wrong_hello_is_told_to_all_and_to_rank_0_last() {
+        let temp = tempfile::tempdir().unwrap();
+        let place = Place::at(temp.path().join("iris"), true, "job".into());
+        let mut door = place.listen().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // The first to be read is the one whose hello is wrong.
+        let come = |rank: u64| {
+            let socket = place.connect(rank as usize, 4, deadline).unwrap();
+            let size = if rank == 1 { 3 } else { 4 };
+            let mut outbox = Outbox::default();
+            outbox.push(Frame::Hello { job: place.job.clone(), rank, size }.pack());
+            outbox.flush(&socket).unwrap();
+            socket
+        };
+        let ranks = [1, 2, 3].map(come);
+        let (own, at_hub) = UnixStream::pair().unwrap();
+        let note = place.clone();
+        let rank_0 = std::thread::spawn(move || (refusal(&own), note.came_to_nothing(None)));
+        assert!(Gathering::run(place.clone(), &mut door, at_hub, 4, deadline).is_none());
+        let (own, note) = rank_0.join().unwrap();
+        let told = ranks.iter().map(refusal).chain([own, note]);
+        for (at, told) in told.enumerate() {
+            let told = told.map(|error| error.to_string()).unwrap_or_default();
+            assert!(told.contains("4 on rank 0, 3 on rank 1"), "{at}: {told:?}");
+        }
+    }
 }

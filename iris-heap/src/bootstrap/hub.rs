@@ -5,15 +5,16 @@
 //! that was stopped delays nobody's errors.
 
 use std::collections::BTreeMap;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::frames::{Frame, Part};
 use super::gather::Gathering;
-use super::mailbox::{AGAIN, open_files};
+use super::mailbox::AGAIN;
 use super::peer::{Peer, wait};
-use super::rendezvous::Place;
+use super::rendezvous::{Door, Place};
 use crate::error::Error;
+use crate::limits::open_files;
 
 /// How long the last messages may take after the world was closed: only a process that has been
 /// stopped needs it.
@@ -82,13 +83,13 @@ impl Hub {
     /// gone. `own` is the connection of rank 0 itself.
     pub(crate) fn run(
         place: Place,
-        listener: UnixListener,
+        mut door: Door,
         own: UnixStream,
         size: usize,
         deadline: Instant,
     ) {
-        let gathered = Gathering::run(place, &listener, own, size, deadline);
-        drop(listener);
+        let gathered = Gathering::run(place, &mut door, own, size, deadline);
+        drop(door);
         let Some(peers) = gathered else { return };
         let groups = BTreeMap::from([(0, Group::new((0..size).collect()))]);
         let mut hub = Hub { size, peers, groups, late: Vec::new(), draining: None };

@@ -16,6 +16,7 @@ use rustix::net::{
 
 use super::frames::{Frame, HEADER, HELLO, LONGEST, Packet, broken};
 use crate::error::{Error, Result};
+use crate::limits::open_files;
 use crate::wire::Reader;
 
 /// Descriptors a message: below the kernel's limit of 253.
@@ -102,12 +103,6 @@ pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
          together, by the limit of open files, {}",
         open_files()
     )
-}
-
-/// The limit of open files, in words.
-pub(crate) fn open_files() -> String {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.map_or("none".into(), |limit| limit.to_string())
 }
 
 /// What was read from a socket and is no whole frame yet.

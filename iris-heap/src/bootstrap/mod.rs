@@ -16,6 +16,7 @@ pub(crate) mod launcher_env;
 mod mailbox;
 mod notice;
 mod peer;
+mod presence;
 pub(crate) mod rendezvous;
 pub(crate) mod threads;
 pub(crate) mod unix;

@@ -1,11 +1,12 @@
 //! One process as rank 0 sees it: a connection with what waits to be written to it and what was read.
 
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
@@ -21,12 +22,29 @@ pub(super) struct Peer {
     pub(super) gone: bool,
     /// Why it is gone, where the reason is here and not there.
     pub(super) fault: Option<Error>,
+    process: Option<OwnedFd>,
+}
+
+/// A descriptor that can be read once the process at the other end of a connection has ended. A child
+/// that the process forked may keep the socket open for longer. `None` for this process itself, and
+/// where the system gives no such descriptor.
+pub(super) fn process_of(socket: &UnixStream) -> Option<OwnedFd> {
+    let process = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
+    let other = process != rustix::process::getpid();
+    other.then(|| pidfd_open(process, PidfdFlags::empty()).ok()).flatten()
+}
+
+/// Whether a descriptor can be read.
+pub(super) fn is_readable(fd: impl AsFd) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
 }
 
 impl Peer {
     pub(super) fn new(socket: UnixStream) -> std::io::Result<Peer> {
         socket.set_nonblocking(true)?;
         Ok(Peer {
+            process: process_of(&socket),
             socket,
             inbox: Inbox::of_stranger(),
             outbox: Outbox::default(),
@@ -100,13 +118,18 @@ impl Peer {
 
     /// Whether there is something to read.
     pub(super) fn is_ready(&self) -> bool {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        !self.gone && matches!(ready, Ok(n) if n > 0)
+        !self.gone && is_readable(&self.socket)
     }
 
+    /// Reads what is there, if anything. A process that has ended is `gone` once all that it sent was
+    /// read.
     pub(super) fn read_if_ready(&mut self) -> Vec<Frame> {
-        if self.is_ready() { self.read() } else { Vec::new() }
+        let ended = self.process.as_ref().is_some_and(is_readable);
+        if self.is_ready() {
+            return self.read();
+        }
+        self.gone |= ended;
+        Vec::new()
     }
 }
 
@@ -128,6 +151,8 @@ pub(super) fn wait<'a>(
                 events |= PollFlags::OUT;
             }
             fds.push(PollFd::from_borrowed_fd(peer.socket.as_fd(), events));
+            let process = peer.process.iter();
+            fds.extend(process.map(|it| PollFd::from_borrowed_fd(it.as_fd(), PollFlags::IN)));
         }
     }
     let timeout = timeout.map(|t| Timespec {

@@ -5,19 +5,20 @@
 //! listener is left from a process that died: rank 0 unlinks it, under a lock of the folder, and
 //! the others try again until their deadline, unless it is this very run's rank 0 that died.
 //!
-//! Two kinds of files tell a rank sooner than its deadline that nobody will come. Rank 0 leaves a
+//! Three kinds of files tell a rank sooner than its deadline that nobody will come. Rank 0 leaves a
 //! note beside the socket when its world comes to nothing: it concerns the processes that were there
-//! by then, not those of the next run. And a launcher leaves `lost-RANK` in the folder that it made
-//! for the job, when the process of a rank has ended.
+//! by then, not those of the next run. Each rank holds the lock of a file of its own there until it
+//! has met the others, and the system lets go of the lock when the process ends. And a launcher
+//! leaves `lost-RANK` in the folder that it made for the job, when the process of a rank has ended.
 //!
 //! Long because all of it is about one folder and what lies in it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -29,9 +30,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::frames::{error_of_bytes, error_to_bytes};
 use super::notice::{Patience, notice};
+use super::presence::Presence;
 use crate::env;
 use crate::error::{Error, Result};
-use crate::util::lock;
+use crate::limits::explain;
+use crate::util::{check_file_size, lock};
 use crate::wire::hash;
 
 /// The longest path of a Unix socket, without its end.
@@ -42,8 +45,8 @@ const LONGEST: usize = 107;
 const LOCKED: Duration = Duration::from_secs(10);
 /// How long a note of a world that came to nothing is kept.
 const NOTE: Duration = Duration::from_secs(3600);
-/// How often is looked for a rank that the launcher knows to have ended.
-const LOOK: Duration = Duration::from_millis(50);
+/// How often to look for a rank whose process has ended.
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// How long a socket has to refuse before its rank 0 counts as dead: one that is just about to listen
 /// refuses, too.
 const REFUSED: Duration = Duration::from_millis(300);
@@ -84,7 +87,7 @@ impl Place {
         Ok(Place { launched: launched && !ours, ..place })
     }
 
-    fn at(folder: PathBuf, ours: bool, job: String) -> Place {
+    pub(super) fn at(folder: PathBuf, ours: bool, job: String) -> Place {
         let socket = folder.join(format!("{:032x}", hash(&[job.as_bytes()])));
         Place { folder, socket, job, ours, launched: false }
     }
@@ -93,9 +96,40 @@ impl Place {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// Takes down, when it is dropped, that this process has met the others here.
-    pub(crate) fn visit(&self) -> Visit<'_> {
-        Visit(self)
+    /// Makes the folder and shows the others that this process is about to meet them, until the
+    /// returned guard is dropped. The guard then records that this process has been here.
+    ///
+    /// Every rank makes the folder if it is missing, so that where none can be made every rank says so.
+    pub(crate) fn visit(&self, rank: usize) -> Result<Visit<'_>> {
+        self.make_folder()?;
+        let presence = Presence::show(self.presence(rank));
+        if let Err(error) = &presence {
+            tracing::debug!(%error, "the others cannot see whether this process lives");
+        }
+        Ok(Visit { place: self, presence: presence.ok() })
+    }
+
+    /// The file whose lock `rank` holds while it is about to meet the others.
+    fn presence(&self, rank: usize) -> PathBuf {
+        self.socket.with_extension(format!("rank{rank}"))
+    }
+
+    fn make_folder(&self) -> Result<()> {
+        match DirBuilder::new().mode(0o700).create(&self.folder) {
+            Ok(()) => Ok(()),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
+            Err(e) => {
+                let folder = self.folder.display();
+                Err(self.error(format!("making the folder {folder}: {e}")))
+            }
+        }
+    }
+
+    /// Removes the folder if it is ours and empty: it is not while other jobs meet there.
+    fn remove_folder(&self) {
+        if self.ours {
+            let _ = fs::remove_dir(&self.folder);
+        }
     }
 
     /// Whether what happened here at `at`, from the system's start, happened to the run of this process,
@@ -108,28 +142,44 @@ impl Place {
             && (at > began + TICK || at + STARTS > began && started.elapsed() >= ANOTHER)
     }
 
-    /// Listens: rank 0.
-    pub(crate) fn listen(&self) -> Result<UnixListener> {
+    /// Listens: rank 0. If it cannot, a note tells the others why, unless another process listens:
+    /// its ranks are not concerned.
+    pub(crate) fn listen(&self) -> Result<Door> {
+        match self.bind() {
+            Ok(Some(door)) => Ok(door),
+            Ok(None) => Err(self.error(
+                "another process listens there: is the rank 0 given to two processes, or the same \
+                 MASTER_PORT to two jobs?",
+            )),
+            Err(error) => {
+                let (what, message) = ("meeting the other ranks".into(), error.to_string());
+                self.note_or_warn(&Error::PeerFailed { rank: 0, what, message });
+                Err(error)
+            }
+        }
+    }
+
+    /// Binds the socket; `None` if another process listens there.
+    fn bind(&self) -> Result<Option<Door>> {
         let _lock = self.lock()?;
         match connect(self.short()?.as_path()) {
-            // One whose queue is full listens, too.
-            Err(e) if e.kind() != ErrorKind::WouldBlock => match e.kind() {
-                ErrorKind::NotFound | ErrorKind::ConnectionRefused => self.unlink_stale()?,
-                _ => return Err(self.error(format!("looking for a listener: {e}"))),
-            },
-            _ => {
-                return Err(self.error(
-                    "another process listens there: is the rank 0 given to two processes, or the \
-                     same MASTER_PORT to two jobs?",
-                ));
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                self.unlink_stale()?;
             }
+            // One whose queue is full listens, too.
+            Err(e) if e.kind() != ErrorKind::WouldBlock => {
+                return Err(self.error(format!("looking for a listener: {}", explain(&e))));
+            }
+            _ => return Ok(None),
         }
         // What is said there of an earlier world.
         let _ = fs::remove_file(self.note());
-        let listener = UnixListener::bind(self.short()?.as_path())
-            .map_err(|e| self.error(format!("binding: {e}")))?;
-        listener.set_nonblocking(true).map_err(|e| self.error(e.to_string()))?;
-        Ok(listener)
+        let failed = |e| self.error(format!("listening: {}", explain(&e)));
+        let spare = || File::open(&self.folder).map_err(failed);
+        let reserve = vec![spare()?, spare()?];
+        let listener = UnixListener::bind(self.short()?.as_path()).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Some(Door { listener, reserve }))
     }
 
     /// Removes what lies where the socket should be: one that a dead process left, or a link that
@@ -168,7 +218,8 @@ impl Place {
             if let Some(error) = self.came_to_nothing(Some(started)) {
                 return Err(error);
             }
-            if let Some(rank) = self.lost(&(0..size).filter(|&r| r != rank).collect::<Vec<_>>()) {
+            let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
+            if let Some(rank) = self.lost(&others, started) {
                 // Rank 0 may have ended for another's end: then its note, which in the folder of a
                 // launcher is of this very run, says whose.
                 return Err(self.came_to_nothing(None).unwrap_or(Error::PeerLost { rank }));
@@ -212,10 +263,23 @@ impl Place {
         }
     }
 
+    /// One of these ranks whose process has ended, as the launcher or the rank's own file says, for a
+    /// process that waits since `started`.
+    pub(crate) fn lost(&self, ranks: &[usize], started: Instant) -> Option<usize> {
+        let ended = |&rank: &usize| {
+            let file = self.presence(rank);
+            Presence::is_over(&file)
+                && since_boot(&file).is_some_and(|at| self.concerns(at, started))
+        };
+        self.named_by_launcher(ranks).or_else(|| ranks.iter().copied().find(ended))
+    }
+
     /// The one of these ranks whose process has ended first, as the launcher says: the file of a rank
     /// holds its place in that order.
-    pub(crate) fn lost(&self, ranks: &[usize]) -> Option<usize> {
-        self.asks_for_lost()?;
+    fn named_by_launcher(&self, ranks: &[usize]) -> Option<usize> {
+        if !self.launched {
+            return None;
+        }
         let entries = fs::read_dir(&self.folder).ok()?.flatten();
         let lost = |entry: fs::DirEntry| -> Option<(u64, usize)> {
             let rank = entry.file_name().to_str()?.strip_prefix("lost-")?.parse().ok()?;
@@ -226,16 +290,11 @@ impl Place {
         first.map(|(_, rank)| rank)
     }
 
-    /// How often to look for a rank that the launcher says is lost.
-    pub(crate) fn asks_for_lost(&self) -> Option<Duration> {
-        self.launched.then_some(LOOK)
-    }
-
     /// Whether the socket that refuses is of this run, and not of a rank 0 of an earlier one.
     fn died(&self, started: Instant) -> bool {
-        let bound = fs::symlink_metadata(&self.socket).and_then(|m| m.modified());
-        let age = bound.ok().and_then(|bound| SystemTime::now().duration_since(bound).ok());
-        age.is_some_and(|age| self.concerns(up().saturating_sub(age), started))
+        let is_socket = fs::symlink_metadata(&self.socket).is_ok_and(|m| m.file_type().is_socket());
+        let bound = since_boot(&self.socket).filter(|_| is_socket);
+        bound.is_some_and(|bound| self.concerns(bound, started))
     }
 
     /// Why the world of this run's rank 0 came to nothing, if it did: then no other is to be expected
@@ -253,24 +312,34 @@ impl Place {
         self.socket.with_extension("over")
     }
 
+    fn note_or_warn(&self, error: &Error) {
+        if let Err(error) = self.leave_note(error) {
+            tracing::warn!(note = %self.note().display(), %error, "cannot leave a note");
+        }
+    }
+
     fn leave_note(&self, error: &Error) -> std::io::Result<()> {
         let now = u64::try_from(up().as_nanos()).unwrap_or(u64::MAX);
+        let text = [&now.to_le_bytes()[..], &error_to_bytes(error)].concat();
+        check_file_size("the note", text.len() as u64).map_err(std::io::Error::other)?;
         // Under another name first: whoever reads it reads all.
         let part = self.socket.with_extension("part");
-        let mut file = File::create(&part)?;
-        file.write_all(&now.to_le_bytes())?;
-        file.write_all(&error_to_bytes(error))?;
+        fs::write(&part, text)?;
         fs::rename(part, self.note())
     }
 
-    /// Removes notes that concern nobody any more.
+    /// Removes the files of this world's ranks, and notes that concern nobody any more.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
+            let is = |start: &str| {
+                path.extension().is_some_and(|e| e.to_string_lossy().starts_with(start))
+            };
             let old = |m: fs::Metadata| Some(m.modified().ok()?.elapsed().ok()? >= NOTE);
-            if path.extension().is_some_and(|e| e == "over")
-                && entry.metadata().ok().and_then(old).unwrap_or(false)
-            {
+            let is_old = || entry.metadata().ok().and_then(old).unwrap_or(false);
+            let ours = path.file_stem() == self.socket.file_name();
+            let of_a_rank = is("rank") || is("part");
+            if of_a_rank && ours || (of_a_rank || is("over")) && is_old() {
                 let _ = fs::remove_file(path);
             }
         }
@@ -282,10 +351,8 @@ impl Place {
         let Ok(_lock) = self.lock() else {
             return;
         };
-        if let Some(error) = error
-            && let Err(e) = self.leave_note(error)
-        {
-            tracing::warn!(note = %self.note().display(), error = %e, "cannot leave a note");
+        if let Some(error) = error {
+            self.note_or_warn(error);
         }
         if let Err(e) = fs::remove_file(&self.socket)
             && e.kind() != ErrorKind::NotFound
@@ -293,30 +360,20 @@ impl Place {
             tracing::warn!(socket = %self.socket.display(), error = %e, "cannot unlink the socket");
         }
         self.sweep();
-        if self.ours {
-            // It is not empty while other jobs meet there.
-            let _ = fs::remove_dir(&self.folder);
-        }
+        self.remove_folder();
     }
 
     /// Makes the folder if need be and locks it, until the file is dropped.
     fn lock(&self) -> Result<File> {
         let until = Instant::now() + LOCKED;
         loop {
-            match DirBuilder::new().mode(0o700).create(&self.folder) {
-                Ok(()) => {}
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-                Err(e) => {
-                    let folder = self.folder.display();
-                    return Err(self.error(format!("making the folder {folder}: {e}")));
-                }
-            }
+            self.make_folder()?;
             let opened = self.check_folder().and_then(|()| File::open(&self.folder));
             let file = match opened {
                 Ok(file) => file,
                 // Somebody removed it between the two.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
-                Err(e) => return Err(self.error(e.to_string())),
+                Err(e) => return Err(self.error(explain(&e))),
             };
             match flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
@@ -394,11 +451,32 @@ impl ShortPath {
 static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
 
 /// See [`Place::visit`].
-pub(crate) struct Visit<'a>(&'a Place);
+pub(crate) struct Visit<'a> {
+    place: &'a Place,
+    presence: Option<Presence>,
+}
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        lock(&VISITED).insert(self.0.socket.clone(), up());
+        lock(&VISITED).insert(self.place.socket.clone(), up());
+        if self.presence.take().is_some() {
+            self.place.remove_folder();
+        }
+    }
+}
+
+/// The socket of rank 0, to which the others connect.
+#[derive(Debug)]
+pub(crate) struct Door {
+    pub(super) listener: UnixListener,
+    /// Descriptors kept for a note and the lock of its folder, where there may be no others left.
+    reserve: Vec<File>,
+}
+
+impl Door {
+    /// Gives up the reserve of descriptors, so that a note can be written.
+    pub(super) fn make_room(&mut self) {
+        self.reserve.clear();
     }
 }
 
@@ -420,6 +498,12 @@ fn connect(path: &Path) -> std::io::Result<UnixStream> {
     let socket = UnixStream::from(socket);
     socket.set_nonblocking(false)?;
     Ok(socket)
+}
+
+/// When a file was last changed, from the system's start.
+fn since_boot(path: &Path) -> Option<Duration> {
+    let changed = fs::symlink_metadata(path).and_then(|m| m.modified()).ok()?;
+    Some(up().saturating_sub(SystemTime::now().duration_since(changed).ok()?))
 }
 
 /// The time since the system started, as processes' start times count it.
@@ -509,7 +593,8 @@ mod tests {
         fs::write(temp.path().join("lost-3.part"), "").unwrap();
         let lost = place.connect(1, 4, soon()).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 2 }), "{lost}");
-        assert_eq!((place.lost(&[0, 3]), place.lost(&[3])), (Some(0), None));
+        let now = Instant::now();
+        assert_eq!((place.lost(&[0, 3], now), place.lost(&[3], now)), (Some(0), None));
         place.clear(Some(&Error::PeerLost { rank: 3 }));
         let lost = place.connect(1, 4, soon()).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 3 }), "{lost}");

@@ -6,6 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, LastChance, REASON};
@@ -43,15 +44,15 @@ impl Processes {
         size: usize,
         timeout: Duration,
     ) -> Result<Processes> {
-        let _visit = place.visit();
+        let _visit = place.visit(rank)?;
         let started = Instant::now();
         let deadline = started + timeout;
         let (socket, hub) = if rank == 0 {
-            let listener = place.listen()?;
+            let door = place.listen()?;
             let pair = UnixStream::pair().map_err(|e| Error::system("socketpair", e));
             let started = pair.and_then(|(mine, own)| {
                 let (place, size) = (place.clone(), size);
-                let run = move || Hub::run(place, listener, own, size, deadline);
+                let run = move || Hub::run(place, door, own, size, deadline);
                 let thread = std::thread::Builder::new().name("iris-hub".into()).spawn(run);
                 Ok((mine, thread.map_err(|e| Error::system("starting thread iris-hub", e))?))
             });
@@ -65,19 +66,26 @@ impl Processes {
         } else {
             (place.connect(rank, size, deadline)?, None)
         };
-        let hello = Frame::Hello { job: place.job.clone(), rank: rank as u64, size: size as u64 };
-        let connection = match Connection::start(&socket, hub, rank) {
+        // The hub knows the connection of its own process.
+        let hello = (rank != 0).then(|| {
+            let job = place.job.clone();
+            Frame::Hello { job, rank: rank as u64, size: size as u64 }
+        });
+        let connection = match Connection::start(&socket, rank) {
             Ok(connection) => connection,
             Err(error) => {
                 // The others need not wait for this rank.
                 let mut outbox = Outbox::default();
-                outbox.push(hello.pack());
-                outbox.push(Frame::GaveUp { group: 0, error: failed(rank, &error) }.pack());
+                let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
+                hello.into_iter().chain([gave_up]).for_each(|frame| outbox.push(frame.pack()));
                 let _ = outbox.flush(&socket);
+                // This process may end when this returns, and the hub with it: it tells all ranks first.
+                hub.map(JoinHandle::join);
                 return Err(error);
             }
         };
-        let greeted = connection.send(hello, deadline);
+        *lock(&connection.hub) = hub;
+        let greeted = hello.map_or(Ok(()), |hello| connection.send(hello, deadline));
         let what = || format!("rank {rank} of {size} at {place}");
         // The hub's own deadline comes first: it knows who is missing.
         let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);

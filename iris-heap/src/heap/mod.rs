@@ -50,7 +50,7 @@ pub struct SymmetricHeap {
     options: HeapOptions,
     id: u64,
     // Before `memory`: streams end, or are told to, before the memory may go.
-    backend: Box<dyn Backend>,
+    backend: Arc<dyn Backend>,
     memory: Memory,
     state: RwLock<State>,
     /// Held during a collective step, so that steps of two threads do not mix.
@@ -161,7 +161,7 @@ impl SymmetricHeap {
     fn make_local(
         world: &World,
         options: &HeapOptions,
-    ) -> Result<(Box<dyn Backend>, Arc<dyn Mapping>, Arc<dyn Mapping>, Arc<dyn Mapping>)> {
+    ) -> Result<(Arc<dyn Backend>, Arc<dyn Mapping>, Arc<dyn Mapping>, Arc<dyn Mapping>)> {
         options.check()?;
         let words = 4 * options.device_words;
         let threads = || options.resolve_threads(world);
@@ -401,6 +401,7 @@ impl SymmetricHeap {
     /// nobody was told of, for one. The heap is closed then.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
+        self.world.check_process("closing a heap")?;
         let _step = self.step("closing a heap")?;
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {
@@ -657,6 +658,11 @@ impl SymmetricHeap {
 
 impl Drop for SymmetricHeap {
     fn drop(&mut self) {
+        if self.world.check_process("dropping a heap").is_err() {
+            // Threads, and what a device has mapped, are the parent's.
+            std::mem::forget((self.backend.clone(), self.memory.clone()));
+            return;
+        }
         if !self.state().closed && self.size() > 1 {
             tracing::warn!(rank = self.rank(), id = self.id, "a heap was dropped without close");
         }

@@ -152,6 +152,7 @@ impl World {
     #[track_caller]
     pub(crate) fn collective(&self, kind: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let at = Location::caller();
+        self.check_process(kind)?;
         if *lock(&self.inner.closed) {
             return Err(Error::Closed { what: "the world" });
         }

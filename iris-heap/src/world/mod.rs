@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 
 pub(crate) use crate::bootstrap::launcher_env::Place;
-use crate::util::lock;
+use crate::util::{lock, unsupported};
 
 /// The ranks of a job, or of a part of it, seen from one of them. Cheap to clone; clones are the
 /// same rank.
@@ -31,6 +31,10 @@ use crate::util::lock;
 /// further call returns that error. Close it and open a new one.
 ///
 /// A world that is dropped without [`World::close`] counts as a lost rank on its peers.
+///
+/// A process that forks stays the rank. In the child, which may be dropped or call `exec`, everything
+/// collective is [`Error::Unsupported`], and dropping a world or a heap does nothing. Peers learn of
+/// the end of the process that made the world even if a child outlives it.
 #[derive(Clone)]
 pub struct World {
     inner: Arc<Inner>,
@@ -48,6 +52,9 @@ struct Inner {
     heaps: AtomicUsize,
     children: AtomicUsize,
     parent: Option<World>,
+    /// The process that made the world: a child that it forks has copies of sockets and locks, and none
+    /// of the threads.
+    process: u32,
 }
 
 /// Counts an open heap of a world for as long as it lives.
@@ -164,6 +171,7 @@ impl World {
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
             parent,
+            process: std::process::id(),
         };
         World { inner: Arc::new(inner) }
     }
@@ -232,6 +240,11 @@ impl World {
         outcome
     }
 
+    /// Checks that this process made the world and is no child that was forked from it.
+    pub(crate) fn check_process(&self, what: &str) -> Result<()> {
+        self.inner.check_process(what)
+    }
+
     /// Tells the peers that this rank cannot go on: to them it is lost. Not collective.
     pub fn abort(&self) {
         self.leave(false);
@@ -257,8 +270,22 @@ impl World {
 }
 
 impl Inner {
+    fn check_process(&self, what: &str) -> Result<()> {
+        let (own, this) = (self.process, std::process::id());
+        if own == this {
+            return Ok(());
+        }
+        let why = format!(
+            "this process, {this}, was forked from process {own}, which is the rank: use it there, or \
+             start a program anew with exec"
+        );
+        Err(unsupported(what, &why))
+    }
+
     fn leave(&self, clean: bool) {
-        if std::mem::replace(&mut *lock(&self.closed), true) {
+        if self.check_process("leaving").is_err()
+            || std::mem::replace(&mut *lock(&self.closed), true)
+        {
             return;
         }
         self.bootstrap.leave(clean);
@@ -275,6 +302,11 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.check_process("dropping").is_err() {
+            // The sockets are the parent's, and its threads cannot be joined here.
+            std::mem::forget(self.bootstrap.clone());
+            return;
+        }
         if !*lock(&self.closed) && self.bootstrap.size() > 1 {
             let rank = self.bootstrap.rank();
             tracing::warn!(rank, "a world was dropped without close: its peers lose this rank");

@@ -67,9 +67,10 @@ impl Job {
     /// A process of the job that plays another part.
     pub fn start(&self, case: &str, vars: &[(&str, &str)]) -> Child {
         let mut command = Command::new("/bin/sh");
+        // `FILE_LIMIT` is in blocks of 512 bytes.
         let text = match self.limit {
             Some(limit) => format!("ulimit -n ${{LIMIT:-{limit}}} && exec \"$0\" \"$@\""),
-            None => "exec \"$0\" \"$@\"".into(),
+            None => "ulimit -f ${FILE_LIMIT:-unlimited} && exec \"$0\" \"$@\"".into(),
         };
         command
             .args(["-c", &text])
@@ -139,7 +140,7 @@ impl Drop for Job {
 }
 
 /// All files below a folder that are no folders.
-fn files(folder: &Path) -> Vec<PathBuf> {
+pub fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         match entry.file_type() {

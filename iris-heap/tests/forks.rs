@@ -1,0 +1,106 @@
+//! A rank that forks without exec: it stays the rank, and the child can do no harm.
+//!
+//! This test program starts itself, once a rank.
+
+mod job;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+use job::{CASE, Job, contains, env, no_vars, report, result, within_a_minute};
+use rustix::process::{Pid, WaitOptions, waitpid};
+
+unsafe extern "C" {
+    /// As in POSIX: 0 in the child, which has this thread alone.
+    safe fn fork() -> i32;
+}
+
+/// One rank of a case, started by the tests below.
+#[test]
+#[ignore = "the program of one rank, which the other tests start"]
+fn rank_program() {
+    let case = std::env::var(CASE).expect("the other tests say what to do");
+    report(match case.as_str() {
+        "outlived" => outlived(),
+        "used" => used(),
+        other => panic!("no case {other}"),
+    });
+}
+
+fn open(world: &World) -> Result<Arc<SymmetricHeap>, Error> {
+    SymmetricHeap::open(
+        world,
+        HeapOptions::new().data_bytes(1 << 16).signal_bytes(1 << 16).threads(2),
+    )
+}
+
+/// The rank `VICTIM` dies while its child lives, until the file `GO` is there.
+fn outlived() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let _heap = open(&world)?;
+    world.barrier()?;
+    if env("VICTIM") == world.rank().to_string() {
+        if fork() == 0 {
+            within_a_minute("a sign to go", || Path::new(&env("GO")).exists().then_some(()));
+            std::process::exit(0);
+        }
+        std::process::abort();
+    }
+    world.barrier().map(|()| "not lost".into())
+}
+
+/// The child of each rank uses and drops what it has inherited, and the ranks go on.
+fn used() -> Result<String, Error> {
+    let world = World::from_env()?;
+    let heap = open(&world)?;
+    let stream = heap.stream()?;
+    stream.sync()?;
+    let child = fork();
+    if child == 0 {
+        let told = |outcome: Result<(), Error>| matches!(outcome, Err(Error::Unsupported { why, .. }) if why.contains("forked"));
+        let all = [world.barrier(), world.close(), heap.close(), stream.sync()].map(told);
+        world.abort();
+        drop((stream, heap, world));
+        std::process::exit(i32::from(all != [true; 4]));
+    }
+    let child = Pid::from_raw(child).expect("a child");
+    let (_, status) =
+        within_a_minute("its end", || waitpid(Some(child), WaitOptions::NOHANG).unwrap());
+    assert_eq!(status.exit_status(), Some(0), "{status:?}");
+    let all = heap.full(4, world.rank() as i32)?;
+    for rank in 0..world.size() {
+        assert_eq!(heap.read_from(all, rank)?, [rank as i32; 4]);
+    }
+    stream.sync()?;
+    heap.close()?;
+    world.close()?;
+    Ok("used".into())
+}
+
+#[test]
+fn a_rank_that_its_child_outlives_is_lost() {
+    for victim in [0, 1] {
+        let job = Job::new("outlived");
+        let go = job.temp.path().join("go");
+        let go_text = go.to_str().unwrap().to_string();
+        let ranks = job.ranks(3, |_| vec![("VICTIM", victim.to_string()), ("GO", go_text.clone())]);
+        let mut ranks: Vec<_> = ranks.into_iter().enumerate().collect();
+        let (_, dead) = ranks.remove(victim);
+        for (rank, child) in ranks {
+            let text = result(child);
+            assert!(text.contains(&format!("error rank {victim} is lost")), "rank {rank}: {text}");
+        }
+        // The child has its parent's stdout.
+        std::fs::write(&go, "").unwrap();
+        contains(&result(dead), &["signal"]);
+    }
+}
+
+#[test]
+fn a_child_that_uses_what_it_inherited_disturbs_nobody() {
+    let job = Job::new("used");
+    for text in job.results(job.ranks(3, no_vars)) {
+        assert_eq!(text, "ok used");
+    }
+}
