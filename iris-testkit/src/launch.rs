@@ -9,7 +9,9 @@
 //! and when it failed, the others have a while to notice and to report it themselves; then they are
 //! ended. When the launcher itself ends, by Ctrl-C or SIGKILL, its ranks end and the folder goes:
 //! all ranks are in the process group of a small shell, the keeper, that reads from a pipe which
-//! only the launcher holds open. The kernel closes the pipe with the launcher, however it ends.
+//! only the launcher holds open. The kernel closes the pipe with the launcher, however it ends. If the
+//! keeper is killed, too, ranks that called [`end_with_launcher`] end all the same, and the next
+//! launcher removes the folder.
 //!
 //! ```no_run
 //! # use iris_testkit::launch::{Options, launch};
@@ -27,7 +29,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -39,8 +41,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use iris_heap::check_file_size;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open,
+    set_parent_process_death_signal,
+};
 use tempfile::TempDir;
 
 /// How long after a rank's end that of another, for which it may have ended, can still come to light.
@@ -56,6 +62,24 @@ pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// The same of AMD's runtime, for streams that get no queue of their own; and that no copy by the host is a
 /// kernel, which would need room beside those that wait.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
+
+/// The launcher's process, in each rank's environment.
+const LAUNCHER: &str = "LAUNCHER_PID";
+/// The file of a job's folder whose lock the launcher holds.
+const LOCK: &str = "launcher";
+
+/// Has the system end this rank when the launcher that started it ends, whatever becomes of the
+/// launcher's keeper. Does nothing in a process that [`launch`] did not start.
+pub fn end_with_launcher() {
+    let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    if let Some(launcher) = launcher {
+        let asked = set_parent_process_death_signal(Some(Signal::KILL));
+        // It may have ended before it was asked for.
+        if asked.is_ok() && getppid() != Some(launcher) {
+            std::process::exit(1);
+        }
+    }
+}
 
 /// Sees to it that these variables have these values: where one has another, this program starts
 /// itself again, since the libraries that read them may do so at their start only.
@@ -261,6 +285,7 @@ pub fn launch(
             .env("LOCAL_RANK", rank.to_string())
             .env("LOCAL_WORLD_SIZE", ranks.to_string())
             .env("IRIS_RENDEZVOUS", job.folder.path())
+            .env(LAUNCHER, std::process::id().to_string())
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(if own_stderr { Stdio::inherit() } else { Stdio::piped() });
@@ -284,6 +309,8 @@ pub fn launch(
 /// A private folder, the ranks' processes, and the keeper that ends both with the launcher.
 struct Job {
     folder: TempDir,
+    /// Locked while the launcher lives.
+    _lock: File,
     /// Leads the process group. It is reaped last, so that the group's number stays ours.
     keeper: Child,
     ranks: Vec<Child>,
@@ -299,6 +326,8 @@ impl Job {
         let private = PermissionsExt::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix("iris-").permissions(private).tempdir();
         let folder = folder.context("the job's private folder can not be made")?;
+        sweep(folder.path());
+        let lock = hold(folder.path()).context("the job's folder can not be locked")?;
         let keeper = Command::new("/bin/sh")
             .args(["-c", Job::KEEPER, "iris-keeper"])
             .arg(folder.path())
@@ -309,7 +338,7 @@ impl Job {
             .process_group(0)
             .spawn();
         let keeper = keeper.context("/bin/sh did not start")?;
-        Ok(Job { folder, keeper, ranks: Vec::new() })
+        Ok(Job { folder, _lock: lock, keeper, ranks: Vec::new() })
     }
 
     /// The number of the keeper's process, which is the group's.
@@ -413,6 +442,30 @@ impl Job {
         match poll(&mut fds, Some(&most)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error).context("the ranks can not be waited for"),
+        }
+    }
+}
+
+/// Makes and locks the file by which others see that a job's launcher lives.
+fn hold(folder: &Path) -> io::Result<File> {
+    // Under another name until it is locked: without a lock it is a dead launcher's.
+    let part = folder.join("launcher.part");
+    let file = File::create(&part)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    fs::rename(part, folder.join(LOCK))?;
+    Ok(file)
+}
+
+/// Removes the folders that launchers have left which were killed together with their keepers.
+fn sweep(own: &Path) {
+    let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
+    for entry in entries.into_iter().flatten().flatten() {
+        let left = |file: File| flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
+        if entry.file_name().to_string_lossy().starts_with("iris-")
+            && File::open(entry.path().join(LOCK)).is_ok_and(left)
+        {
+            // Another user's, or another launcher was faster.
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }

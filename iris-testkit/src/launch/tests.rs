@@ -140,7 +140,7 @@ fn a_rank_that_ended_leaves_word_in_the_folder() {
         2) kill -KILL $$;;
     esac";
     let outcome = shell(text, 3, quiet());
-    assert_eq!(outcome.ranks[0].stdout, "lost-1\nlost-2\n");
+    assert_eq!(outcome.ranks[0].stdout, "launcher\nlost-1\nlost-2\n");
 }
 
 #[test]
@@ -176,9 +176,56 @@ fn within_30_s(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// The variable with the folder of notes, in a launcher that a test below kills, and in its ranks.
+const NOTES: &str = "IRIS_LAUNCH_TEST_NOTES";
+
+/// Starts this program once more to play a part in this test, with a temporary folder of its own.
+fn this_test(name: &str, notes: &Path, temporary: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", &format!("launch::tests::{name}")]).stdout(Stdio::null());
+    command.env(NOTES, notes).env("TMPDIR", temporary);
+    command
+}
+
+#[test]
+fn ranks_end_with_a_launcher_that_is_killed_with_its_keeper() {
+    const NAME: &str = "ranks_end_with_a_launcher_that_is_killed_with_its_keeper";
+    if let Some(notes) = std::env::var_os(NOTES) {
+        let notes = PathBuf::from(notes);
+        if let Ok(rank) = std::env::var("RANK") {
+            end_with_launcher();
+            let part = notes.join(format!("{rank}.part"));
+            let written = fs::write(&part, std::process::id().to_string());
+            written.and_then(|()| fs::rename(part, notes.join(rank))).expect("room");
+            thread::sleep(Duration::from_secs(600));
+        } else {
+            let program = std::env::current_exe().expect("this program");
+            let _ = launch(&program, &["--exact", &format!("launch::tests::{NAME}")], 2, quiet());
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().expect("no temporary folder");
+    let (notes, temporary) = (folder.path().join("notes"), folder.path().join("tmp"));
+    fs::create_dir(&notes).and_then(|()| fs::create_dir(&temporary)).expect("mkdir");
+    let mut launcher =
+        this_test(NAME, &notes, &temporary).spawn().expect("the launcher did not start");
+    let files: [PathBuf; 2] = [notes.join("0"), notes.join("1")];
+    within_30_s("both ranks run", || files.iter().all(|it| it.exists()));
+    let ranks = files.map(|it| fs::read_to_string(it).expect("a rank's number"));
+    let rank = ranks[0].trim().parse().ok().and_then(Pid::from_raw);
+    let keeper = rustix::process::getpgid(rank).expect("the keeper leads the ranks' group");
+    rustix::process::kill_process(keeper, Signal::KILL).expect("kill");
+    launcher.kill().and_then(|()| launcher.wait()).expect("kill");
+    within_30_s("the ranks end", || !ranks.iter().any(|it| alive(it)));
+    let left = || fs::read_dir(&temporary).expect("readable").count();
+    assert_eq!(left(), 1, "the folder of a launcher without a keeper");
+    sweep(&temporary.join("own"));
+    assert_eq!(left(), 0, "the next launcher removes it");
+}
+
 #[test]
 fn a_launcher_that_is_killed_takes_its_ranks_along() {
-    const NOTES: &str = "IRIS_LAUNCH_TEST_NOTES";
+    const NAME: &str = "a_launcher_that_is_killed_takes_its_ranks_along";
     if let Some(notes) = std::env::var_os(NOTES) {
         // The launcher that the test below kills. Rank 1 does not heed a polite signal.
         let text = "[ $RANK = 1 ] && trap '' TERM; echo $$ > $NOTES/$RANK.part; \
@@ -190,13 +237,8 @@ fn a_launcher_that_is_killed_takes_its_ranks_along() {
         let folder = tempfile::tempdir().expect("no temporary folder");
         let (notes, temporary) = (folder.path().join("notes"), folder.path().join("tmp"));
         fs::create_dir(&notes).and_then(|()| fs::create_dir(&temporary)).expect("mkdir");
-        let mut launcher = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "launch::tests::a_launcher_that_is_killed_takes_its_ranks_along"])
-            .env(NOTES, &notes)
-            .env("TMPDIR", &temporary)
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the launcher did not start");
+        let mut launcher =
+            this_test(NAME, &notes, &temporary).spawn().expect("the launcher did not start");
         let files: [PathBuf; 2] = [notes.join("0"), notes.join("1")];
         within_30_s("both ranks run", || files.iter().all(|it| it.exists()));
         let ranks = files.map(|it| fs::read_to_string(it).expect("a rank's number"));

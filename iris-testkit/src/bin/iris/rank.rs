@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 use iris_heap::World;
+use iris_testkit::launch::end_with_launcher;
 use iris_testkit::say;
 
 use crate::attack;
@@ -22,6 +23,7 @@ pub(crate) struct Options {
 
 /// Does this rank's part of the job. Rank 0 prints the report as one line of JSON.
 pub(crate) fn main(options: &Options) -> Result<bool> {
+    end_with_launcher();
     match options.name.as_str() {
         LayerJob::NAME => part::<LayerJob>(&options.job)?,
         OperatorJob::NAME => part::<OperatorJob>(&options.job)?,
