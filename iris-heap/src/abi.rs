@@ -19,6 +19,12 @@ pub const ABORT_WORD: usize = iris_sync::ABORT_WORD as usize;
 /// Words of a fault record.
 pub const FAULT_WORDS: usize = 14;
 
+/// Byte of a [`ControlBlock`] with the milliseconds that tests let pass on the CPU backend.
+pub const PASSED: usize = size_of::<ControlBlock>() - 4;
+
+/// Byte of a [`ControlBlock`] with the value of [`PASSED`] that a waiting kernel has seen last.
+pub const SEEN: usize = PASSED - 4;
+
 /// Values of the abort words. Zero means: go on.
 pub mod abort {
     /// The heap was dropped or closed while work was waiting.
@@ -76,7 +82,8 @@ pub struct ControlBlock {
     /// Zero until the first kernel that fails sets it by compare-and-swap: 1 while it writes the
     /// record, 2 once the record is complete.
     pub fault_claim: i32,
-    /// The record of the first fault.
+    /// The record of the first fault. Kernels write eight words; tests of deadlines on the CPU use the
+    /// last two ([`PASSED`], [`SEEN`]).
     pub fault: [i32; FAULT_WORDS],
 }
 

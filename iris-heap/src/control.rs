@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::abi::{FAULT_WORDS, MAX_RANKS, abort};
+use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::error::{Error, Result};
 
 const WORDS: usize = 2 + FAULT_WORDS;
@@ -118,6 +118,21 @@ impl Control {
         }
         claim.store(2, Ordering::Release);
         true
+    }
+
+    /// For tests of deadlines on the CPU backend: kernels of this rank that wait now have waited for so
+    /// much longer. Waits that begin later do not see it.
+    #[doc(hidden)]
+    pub fn let_time_pass(&self, time: std::time::Duration) {
+        let millis = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
+        self.words()[PASSED / 4].fetch_add(millis, Ordering::Relaxed);
+    }
+
+    /// For tests of deadlines on the CPU backend: whether a kernel that waits has seen what was let pass.
+    #[doc(hidden)]
+    pub fn has_seen_time_pass(&self) -> bool {
+        let word = |at: usize| self.words()[at / 4].load(Ordering::Relaxed);
+        word(SEEN) == word(PASSED)
     }
 
     /// The id of a new op of this name: ranks that make the same ops in the same order give them the

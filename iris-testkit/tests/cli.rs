@@ -284,7 +284,7 @@ fn weights_that_are_no_file_are_not_read() {
     ];
     for (path, says) in cases {
         let mut command = Command::new("timeout");
-        command.args(["60", env!("CARGO_BIN_EXE_iris"), "run", "--weights"]).arg(path);
+        command.args(["600", env!("CARGO_BIN_EXE_iris"), "run", "--weights"]).arg(path);
         let output = command.output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{path:?}: {error}");

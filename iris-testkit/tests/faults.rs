@@ -33,20 +33,14 @@ use iris_sync::{FaultKind, Field};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{Case, Input, Op, Options};
 
-/// Entry and host collectives 2.4 s, progress 120 ms.
+/// Deadlines of minutes: a test that waits for one lets time pass, by [`Ready::pass_until_a_fault`].
 fn settings() -> Settings {
-    Settings::default().deadline(0.004)
+    Settings::default()
 }
 
-/// Entry and host collectives 6 s, progress 300 ms.
-fn patient() -> Settings {
-    Settings::default().deadline(0.01)
-}
-
-/// Run `f` for every case at the same time, each on a world of its own of 3 ranks, and give every
+/// Runs `f` for every case at the same time, each on a world of its own of 3 ranks, and gives every
 /// rank's result to `check`.
 fn everywhere<T: Send>(
-    settings: &Settings,
     cases: Vec<Case>,
     f: impl Fn(World, &Case) -> anyhow::Result<T> + Sync,
     check: impl Fn(&Case, Vec<anyhow::Result<T>>) + Sync,
@@ -57,7 +51,7 @@ fn everywhere<T: Send>(
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let results =
-                        World::run_threads_each(3, settings, |world| f(world, case)).unwrap();
+                        World::run_threads_each(3, &settings(), |world| f(world, case)).unwrap();
                     check(case, results);
                 }
             });
@@ -93,26 +87,27 @@ fn a_rank_that_skips_a_call_is_named() {
     };
     let cases = all_cases().into_iter().filter(|case| case.op != Op::Matmul).collect();
     everywhere(
-        &settings(),
         cases,
         |world, case| {
             let mut ready = Ready::new(&world, case)?;
             ready.call()?;
             ready.sync()?;
-            if world.rank() == skips(case) {
-                // Longer than the others wait, so that they do not see it leave.
-                std::thread::sleep(settings().entry_deadline().mul_f64(1.5));
-                return Ok(None);
-            }
             let begun = Instant::now();
-            ready.call()?;
-            let synced = ready.sync();
+            let mut passed = Duration::ZERO;
+            if world.rank() != skips(case) {
+                ready.call()?;
+                passed = ready.pass_until_a_fault();
+            }
+            // All stay until they have given up, so that nobody sees another leave.
+            while ready.heap.check().is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            world.barrier()?;
+            let (waited, synced) = (passed + begun.elapsed(), ready.sync());
             if !waits(case, world.rank(), skips(case)) {
-                std::thread::sleep(settings().entry_deadline().mul_f64(1.5));
                 return Ok(None);
             }
             let error = anyhow::Error::from(synced.unwrap_err());
-            let waited = begun.elapsed();
             let checked = ready.op.check().unwrap_err();
             assert_eq!(checked.kind(), ErrorKind::Fault, "{checked}");
             let again = ready.call().unwrap_err();
@@ -136,9 +131,9 @@ fn a_rank_that_skips_a_call_is_named() {
                     FaultKind::PeerGaveUp => assert_ne!(fault.rank, skips(case) as i32, "{error}"),
                     other => panic!("{case:?}: {other:?}: {error}"),
                 }
-                let (least, most) = (settings().entry_deadline(), Duration::from_secs(30));
+                let least = settings().entry_deadline();
                 let early = fault.kind == FaultKind::PeerGaveUp;
-                assert!((waited >= least || early) && waited < most, "{case:?}: {waited:?}");
+                assert!(waited >= least || early, "{case:?}: {waited:?}");
             }
             assert!(named > 0, "{case:?}: nobody named the rank that skipped the call");
         },
@@ -149,17 +144,20 @@ fn a_rank_that_skips_a_call_is_named() {
 #[test]
 fn a_rank_that_is_late_is_waited_for() {
     everywhere(
-        &patient(),
         all_cases(),
         |world, case| {
             let mut ready = Ready::new(&world, case)?;
             for late in [0, 2, 1] {
-                if world.rank() == late {
-                    std::thread::sleep(patient().progress_deadline() * 2);
+                if world.rank() != late {
+                    ready.call()?;
+                    ready.pass_progress_deadline()?;
                 }
-                ready.call()?;
+                world.barrier()?;
+                if world.rank() == late {
+                    ready.call()?;
+                }
+                ready.sync()?;
             }
-            ready.sync()?;
             ready.heap.close()?;
             Ok(())
         },
@@ -176,7 +174,6 @@ fn a_rank_that_is_late_is_waited_for() {
 fn a_late_shard_is_waited_for() {
     let cases = all_cases().into_iter().filter(|case| case.op == Op::AllGatherMatmul);
     everywhere(
-        &settings(),
         cases.collect(),
         |world, case| {
             let rank = world.rank();
@@ -222,7 +219,6 @@ fn ranks_with_different_m_are_named() {
     let cases = all_cases().into_iter();
     let cases = cases.filter(|case| !matches!(case.op, Op::Matmul | Op::Barrier));
     everywhere(
-        &settings(),
         cases.collect(),
         |world, case| {
             let mut ready = Ready::new(&world, case)?;
@@ -269,7 +265,6 @@ fn another_place_of_a_is_named() {
     let cases = all_cases().into_iter();
     let case = cases.filter(|case| case.op == Op::AllGatherMatmul && case.variant == "pull");
     everywhere(
-        &settings(),
         case.collect(),
         |world, case| {
             let mut ready = Ready::new(&world, case)?;
@@ -401,8 +396,7 @@ fn a_rank_that_panics_is_named_at_once() {
             Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
             Err(error) => error.into(),
         };
-        // The deadline of entry is 600 s.
-        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(begun.elapsed() < settings().entry_deadline(), "found at the deadline only");
         Ok(error)
     });
     let mut results = results.unwrap();
@@ -431,15 +425,14 @@ fn a_new_world_works_after_a_fault() {
             ready.sync()?;
             if round == 0 && world.rank() == 0 {
                 ready.call()?;
+                ready.pass_until_a_fault();
                 let error = ready.sync().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Fault, "{error}");
                 // Every op of the heap says so, and its host calls still work.
                 let again = ready.call().unwrap_err();
                 assert!(again.to_string().contains("poisoned"), "{again}");
             }
-            let begun = Instant::now();
             while round == 0 && world.rank() == 1 && ready.op.check().is_ok() {
-                assert!(begun.elapsed() < Duration::from_secs(30), "nobody told this rank");
                 std::thread::sleep(Duration::from_millis(5));
             }
             ready.heap.close()?;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use iris_heap::abi::ControlBlock;
+use iris_heap::abi::{ControlBlock, PASSED, SEEN};
 use iris_sync::{Access, DevWord, Fault, Limit, LlWord, Memory, Order, Span, SymPair, SymWord};
 
 use crate::args::{OpArgs, counter};
@@ -21,6 +21,8 @@ pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
+    /// What tests had let pass by then, in milliseconds.
+    passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,
 }
@@ -34,6 +36,7 @@ impl<'a> Words<'a> {
             args,
             group,
             waiting_since: Cell::new(Instant::now()),
+            passed: Cell::new(0),
             span_begin: Default::default(),
             delays: Cell::new(super::delay::seed(args.heap.rank, group)),
         }
@@ -208,8 +211,10 @@ impl Memory for Words<'_> {
     }
 
     fn expired(&self, limit: Limit, spins: u32) -> bool {
+        let passed = || self.control_word(PASSED).load(Ordering::Relaxed);
         if spins == 0 {
             self.waiting_since.set(Instant::now());
+            self.passed.set(passed());
             return false;
         }
         if spins < SPINS {
@@ -219,7 +224,13 @@ impl Memory for Words<'_> {
             Limit::Entry => self.args.heap.entry_deadline_ns,
             Limit::Progress => self.args.heap.progress_deadline_ns,
         };
-        self.waiting_since.get().elapsed() >= Duration::from_nanos(deadline)
+        let seen = passed();
+        let passed = seen.wrapping_sub(self.passed.get()).unsigned_abs();
+        if passed > 0 {
+            self.control_word(SEEN).store(seen, Ordering::Relaxed);
+        }
+        let waited = self.waiting_since.get().elapsed() + Duration::from_millis(passed.into());
+        waited >= Duration::from_nanos(deadline)
     }
 
     fn host_abort(&self) -> i32 {

@@ -1,6 +1,7 @@
 //! An op that is ready to run, for tests of what goes wrong.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::{MatRef, Ranks, TileShape};
@@ -35,6 +36,34 @@ impl Ready {
 
     pub fn call(&mut self) -> iris_ops::Result<()> {
         self.op.run(&self.operands, &self.stream)
+    }
+
+    /// Lets the deadline of progress pass for the call that this rank has enqueued, unless that is done: a
+    /// tenth of the deadline of entry. Returns when the kernel that waits has seen it.
+    pub fn pass_progress_deadline(&self) -> iris_heap::Result<()> {
+        let call = self.stream.record()?;
+        let control = self.heap.control();
+        control.let_time_pass(2 * self.heap.world().settings().progress_deadline());
+        while !control.has_seen_time_pass() && !call.is_done() {
+            std::thread::sleep(Duration::from_millis(1));
+            // The wait may have begun after it.
+            if !control.has_seen_time_pass() {
+                control.let_time_pass(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets time pass until a call has failed, on this rank or on one that told it so.
+    pub fn pass_until_a_fault(&self) -> Duration {
+        let mut passed = Duration::ZERO;
+        let step = self.heap.world().settings().progress_deadline();
+        while self.heap.check().is_ok() {
+            self.heap.control().let_time_pass(step);
+            passed += step;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        passed
     }
 
     pub fn sync(&self) -> iris_heap::Result<()> {
