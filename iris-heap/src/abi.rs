@@ -37,6 +37,8 @@ pub mod abort {
     pub const HUB_LOST: i32 = 4;
     /// A call was enqueued in part: a launch of it failed behind another one.
     pub const INCOMPLETE: i32 = 5;
+    /// The ranks issue the calls of the heap in different orders.
+    pub const DISORDER: i32 = 6;
     /// A peer died or left without closing: this plus its rank.
     pub const PEER_LOST: i32 = 1000;
 }

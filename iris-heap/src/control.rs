@@ -2,10 +2,14 @@
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
-use crate::error::{Error, Result};
+use crate::board::{Behind, Boards, Difference};
+use crate::error::{Error, Result, odd_ranks};
+use crate::root::{self, Told};
+use crate::util::lock;
 
 const WORDS: usize = 2 + FAULT_WORDS;
 
@@ -20,6 +24,14 @@ pub struct Control {
     ops: Mutex<Vec<&'static str>>,
     /// Whether the fault was returned to the program, which closing the heap else does.
     told: AtomicBool,
+    /// Errors that the program was given, of which the world of this rank knows, too.
+    errors: OnceLock<Arc<Told>>,
+    /// The issue boards of all ranks, once the heap is open; none where a rank is alone.
+    boards: OnceLock<Boards>,
+    /// The first difference in the order of calls, once it was found.
+    disorder: OnceLock<Error>,
+    /// When each wait of the host for enqueued work that is under way began.
+    waits: Mutex<Vec<Instant>>,
 }
 
 /// The words of a `ControlBlock`, on a cache line of their own: every waiting workgroup reads them.
@@ -70,7 +82,15 @@ impl Control {
     }
 
     fn over(words: Words) -> Control {
-        Control { words, ops: Mutex::default(), told: AtomicBool::new(false) }
+        Control {
+            words,
+            ops: Mutex::default(),
+            told: AtomicBool::new(false),
+            errors: OnceLock::new(),
+            boards: OnceLock::new(),
+            disorder: OnceLock::new(),
+            waits: Mutex::default(),
+        }
     }
 
     /// Where kernels find the block.
@@ -138,45 +158,106 @@ impl Control {
     /// The id of a new op of this name: ranks that make the same ops in the same order give them the
     /// same ids.
     pub fn name_op(&self, name: &'static str) -> u32 {
-        let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ops = lock(&self.ops);
         ops.push(name);
         ops.len() as u32 - 1
     }
 
     fn op_name(&self, id: i32) -> &'static str {
-        let ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
+        let ops = lock(&self.ops);
         usize::try_from(id).ok().and_then(|id| ops.get(id).copied()).unwrap_or("an op")
+    }
+
+    /// An operator in an error or a notice: its name, and its number in the order of creation.
+    fn describe(&self, operator: u32) -> String {
+        format!("{} (operator {operator})", self.op_name(operator as i32))
+    }
+
+    /// Lets this rank note the errors that its program is given.
+    pub(crate) fn note_errors(&self, errors: &Arc<Told>) {
+        let _ = self.errors.set(errors.clone());
+    }
+
+    /// Gives this rank the issue boards of all, which the heap shares when it is opened.
+    pub(crate) fn set_boards(&self, boards: Boards) {
+        let _ = self.boards.set(boards);
+    }
+
+    /// The issue boards of all ranks; none where a rank is alone.
+    pub(crate) fn boards(&self) -> Option<&Boards> {
+        self.boards.get()
+    }
+
+    /// The first call that the ranks have issued differently, as an error.
+    pub(crate) fn disorder(&self) -> Option<Error> {
+        if let Some(found) = self.disorder.get() {
+            return Some(found.clone());
+        }
+        let Difference { call, operators } = self.boards()?.difference().ok()??;
+        let name = |operator: &Option<u32>| match operator {
+            Some(operator) => self.describe(*operator),
+            None => "not issued yet, or long ago".into(),
+        };
+        let names: Vec<String> = operators.iter().map(name).collect();
+        let odd = odd_ranks(&names).into_iter().filter(|&rank| operators[rank].is_some());
+        let error = Error::Order { call, ranks: odd.collect(), operators: names };
+        Some(self.disorder.get_or_init(|| error).clone())
+    }
+
+    /// The call that this rank waits for, in words: one that peers have not issued, or its last; none if it has
+    /// issued none.
+    pub(crate) fn awaited(&self) -> Option<(Vec<usize>, String)> {
+        let Behind { call, operator, ranks } = self.boards()?.behind().ok()??;
+        let name = operator.map_or("an op".into(), |operator| self.describe(operator));
+        Some((ranks, format!("call {call} of the heap, {name}")))
+    }
+
+    /// Notes a wait of the host for enqueued work, until the guard is dropped.
+    pub(crate) fn begin_wait(&self) -> HostWait<'_> {
+        let began = Instant::now();
+        lock(&self.waits).push(began);
+        HostWait { control: self, began }
+    }
+
+    /// When the longest wait of the host that is under way began.
+    pub(crate) fn waits_since(&self) -> Option<Instant> {
+        lock(&self.waits).iter().min().copied()
     }
 
     /// Nothing, or the fault, or the abort, as an error. For whoever hands the error to the program:
     /// closing the heap does not return it once more.
     ///
     /// # Errors
-    /// [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`], [`Error::Fault`] or
+    /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`], [`Error::Fault`] or
     /// [`Error::Aborted`].
     pub fn check(&self) -> Result<()> {
-        let outcome = self.outcome();
-        if outcome.is_err() {
-            self.tell();
+        self.outcome().inspect_err(|error| {
+            self.told.store(true, Ordering::Relaxed);
+            self.tell(error);
+        })
+    }
+
+    /// Notes an error that the program is given.
+    pub(crate) fn tell(&self, error: &Error) {
+        if matches!(error, Error::Fault { .. } | Error::Order { .. }) {
+            self.told.store(true, Ordering::Relaxed);
         }
-        outcome
+        if let Some(errors) = self.errors.get() {
+            errors.note(error);
+        }
     }
 
-    /// The program has got the fault.
-    pub(crate) fn tell(&self) {
-        self.told.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it has.
+    /// Whether the program has got the fault.
     pub(crate) fn is_told(&self) -> bool {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// The record as an error.
+    /// The record as an error; or another order of calls, from which any fault may follow.
     pub(crate) fn fault_error(&self) -> Option<Error> {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
-        Some(Error::Fault { op: self.op_name(fault.op), fault })
+        let error = Error::Fault { op: self.op_name(fault.op), fault };
+        Some(self.disorder().unwrap_or(error))
     }
 
     /// As [`Control::check`], for enqueued work, whose error the program has not seen yet.
@@ -184,21 +265,36 @@ impl Control {
     /// # Errors
     /// As [`Control::check`].
     pub fn outcome(&self) -> Result<()> {
-        // A lost peer explains the fault that waiting for it leaves, not the other way round.
         let code = self.host_abort();
-        if let Some(rank) = lost_rank(code) {
-            return Err(Error::PeerLost { rank });
+        let disorder = || if code == 0 { None } else { self.disorder() };
+        let found = self.fault_error().or_else(disorder);
+        let told = match code {
+            0 => None,
+            abort::CLOSED => Some(Error::Closed { what: "the heap" }),
+            abort::HUB_LOST => Some(Error::HubLost),
+            _ => {
+                Some(lost_rank(code).map_or_else(|| aborted(code), |rank| Error::PeerLost { rank }))
+            }
+        };
+        match (found, told) {
+            (Some(found), Some(lost)) if root::explains(&lost, &found) => Err(lost),
+            (Some(error), _) | (None, Some(error)) => Err(error),
+            (None, None) => Ok(()),
         }
-        if code == abort::HUB_LOST {
-            return Err(Error::HubLost);
-        }
-        if let Some(fault) = self.fault_error() {
-            return Err(fault);
-        }
-        match code {
-            0 => Ok(()),
-            abort::CLOSED => Err(Error::Closed { what: "the heap" }),
-            _ => Err(aborted(code)),
+    }
+}
+
+/// A wait of the host for enqueued work.
+pub(crate) struct HostWait<'a> {
+    control: &'a Control,
+    began: Instant,
+}
+
+impl Drop for HostWait<'_> {
+    fn drop(&mut self) {
+        let mut waits = lock(&self.control.waits);
+        if let Some(at) = waits.iter().position(|&began| began == self.began) {
+            waits.swap_remove(at);
         }
     }
 }
@@ -210,6 +306,7 @@ fn aborted(code: i32) -> Error {
         abort::USER => "the caller asked for it",
         abort::HUB_LOST => "the process that carries messages has gone",
         abort::INCOMPLETE => "a call was enqueued in part, since one of its launches failed",
+        abort::DISORDER => "ranks issue the calls of the heap in different orders",
         _ if lost_rank(code).is_some() => "a peer was lost",
         _ => "a reason of the layer above",
     };
@@ -233,6 +330,8 @@ pub(crate) fn code_of(error: &Error) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use iris_sync::FaultKind;
+
     use super::*;
     use crate::abi::ControlBlock;
 
@@ -248,13 +347,31 @@ mod tests {
         assert!(c.check().is_ok() && c.fault().is_none());
         assert_eq!((c.name_op("all_reduce"), c.name_op("barrier")), (0, 1));
         let mut words = [0; FAULT_WORDS];
-        words[..4].copy_from_slice(&[iris_sync::FaultKind::NoProgress as i32, 1, -5, 9]);
+        words[..5].copy_from_slice(&[FaultKind::NoProgress as i32, 1, -5, 9, 2]);
         assert!(c.record_fault(&words));
         assert!(!c.record_fault(&[1; FAULT_WORDS]));
         assert!(matches!(c.check(), Err(Error::Fault { op: "barrier", fault }) if fault.tile == 9));
         c.set_host_abort(abort::PEER_LOST + 2);
         c.set_host_abort(abort::USER);
         assert!(matches!(c.check(), Err(Error::PeerLost { rank: 2 })));
+    }
+
+    #[test]
+    fn a_lost_peer_explains_waits_for_it_and_no_difference() {
+        let outcome = |kind: FaultKind, rank: i32| {
+            let c = Control::default();
+            let mut words = [0; FAULT_WORDS];
+            (words[0], words[4]) = (kind as i32, rank);
+            assert!(c.record_fault(&words));
+            c.set_host_abort(abort::PEER_LOST + 2);
+            c.outcome().unwrap_err()
+        };
+        let lost = |error| matches!(error, Error::PeerLost { rank: 2 });
+        assert!(lost(outcome(FaultKind::NotEntered, 2)) && lost(outcome(FaultKind::PeerGaveUp, 1)));
+        for (kind, rank) in [(FaultKind::Mismatch, 2), (FaultKind::NotEntered, 1)] {
+            let error = outcome(kind, rank);
+            assert!(matches!(&error, Error::Fault { fault, .. } if fault.kind == kind), "{error}");
+        }
     }
 
     #[test]

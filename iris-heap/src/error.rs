@@ -53,6 +53,20 @@ pub enum Error {
         /// Kind, sequence number and call site by rank.
         calls: Vec<String>,
     },
+    /// The ranks issue the calls of a heap in different orders. The heap takes no further calls.
+    #[error(
+        "ranks issue the operators of a heap in different orders: call {call} of the heap is {}; all ranks must \
+         issue the calls of a heap in the same order", list_values(.operators)
+    )]
+    Order {
+        /// Number of the first call that differs among all calls of the heap, from 1.
+        call: u64,
+        /// The ranks whose operator is known, and not the most common one.
+        ranks: Vec<usize>,
+        /// The operator of that call by rank: its name, and its number in the order of creation, from 0;
+        /// `not issued yet, or long ago` for a rank of which nobody knows.
+        operators: Vec<String>,
+    },
     /// Some ranks did not come to a collective call before its deadline.
     #[error("{what}: waited {waited:.1?} for rank {}", list_ranks(.ranks))]
     Absent {
@@ -217,7 +231,7 @@ pub enum Error {
         fault: iris_sync::Fault,
     },
     /// Another rank gave up; its own error says why.
-    #[error("rank {rank} gave up")]
+    #[error("rank {rank} gave up: its own error says why")]
     GaveUp {
         /// The rank.
         rank: usize,
@@ -334,7 +348,9 @@ impl Error {
             | Error::WaitFromWork { .. }
             | Error::TooManyGroups { .. }
             | Error::StillOpen { .. } => ErrorKind::Usage,
-            Error::Disagreement { .. } | Error::Mismatch { .. } => ErrorKind::Disagreement,
+            Error::Disagreement { .. } | Error::Mismatch { .. } | Error::Order { .. } => {
+                ErrorKind::Disagreement
+            }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::HubLost => ErrorKind::PeerLost,
             // The code is the same in the drivers of CUDA and HIP.

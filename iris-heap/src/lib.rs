@@ -64,10 +64,12 @@
 //! - [`Error::Absent`]: a rank did not come in time. Deadlines are 600 s to enter, 30 s to make
 //!   progress, and 720 s for a step of the host; `IRIS_DEADLINE=0.01` makes a hang in a test short, a
 //!   larger factor suits debuggers.
+//! - [`Error::Order`]: the ranks issue the operators of a heap in different orders, or one left out a call and went
+//!   on with another operator; the first call that differs. It is found within seconds.
 //! - [`Error::PeerLost`]: a process or thread ended; its own error is the one to look for. The
 //!   kernels of the others that wait for it are told to leave ([`Control::host_abort`]).
-//! - Spans and warnings go to `tracing`. Who has waited for some seconds says for whom; without a
-//!   subscriber of `tracing` that line goes to stderr.
+//! - Spans and warnings go to `tracing`. A rank that has waited for some seconds, in a collective call or for a
+//!   stream, says for whom; without a subscriber of `tracing` that line goes to stderr.
 //!
 //! # Limits
 //!
@@ -84,6 +86,7 @@
 
 pub mod abi;
 mod backend;
+mod board;
 pub mod bootstrap;
 mod control;
 mod dtype;
@@ -93,6 +96,7 @@ mod heap;
 pub mod layout;
 mod limits;
 mod module;
+mod root;
 mod segment;
 mod slice;
 pub mod stream;
@@ -111,7 +115,7 @@ pub use dtype::{DType, Element};
 pub use env::Settings;
 pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
-pub use heap::{ALIGNMENT, HeapOptions, Request, SymmetricHeap};
+pub use heap::{ALIGNMENT, HeapOptions, Issuing, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicI32;
+use std::sync::atomic::{AtomicI32, AtomicU64};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -116,6 +116,19 @@ impl SharedMemory {
         // SAFETY: the word is aligned, as a page and `start` are; it lives as long as `self`; and
         // words of a signal segment are accessed by atomic operations only.
         Ok(unsafe { AtomicI32::from_ptr(word.cast::<i32>()) })
+    }
+
+    /// The word of 64 bits at byte `offset`, of memory that is accessed by such words only.
+    pub(crate) fn long(&self, offset: u64) -> Result<&AtomicU64> {
+        let start = self.range(offset, 8)?;
+        if !start.is_multiple_of(8) {
+            return Err(Error::invalid("offset of a word of 64 bits", offset, "a multiple of 8"));
+        }
+        // SAFETY: `range` checked that the byte lies in the mapping.
+        let word = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: the word is aligned, as a page and `start` are; it lives as long as `self`; and who makes
+        // such memory, issue boards, accesses it by atomic operations only.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast::<u64>()) })
     }
 
     /// Copies `data` to `offset`.

@@ -21,6 +21,8 @@ pub struct Stream {
 #[derive(Clone)]
 pub struct Event {
     inner: Arc<dyn EventBackend>,
+    /// That of the stream's heap.
+    control: Arc<Control>,
 }
 
 impl fmt::Debug for Stream {
@@ -41,18 +43,17 @@ impl Stream {
         Stream { inner }
     }
 
-    /// Waits until everything enqueued before is done.
+    /// Waits until everything enqueued before is done. A wait of seconds for a peer is told on stderr, or to
+    /// `tracing` where the program has set that up.
     ///
     /// # Errors
     /// The first error of enqueued work since the last call; it is returned once. Work behind a
     /// failed piece is still done. [`Error::WaitFromWork`], from work that is enqueued.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
-        self.inner.sync().inspect_err(|error| {
-            if matches!(error, Error::Fault { .. }) {
-                self.inner.control().tell();
-            }
-        })
+        let control = self.inner.control();
+        let _waiting = control.begin_wait();
+        self.inner.sync().inspect_err(|error| control.tell(error))
     }
 
     /// An event that is done when everything enqueued before is.
@@ -60,7 +61,8 @@ impl Stream {
     /// # Errors
     /// [`Error::Closed`] after the heap was closed.
     pub fn record(&self) -> Result<Event> {
-        self.inner.record().map(Event::from_backend)
+        let inner = self.inner.record()?;
+        Ok(Event { inner, control: self.inner.control().clone() })
     }
 
     /// Lets what is enqueued after this begin only when `event` is done, which may be one of a stream
@@ -125,11 +127,6 @@ impl Stream {
 }
 
 impl Event {
-    /// Wraps a backend's event.
-    pub(crate) fn from_backend(inner: Arc<dyn EventBackend>) -> Event {
-        Event { inner }
-    }
-
     /// Whether the work before it is done.
     pub fn is_done(&self) -> bool {
         self.inner.is_done()
@@ -142,6 +139,7 @@ impl Event {
     /// from work that is enqueued.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for an event")?;
+        let _waiting = self.control.begin_wait();
         self.inner.sync()
     }
 

@@ -67,7 +67,7 @@ impl Operator {
         let all = self.groups_for(&call);
         let choice = self.plan.at(call.size(&self.plan));
         let threads = self.plan.threads(choice, (call.m, call.n));
-        self.issue(&call, |kernel, groups, args| {
+        self.issue(stream, &call, |kernel, groups, args| {
             let groups = match (kernel, groups) {
                 (_, Some(count)) => count.into(),
                 (Kernel::Norm, _) if !self.plan.on_cpu() => Workgroups::of_rows(call.m as u32),
@@ -89,16 +89,27 @@ impl Operator {
     /// taken: the heap takes no further calls, on any rank.
     fn issue(
         &self,
+        stream: &Stream,
         call: &Call,
         launch: impl Fn(Kernel, Option<u32>, OpArgs) -> iris_heap::Result<()>,
     ) -> Result<()> {
-        let _issuing = self.heap.issue();
+        let issuing = self.heap.issue();
         let args = self.checked(call)?;
+        // All ranks count all calls, except those of some ranks' barrier.
+        let counted = self.plan.request().members.is_none();
+        if counted {
+            issuing.announce(stream, args.channel.op).in_op(self.plan.op())?;
+        }
         for (enqueued, &(kernel, groups)) in self.ready(call).launches.iter().enumerate() {
             let launched = launch(kernel, groups, args);
-            if launched.is_err() && enqueued > 0 {
+            if launched.is_err() {
                 let (op, rank) = (self.plan.op(), self.heap.rank());
-                if let Err(error) = self.heap.poison(abort::INCOMPLETE) {
+                let told = match enqueued {
+                    0 if counted => issuing.retract(stream),
+                    0 => Ok(()),
+                    _ => self.heap.poison(abort::INCOMPLETE),
+                };
+                if let Err(error) = told {
                     tracing::warn!(%op, rank, %error, "the peers learn by their deadlines");
                 }
             }

@@ -128,34 +128,49 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fault { op, call, tile, rank, seen, wanted, .. } = self;
         match self.kind {
-            FaultKind::NotEntered => write!(f, "rank {rank} has not entered: ")?,
-            FaultKind::NoProgress => write!(f, "rank {rank} made no progress: ")?,
-            FaultKind::PeerGaveUp => write!(f, "rank {rank} gave up: ")?,
-            FaultKind::PeerLost => write!(f, "rank {rank} is lost: ")?,
-            FaultKind::HostAbort => write!(f, "the host of rank {rank} told it to leave: ")?,
+            // The word that was looked at may be of the call before the last, so it is no news.
+            FaultKind::NotEntered => write!(
+                f,
+                "rank {rank} has not entered call {wanted} of operator {op}: it is late, has left out a call, \
+                 or issues the operators of the heap in another order"
+            ),
+            FaultKind::NoProgress => {
+                write!(f, "rank {rank} made no progress in call {call} of operator {op}: ")?;
+                if *tile >= 0 {
+                    write!(f, "tile {tile}, ")?;
+                }
+                write!(f, "saw {seen}, wanted {wanted}")
+            }
+            FaultKind::PeerGaveUp => write!(
+                f,
+                "rank {rank} gave up, and so did this rank in call {call} of operator {op}: the error of rank \
+                 {rank} says why"
+            ),
+            FaultKind::PeerLost => {
+                write!(f, "rank {rank} is lost: call {call} of operator {op} cannot end")
+            }
+            FaultKind::HostAbort => write!(
+                f,
+                "the host of rank {rank} told it to leave call {call} of operator {op} (code {seen})"
+            ),
             FaultKind::Mismatch => {
                 let differing = self.differing();
                 let field = differing.map_or("?".into(), |field| format!("{field:?}"));
                 write!(
                     f,
                     "rank {rank} entered with {field} {seen}, this rank has {wanted}: \
-                     op {op}, call {call}"
+                     call {call} of operator {op}"
                 )?;
                 if differing == Some(Field::Sequence) {
                     // Who comes with words that carry their data leaves the record of an older call.
                     f.write_str(
-                        "; the two ranks have not issued the same ops before it, or this one with \
+                        "; the two ranks have not issued the same operators before it, or this one with \
                          messages of different sizes",
                     )?;
                 }
-                return Ok(());
+                Ok(())
             }
         }
-        write!(f, "op {op}, call {call}, ")?;
-        if *tile >= 0 {
-            write!(f, "tile {tile}, ")?;
-        }
-        write!(f, "saw {seen}, wanted {wanted}")
     }
 }
 
@@ -179,9 +194,17 @@ mod tests {
         assert_eq!(Fault::from_words([0; 8]), None);
         assert_eq!(
             fault.to_string(),
-            "rank 2 entered with M 100, this rank has 107: op 3, call -7"
+            "rank 2 entered with M 100, this rank has 107: call -7 of operator 3"
         );
         let order = Fault { field: Field::Sequence as i32, ..fault };
-        assert!(order.to_string().contains("not issued the same ops before it"), "{order}");
+        assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
+        // Words that hold no call are not shown as one.
+        let other = |kind| Fault { kind, seen: 11, wanted: 13, ..fault }.to_string();
+        let absent = other(FaultKind::NotEntered);
+        assert!(absent.starts_with("rank 2 has not entered call 13 of operator 3"), "{absent}");
+        assert!(absent.contains("another order") && !absent.contains("11"), "{absent}");
+        let told = other(FaultKind::PeerGaveUp);
+        assert!(told.contains("the error of rank 2") && !told.contains("11"), "{told}");
+        assert!(!told.contains("13"), "{told}");
     }
 }

@@ -30,7 +30,8 @@ pub fn line(text: Arguments<'_>) -> Result<(), Unwritten> {
 
 /// A line on stderr, if it can be written: [`note!`](crate::note).
 pub fn aside(text: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{text}");
+    // In one write, so that lines of several ranks do not mix.
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 /// As `println!`, with an [`Unwritten`](crate::output::Unwritten) in place of a panic.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use common::ready::{Ready, all_cases, operands};
 use common::{run_all, taken};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
-use iris_ops::{Barrier, Error, MatRef, Ranks, TileShape, Variant, barrier};
+use iris_ops::{Barrier, Error, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{Case, Input, Op, Options};
@@ -286,30 +286,6 @@ fn another_place_of_a_is_named() {
             );
         },
     );
-}
-
-/// Two ops in another order on one rank: the heap's sequence tells.
-#[test]
-fn ops_in_another_order_are_named() {
-    let results = World::run_threads_each(2, &settings(), |world| -> anyhow::Result<()> {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-        let options = Options::new(8, 6, 0);
-        let mut send = Ready::on(heap.clone(), &Case::new(Op::Broadcast, "push", options.clone()))?;
-        // Into the inbox, so that the root waits for nobody and goes on.
-        send.operands.c = MatRef::sym(send.c, 6, 8).transposed();
-        let mut sum = Ready::on(heap, &Case::new(Op::AllReduce, "one_shot", options))?;
-        let order = if world.rank() == 0 { [&mut send, &mut sum] } else { [&mut sum, &mut send] };
-        for op in order {
-            op.call()?;
-            op.sync()?;
-        }
-        Ok(())
-    });
-    let errors: Vec<_> = results.unwrap().into_iter().map(Result::unwrap_err).collect();
-    let named = errors.iter().any(|error| {
-        matches!(fault_of(error), Some((_, fault)) if fault.differing() == Some(Field::Sequence))
-    });
-    assert!(named, "{errors:?}");
 }
 
 #[test]

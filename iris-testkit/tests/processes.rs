@@ -41,6 +41,7 @@ fn rank_program() {
         "skip" => skip(&world),
         "die" => die(&world),
         "late" => late(&world),
+        "order" => order(&world),
         early if early.starts_with("early-") => Ok(()),
         other => panic!("part {other}"),
     };
@@ -105,6 +106,28 @@ fn a_process_that_skips_a_call_is_named() {
     assert!(named.count() > 0, "{}", outcome.report());
     let ends = outcome.ranks.iter().map(|rank| rank.end);
     assert!(ends.clone().all(|end| end == End::Exited(0)), "{}", outcome.report());
+}
+
+/// Rank 1 issues the operators of the heap in another order.
+fn order(world: &World) -> anyhow::Result<()> {
+    let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
+    let options = Options::new(8, 6, 0);
+    let ready = |op| Ready::on(heap.clone(), &Case::new(op, "auto", options.clone()));
+    let mut operators = [ready(Op::AllReduce)?, ready(Op::AllGather)?];
+    operators.rotate_left(usize::from(world.rank() == 1));
+    let error = operators.iter_mut().find_map(|it| it.call().err().map(anyhow::Error::from));
+    let error =
+        error.map_or_else(|| operators[0].sync().unwrap_err().to_string(), |e| e.to_string());
+    let expected = "call 1 of the heap is all_reduce (operator 0) on rank 0 and 2; all_gather (operator 1) on rank 1";
+    assert!(error.contains(expected), "{error}");
+    // What is left needs no peer.
+    std::process::exit(0);
+}
+
+#[test]
+fn processes_in_another_order_are_all_told() {
+    let outcome = start("order", 3, "1");
+    assert!(outcome.ok(), "{}", outcome.report());
 }
 
 /// Rank 2 is killed in the middle of a call: the others hear of it long before any deadline.

@@ -171,6 +171,14 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// The device's handle, or a number where there is none.
     fn raw_handle(&self) -> u64;
 
+    /// Whether what is enqueued becomes part of a graph.
+    ///
+    /// # Errors
+    /// Those of the device.
+    fn is_captured(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// The control block of its heap, by which that is known: a heap has one on each rank.
     fn control(&self) -> &Arc<Control>;
 

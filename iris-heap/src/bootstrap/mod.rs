@@ -14,7 +14,7 @@ mod gather;
 mod hub;
 pub(crate) mod launcher_env;
 mod mailbox;
-mod notice;
+pub(crate) mod notice;
 mod peer;
 mod presence;
 pub(crate) mod rendezvous;

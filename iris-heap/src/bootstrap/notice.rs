@@ -10,8 +10,8 @@ pub(crate) fn notice(text: fmt::Arguments<'_>) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
-        // Nobody may be listening there any more.
-        let _ = writeln!(std::io::stderr(), "iris: {text}");
+        // In one write, so that lines of several ranks do not mix. Nobody may be listening there any more.
+        let _ = std::io::stderr().write_all(format!("iris: {text}\n").as_bytes());
     }
 }
 

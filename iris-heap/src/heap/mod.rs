@@ -9,7 +9,9 @@ pub(crate) mod fill;
 mod import;
 mod ops;
 mod options;
+mod order;
 
+pub use ops::Issuing;
 pub use options::HeapOptions;
 
 use std::borrow::Cow;
@@ -31,11 +33,14 @@ use crate::env;
 use crate::error::{Error, Result, odd_ranks};
 use crate::layout::{Full, Layout, rounded};
 use crate::module::Module;
+use crate::segment::JointMemory;
 use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
 use crate::stream::Stream;
 use crate::util::{check_may_wait, lock, unsupported};
 use crate::wire::{Reader, Writer, hash};
 use crate::world::{Registration, World};
+
+use order::Watch;
 
 /// Alignment of every allocation, in bytes.
 pub const ALIGNMENT: u64 = 1024;
@@ -61,6 +66,7 @@ pub struct SymmetricHeap {
     /// Held while the launches of one call are enqueued.
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
+    watch: Mutex<Option<Watch>>,
 }
 
 struct State {
@@ -121,16 +127,24 @@ impl SymmetricHeap {
         items.extend(env::agreed());
         let ids = world.agree_with("open", &items, &fresh_id().to_le_bytes())?;
         let id = ids[0].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));
-        let (backend, data, signal, device_words) = world.all_ok("open", made)?;
+        let (backend, [data, signal, device_words], boards) = world.all_ok("open", made)?;
         world.agree("open", &[("device", device)])?;
 
-        // The second exchange takes place even if this rank could not map what the first brought:
-        // its peers wait in it.
+        // Each exchange takes place even if this rank could not map what the one before brought: its
+        // peers wait in it.
         let data = share(&*backend, world, data);
         let signal = share(&*backend, world, signal);
-        let shared = data.and_then(|data| signal.map(|signal| (data, signal)));
-        let (data, signal) = world.all_ok("open", shared)?;
+        let boards = order::share_boards(world, boards);
         let (control, registered) = (backend.control(), Arc::default());
+        let shared = data.and_then(|data| {
+            let (signal, boards) = (signal?, boards?);
+            let watch = boards.map(|boards| {
+                control.set_boards(boards);
+                Watch::start(world, &control)
+            });
+            Ok((data, signal, watch.transpose()?))
+        });
+        let (data, signal, watch) = world.all_ok("open", shared)?;
         let memory = Memory { data, signal, device_words, control, registered };
         backend.opened(memory.clone());
         let registration = world.register(&memory.control);
@@ -153,6 +167,7 @@ impl SymmetricHeap {
             sequence: OnceLock::new(),
             issuing: Mutex::new(()),
             registration: Mutex::new(Some(registration)),
+            watch: Mutex::new(watch),
         }))
     }
 
@@ -161,7 +176,7 @@ impl SymmetricHeap {
     fn make_local(
         world: &World,
         options: &HeapOptions,
-    ) -> Result<(Arc<dyn Backend>, Arc<dyn Mapping>, Arc<dyn Mapping>, Arc<dyn Mapping>)> {
+    ) -> Result<(Arc<dyn Backend>, [Arc<dyn Mapping>; 3], Option<JointMemory>)> {
         options.check()?;
         let words = 4 * options.device_words;
         let threads = || options.resolve_threads(world);
@@ -170,7 +185,7 @@ impl SymmetricHeap {
         let data = backend.allocate(Purpose::Data, options.data_bytes)?;
         let signal = backend.allocate(Purpose::Signal, options.signal_bytes)?;
         let device_words = backend.allocate(Purpose::DeviceWords, words)?;
-        Ok((backend, data, signal, device_words))
+        Ok((backend, [data, signal, device_words], order::make_boards(world)?))
     }
 
     /// `len` elements of data memory: collective. What they hold is not defined.
@@ -253,7 +268,8 @@ impl SymmetricHeap {
             let mut r = Reader::new("alloc", outcome);
             let code = r.u64()?;
             if code == 2 {
-                return Err(Error::PeerFailed { rank, what: what.into(), message: r.text()? });
+                let (what, message) = (what.into(), r.text()?);
+                return self.world.tell(Err(Error::PeerFailed { rank, what, message }));
             }
             if code == 1 {
                 let (name, segment) = (r.text()?, r.text()?);
@@ -320,12 +336,13 @@ impl SymmetricHeap {
         let planned = capture.and_then(|()| self.plan_free(slices));
         // Who refuses waits for nothing.
         if planned.is_ok() {
-            self.backend.finish();
+            self.finish_streams();
         }
         // If none refuses, all streams of all ranks have finished when this returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
         let (data, signal) = planned?;
-        check_refusals("free", &outcomes.map_err(|e| self.after_fault(e))?)?;
+        let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
+        self.world.tell(check_refusals("free", &outcomes))?;
         let mut state = self.state_mut();
         state.data = data;
         state.signal = signal;
@@ -413,17 +430,18 @@ impl SymmetricHeap {
         let outcome = self.world.agree_with("close heap", &items, &refusal(&capture));
         capture?;
         if let Ok(outcomes) = &outcome {
-            check_refusals("close heap", outcomes)?;
+            self.world.tell(check_refusals("close heap", outcomes))?;
         }
         self.state_mut().closed = true;
         self.backend.refuse_work();
-        self.backend.finish();
+        self.finish_streams();
         // All streams of all ranks have finished when this returns. (No closure: its calls would have
         // a place of their own, which is not the caller's.)
         let finished = match outcome {
             Ok(_) => self.world.barrier(),
             Err(error) => Err(error),
         };
+        lock(&self.watch).take();
         self.backend.shutdown();
         let settled = match finished {
             Ok(()) => self.settle(true),
@@ -438,7 +456,9 @@ impl SymmetricHeap {
     fn untold(&self) -> Option<Error> {
         let control = &self.memory.control;
         // The stream of a launch that failed keeps the fault, too, whoever else has returned it.
-        let told = |error: &Error| control.is_told() && matches!(error, Error::Fault { .. });
+        let told = |error: &Error| {
+            control.is_told() && matches!(error, Error::Fault { .. } | Error::Order { .. })
+        };
         std::iter::from_fn(|| self.backend.untold())
             .chain(control.fault_error())
             .find(|error| !told(error))
@@ -461,8 +481,13 @@ impl SymmetricHeap {
     pub fn finish(&self) -> Result<()> {
         check_may_wait("waiting for all streams")?;
         self.backend.check_no_capture("waiting for all streams")?;
-        self.backend.finish();
+        self.finish_streams();
         Ok(())
+    }
+
+    fn finish_streams(&self) {
+        let _waiting = self.memory.control.begin_wait();
+        self.backend.finish();
     }
 
     /// What kernels need to reach the memory of all ranks.
@@ -496,8 +521,8 @@ impl SymmetricHeap {
     /// Whether the heap can be used: nothing failed so far, on this rank or on a peer that said so.
     ///
     /// # Errors
-    /// [`Error::PeerLost`], [`Error::Fault`], [`Error::GaveUp`], [`Error::Aborted`],
-    /// [`Error::Closed`].
+    /// [`Error::PeerLost`], [`Error::Fault`], [`Error::Order`], [`Error::GaveUp`],
+    /// [`Error::Aborted`], [`Error::Closed`].
     pub fn check(&self) -> Result<()> {
         drop(self.open_state()?);
         self.memory.control.check()?;
@@ -507,7 +532,8 @@ impl SymmetricHeap {
         let code = i32::from_ne_bytes(word);
         match usize::try_from(i64::from(code) - 1) {
             _ if code == 0 => Ok(()),
-            Ok(rank) if rank < self.size() => Err(Error::GaveUp { rank }),
+            _ if let Some(disorder) = self.memory.control.disorder() => Err(disorder),
+            Ok(rank) if rank < self.size() => self.world.tell(Err(Error::GaveUp { rank })),
             _ => Err(Error::Aborted { code, reason: "it names no rank of this world".into() }),
         }
     }
@@ -664,7 +690,8 @@ impl Drop for SymmetricHeap {
             return;
         }
         if !self.state().closed && self.size() > 1 {
-            tracing::warn!(rank = self.rank(), id = self.id, "a heap was dropped without close");
+            // The peers' errors tell them.
+            tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
         }
     }
 }

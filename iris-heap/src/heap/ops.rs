@@ -1,9 +1,22 @@
 //! What ops need of their heap, beyond memory.
 
+use std::any::Any;
+use std::sync::MutexGuard;
+
 use super::SymmetricHeap;
 use crate::error::Result;
 use crate::slice::DevWords;
+use crate::stream::Stream;
 use crate::util::lock;
+
+/// The right to enqueue the launches of one call: [`SymmetricHeap::issue`].
+#[must_use]
+pub struct Issuing<'a> {
+    heap: &'a SymmetricHeap,
+    /// Makes the device current on this thread.
+    _current: Option<Box<dyn Any>>,
+    _guard: MutexGuard<'a, ()>,
+}
 
 impl SymmetricHeap {
     /// The word that counts the calls of all ops of this heap; they are issued in one order, the
@@ -25,9 +38,34 @@ impl SymmetricHeap {
 
     /// Held by whoever enqueues the launches of one call, so that those of two calls do not mix. The device
     /// is current on the thread meanwhile: not each launch, copy and event makes it so again.
-    #[must_use]
-    pub fn issue(&self) -> impl Sized + use<'_> {
+    pub fn issue(&self) -> Issuing<'_> {
         let guard = lock(&self.issuing);
-        (self.backend.current(), guard)
+        Issuing { heap: self, _current: self.backend.current(), _guard: guard }
+    }
+}
+
+impl Issuing<'_> {
+    /// Tells the hosts of all ranks that this rank issues a call of the op with this id, before its first launch:
+    /// they compare in which order the ranks issue the calls that all of them count.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn announce(&self, stream: &Stream, op: u32) -> Result<()> {
+        match self.heap.memory.control.boards() {
+            None => Ok(()),
+            Some(boards) if stream.backend().is_captured()? => boards.set_captured(),
+            Some(boards) => boards.issue(op),
+        }
+    }
+
+    /// Takes back what was announced last: nothing of that call was enqueued.
+    ///
+    /// # Errors
+    /// As [`Issuing::announce`].
+    pub fn retract(&self, stream: &Stream) -> Result<()> {
+        match self.heap.memory.control.boards() {
+            Some(boards) if !stream.backend().is_captured()? => boards.retract(),
+            _ => Ok(()),
+        }
     }
 }

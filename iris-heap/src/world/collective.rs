@@ -110,7 +110,7 @@ impl World {
         for (rank, message) in all?.iter().enumerate() {
             if !message.is_empty() {
                 let message = Reader::new("outcome", message).text()?;
-                return Err(Error::PeerFailed { rank, what: what.into(), message });
+                return self.tell(Err(Error::PeerFailed { rank, what: what.into(), message }));
             }
         }
         Ok(value)
@@ -126,7 +126,7 @@ impl World {
         let step = self.step("descriptors", Location::caller());
         self.collective("descriptors", &[])?;
         let _sequence = lock(&self.inner.sequence);
-        self.inner.bootstrap.share_descriptors(descriptors, &step)
+        self.tell(self.inner.bootstrap.share_descriptors(descriptors, &step))
     }
 
     /// Gives every rank the object of every rank, by rank.
@@ -138,7 +138,7 @@ impl World {
         let step = self.step("objects", Location::caller());
         self.collective("objects", &[])?;
         let _sequence = lock(&self.inner.sequence);
-        self.inner.bootstrap.share_objects(object, &step)
+        self.tell(self.inner.bootstrap.share_objects(object, &step))
     }
 
     pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {
@@ -160,7 +160,7 @@ impl World {
         *sequence += 1;
         let tag = format!("{kind} at {at} (exchange {sequence})");
         let message = Writer::default().text(&tag).bytes(bytes).finish();
-        let all = self.inner.bootstrap.allgather(&message, &self.step(kind, at))?;
+        let all = self.tell(self.inner.bootstrap.allgather(&message, &self.step(kind, at)))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());
         for message in &all {

@@ -16,6 +16,7 @@ use crate::bootstrap::{Bootstrap, rendezvous};
 use crate::control::{Control, code_of};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
+use crate::root::Told;
 use crate::wire::{Reader, Writer};
 
 pub(crate) use crate::bootstrap::launcher_env::Place;
@@ -51,6 +52,8 @@ struct Inner {
     controls: Arc<Mutex<Vec<Weak<Control>>>>,
     heaps: AtomicUsize,
     children: AtomicUsize,
+    /// Errors that this rank's program was given, by worlds split off this one, too.
+    told: Arc<Told>,
     parent: Option<World>,
     /// The process that made the world: a child that it forks has copies of sockets and locks, and none
     /// of the threads.
@@ -153,7 +156,8 @@ impl World {
         let controls: Arc<Mutex<Vec<Weak<Control>>>> = Arc::default();
         let watched = controls.clone();
         bootstrap.watch(Arc::new(move |error| {
-            tracing::warn!(%error, "waiting kernels are told to leave");
+            // Whoever waits for these kernels is given the error.
+            tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
                 control.set_host_abort(code_of(error));
             }
@@ -161,6 +165,7 @@ impl World {
         if let Some(parent) = &parent {
             parent.inner.children.fetch_add(1, Ordering::Relaxed);
         }
+        let told = parent.as_ref().map_or_else(Arc::default, |parent| parent.inner.told.clone());
         let inner = Inner {
             bootstrap,
             settings,
@@ -170,6 +175,7 @@ impl World {
             controls,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
+            told,
             parent,
             process: std::process::id(),
         };
@@ -254,9 +260,15 @@ impl World {
         self.inner.leave(clean);
     }
 
+    /// Notes an error that the program is given because of another rank.
+    pub(crate) fn tell<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.inspect_err(|error| self.inner.told.note(error))
+    }
+
     /// Counts a heap as open, and has its waiting kernels told when a peer is lost.
     pub(crate) fn register(&self, control: &Arc<Control>) -> Registration {
         self.inner.heaps.fetch_add(1, Ordering::Relaxed);
+        control.note_errors(&self.inner.told);
         let mut controls = lock(&self.inner.controls);
         controls.retain(|c| c.strong_count() > 0);
         controls.push(Arc::downgrade(control));
@@ -309,7 +321,7 @@ impl Drop for Inner {
         }
         if !*lock(&self.closed) && self.bootstrap.size() > 1 {
             let rank = self.bootstrap.rank();
-            tracing::warn!(rank, "a world was dropped without close: its peers lose this rank");
+            tracing::debug!(rank, "a world was dropped without close: its peers lose this rank");
         }
         self.leave(false);
     }

@@ -42,7 +42,7 @@ impl World {
         let sequence = lock(&self.inner.sequence);
         let group = hash(&[&sequence.to_le_bytes(), &id.to_le_bytes()]) as u64;
         let step = self.step("split", at);
-        let Some(bootstrap) = self.inner.bootstrap.split(&members, group, &step)? else {
+        let Some(bootstrap) = self.tell(self.inner.bootstrap.split(&members, group, &step))? else {
             return Ok(None);
         };
         drop(sequence);

@@ -8,14 +8,16 @@ use super::{Place, World, check_size};
 use crate::bootstrap::threads::Threads;
 use crate::env::Settings;
 use crate::error::{Error, Result};
+use crate::root::Distance;
 use crate::util::panic_message;
 
-/// An error and how many ranks had failed before.
-struct Numbered<E>(usize, E);
+/// An error with its place among those of all ranks: how far it is from the root, and how many ranks had failed
+/// before.
+struct Placed<E>((Distance, usize), E);
 
-impl<E: From<Error>> From<Error> for Numbered<E> {
+impl<E: From<Error>> From<Error> for Placed<E> {
     fn from(error: Error) -> Self {
-        Numbered(usize::MAX, error.into())
+        Placed((Distance::Root, usize::MAX), error.into())
     }
 }
 
@@ -48,7 +50,8 @@ impl World {
     /// to the others at once, so that they need not wait for their deadlines.
     ///
     /// # Errors
-    /// The error of the rank that failed first. A panic is [`Error::Panicked`].
+    /// The root error: that of the rank that failed first, except the ranks that were told of another's failure before
+    /// they failed. A panic is [`Error::Panicked`].
     pub fn run_threads<T, E, F>(size: usize, f: F) -> Result<Vec<T>, E>
     where
         T: Send,
@@ -56,22 +59,22 @@ impl World {
         F: Fn(World) -> Result<T, E> + Sync,
     {
         let settings = Settings::from_env()?;
-        // The others fail because the first did.
         let failures = AtomicUsize::new(0);
-        let numbered = |world: World| {
-            let failed = || failures.fetch_add(1, Ordering::Relaxed);
+        let placed = |world: World| {
+            let told = world.inner.told.clone();
+            let place = || (told.distance(), failures.fetch_add(1, Ordering::Relaxed));
             match catch_unwind(AssertUnwindSafe(|| f(world))) {
                 Ok(Ok(value)) => Ok(value),
-                Ok(Err(e)) => Err(Numbered(failed(), e)),
+                Ok(Err(e)) => Err(Placed(place(), e)),
                 Err(panic) => {
                     let name = std::thread::current().name().unwrap_or_default().to_string();
                     let message = panic_message(&*panic);
-                    Err(Numbered(failed(), Error::Panicked { name, group: None, message }.into()))
+                    Err(Placed(place(), Error::Panicked { name, group: None, message }.into()))
                 }
             }
         };
-        let results = World::run_threads_each(size, &settings, numbered).map_err(E::from)?;
-        let mut first: Option<Numbered<E>> = None;
+        let results = World::run_threads_each(size, &settings, placed).map_err(E::from)?;
+        let mut first: Option<Placed<E>> = None;
         let mut values = Vec::with_capacity(size);
         for result in results {
             match result {

@@ -27,7 +27,8 @@ pub(super) fn telling<T>(
 
 /// A line on stderr, if it can be written.
 pub(super) fn to_stderr(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    // In one write, so that lines of several ranks do not mix.
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 #[cfg(test)]

@@ -76,10 +76,10 @@ fn a_call_that_is_enqueued_in_part_is_the_last() {
         let closed = || iris_heap::Error::Closed { what: "the queue" };
         if world.rank() == 0 {
             // What fails before anything is enqueued changes nothing.
-            let none = op.issue(&call, |_, _, _| Err(closed())).unwrap_err();
+            let none = op.issue(&stream, &call, |_, _, _| Err(closed())).unwrap_err();
             assert_eq!(none.kind(), ErrorKind::Closed, "{none}");
             heap.check()?;
-            let part = op.issue(&call, |kernel, _, _| match kernel {
+            let part = op.issue(&stream, &call, |kernel, _, _| match kernel {
                 Kernel::Zero => Ok(()),
                 _ => Err(closed()),
             });

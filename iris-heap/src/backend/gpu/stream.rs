@@ -494,6 +494,10 @@ impl StreamBackend for GpuStream {
         self.0.raw.0
     }
 
+    fn is_captured(&self) -> Result<bool> {
+        Ok(self.0.capture()?.is_some())
+    }
+
     fn control(&self) -> &Arc<Control> {
         &self.0.shared.control
     }

@@ -1,0 +1,196 @@
+//! Issue boards: the last calls that each rank of a heap has issued, in memory that all ranks map.
+//!
+//! All ranks issue the calls of a heap in one order. A kernel that waits for a peer which issued another
+//! call cannot tell it from a late one; the hosts can, by comparing what each has written on its board.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::Result;
+use crate::segment::SharedMemory;
+
+/// Calls that a board keeps: by how many a rank may be ahead of another and still be compared with it.
+const CALLS: u64 = 1024;
+
+/// Words ahead of the calls, on a cache line of their own: the number of calls, and whether any was captured.
+const HEADER: u64 = 16;
+
+/// Bytes of a board.
+pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS);
+
+/// The boards of all ranks of a heap, by rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Boards {
+    rank: usize,
+    all: Arc<Vec<SharedMemory>>,
+}
+
+/// A call that is not the same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// Its number in the heap, from 1.
+    pub(crate) call: u64,
+    /// The operator by rank; none where the board does not hold that call.
+    pub(crate) operators: Vec<Option<u32>>,
+}
+
+/// The call that this rank waits for, as far as boards tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Behind {
+    /// The first call that this rank has issued and another has not, else this rank's last; from 1.
+    pub(crate) call: u64,
+    /// Its operator, if this rank's board still holds it.
+    pub(crate) operator: Option<u32>,
+    /// The ranks that have not issued it.
+    pub(crate) ranks: Vec<usize>,
+}
+
+impl Boards {
+    /// The boards of rank 0, 1, .. as `rank` sees them, each of [`BYTES`] bytes.
+    pub(crate) fn new(rank: usize, all: Arc<Vec<SharedMemory>>) -> Boards {
+        Boards { rank, all }
+    }
+
+    /// Writes down that this rank issues a call of `operator`. One thread at a time calls this.
+    pub(crate) fn issue(&self, operator: u32) -> Result<()> {
+        let calls = self.calls(self.rank)?;
+        let number = calls.load(Ordering::Relaxed);
+        let place = self.word(self.rank, HEADER + number % CALLS)?;
+        place.store(number << 32 | u64::from(operator), Ordering::Relaxed);
+        // Release: who sees the number sees the call.
+        calls.store(number + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes the last call back, of which nothing was enqueued.
+    pub(crate) fn retract(&self) -> Result<()> {
+        let calls = self.calls(self.rank)?;
+        calls.store(calls.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+        Ok(())
+    }
+
+    /// Writes down that this rank captures calls into graphs, whose replays no board counts: from here on it
+    /// is compared with nobody.
+    pub(crate) fn set_captured(&self) -> Result<()> {
+        self.word(self.rank, 1)?.store(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether any rank captures calls.
+    fn is_captured(&self) -> Result<bool> {
+        let captured = |rank| Ok(self.word(rank, 1)?.load(Ordering::Relaxed) != 0);
+        (0..self.all.len()).try_fold(false, |any, rank| Ok(any | captured(rank)?))
+    }
+
+    /// The first call that two boards hold with different operators.
+    pub(crate) fn difference(&self) -> Result<Option<Difference>> {
+        if self.is_captured()? {
+            return Ok(None);
+        }
+        let calls = self.counts()?;
+        let most = calls.iter().copied().max().unwrap_or(0);
+        for number in most.saturating_sub(CALLS)..most {
+            let operator = |rank| self.operator(rank, number, calls[rank]);
+            let operators = (0..calls.len()).map(operator).collect::<Result<Vec<_>>>()?;
+            let mut known = operators.iter().flatten();
+            let first = known.next();
+            if known.any(|operator| Some(operator) != first) {
+                return Ok(Some(Difference { call: number + 1, operators }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The call that this rank waits for, and the ranks that are behind; none if this rank has issued no call.
+    pub(crate) fn behind(&self) -> Result<Option<Behind>> {
+        let calls = self.counts()?;
+        let own = calls[self.rank];
+        if own == 0 || self.is_captured()? {
+            return Ok(None);
+        }
+        let least = calls.iter().copied().min().unwrap_or(own);
+        let call = (least + 1).min(own);
+        let ranks = (0..calls.len()).filter(|&rank| calls[rank] < call).collect();
+        Ok(Some(Behind { call, operator: self.operator(self.rank, call - 1, own)?, ranks }))
+    }
+
+    fn counts(&self) -> Result<Vec<u64>> {
+        let count = |rank| Ok(self.calls(rank)?.load(Ordering::Acquire));
+        (0..self.all.len()).map(count).collect()
+    }
+
+    /// The operator of the call of this number, from 0, on the board of a rank that has issued so many.
+    fn operator(&self, rank: usize, number: u64, issued: u64) -> Result<Option<u32>> {
+        if number >= issued {
+            return Ok(None);
+        }
+        let word = self.word(rank, HEADER + number % CALLS)?.load(Ordering::Relaxed);
+        // A later call may have taken its place.
+        Ok((word >> 32 == number & u64::from(u32::MAX)).then_some(word as u32))
+    }
+
+    fn calls(&self, rank: usize) -> Result<&AtomicU64> {
+        self.word(rank, 0)
+    }
+
+    fn word(&self, rank: usize, index: u64) -> Result<&AtomicU64> {
+        self.all[rank].long(8 * index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boards<const N: usize>() -> [Boards; N] {
+        let board = |_| SharedMemory::create("iris-test", BYTES).unwrap();
+        let all = Arc::new((0..N).map(board).collect());
+        std::array::from_fn(|rank| Boards::new(rank, Arc::clone(&all)))
+    }
+
+    fn issue(boards: &Boards, operators: impl IntoIterator<Item = u32>) {
+        operators.into_iter().for_each(|operator| boards.issue(operator).unwrap());
+    }
+
+    #[test]
+    fn the_first_difference_is_found_by_all() {
+        let all = boards::<3>();
+        issue(&all[0], [7, 0, 5]);
+        issue(&all[1], [7]);
+        issue(&all[2], [7, 1, 0]);
+        let operators = vec![Some(0), None, Some(1)];
+        for boards in &all {
+            let found = boards.difference().unwrap();
+            assert_eq!(found, Some(Difference { call: 2, operators: operators.clone() }));
+        }
+        let behind = |rank: usize| all[rank].behind().unwrap();
+        assert_eq!(behind(0), Some(Behind { call: 2, operator: Some(0), ranks: vec![1] }));
+        assert_eq!(behind(1), Some(Behind { call: 1, operator: Some(7), ranks: vec![] }));
+        assert_eq!(behind(2).map(|it| it.operator), Some(Some(1)));
+    }
+
+    #[test]
+    fn calls_that_one_board_no_longer_holds_are_not_compared() {
+        let [ahead, late] = boards();
+        issue(&late, [1, 2]);
+        issue(&ahead, (0..CALLS + 1).map(|_| 2));
+        // Call 1 of the first is overwritten, call 2 is the same.
+        assert_eq!(ahead.difference().unwrap(), None);
+        issue(&late, [3]);
+        assert_eq!(late.difference().unwrap().unwrap().call, 3);
+    }
+
+    #[test]
+    fn a_call_that_was_taken_back_or_a_capture_is_no_difference() {
+        let [one, other] = boards();
+        issue(&one, [4]);
+        one.retract().unwrap();
+        issue(&other, [5]);
+        assert_eq!(one.difference().unwrap(), None);
+        issue(&one, [6]);
+        assert!(other.difference().unwrap().is_some());
+        one.set_captured().unwrap();
+        issue(&other, [5]);
+        assert_eq!((one.difference().unwrap(), other.behind().unwrap()), (None, None));
+    }
+}

@@ -1,0 +1,119 @@
+//! The order in which the ranks issue the calls of a heap: who shares the issue boards, and who looks at them
+//! while kernels wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use crate::abi::abort;
+use crate::board::{self, Boards};
+use crate::bootstrap::Object;
+use crate::bootstrap::notice::{Patience, notice};
+use crate::control::Control;
+use crate::error::{Error, Result, list_ranks};
+use crate::segment::{JointMemory, SharedMemory};
+use crate::world::World;
+
+/// Time between two looks at the boards.
+const TICK: Duration = Duration::from_secs(1);
+
+/// The file of all boards, which rank 0 makes; none on the others, and none where a rank is alone.
+pub(super) fn make_boards(world: &World) -> Result<Option<JointMemory>> {
+    let makes = world.rank() == 0 && world.size() > 1;
+    makes.then(|| JointMemory::create("iris-issue", &sizes(world))).transpose()
+}
+
+fn sizes(world: &World) -> Vec<u64> {
+    vec![board::BYTES; world.size()]
+}
+
+/// Gives all ranks the boards that rank 0 has made: collective, where there are several ranks.
+#[track_caller]
+pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<Option<Boards>> {
+    let broken = |problem: &str| Error::Wire {
+        what: "exchange of issue boards".into(),
+        problem: problem.into(),
+    };
+    if world.size() == 1 {
+        return Ok(None);
+    }
+    let all = if world.same_process() {
+        // The exchange takes place even if rank 0 has nothing to give: its peers wait in it.
+        let mapped = made.map_or(Ok(Vec::new()), JointMemory::map);
+        let (mine, failure) = match mapped {
+            Ok(all) => (all, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let mut objects: Vec<Object> = world.share_objects(Arc::new(mine))?;
+        failure.map_or(Ok(()), Err)?;
+        let all = objects.swap_remove(0).downcast::<Vec<SharedMemory>>();
+        all.map_err(|_| broken("rank 0 sent something else"))?
+    } else {
+        let descriptors = made.into_iter().map(JointMemory::into_descriptor).collect();
+        let mut passed = world.share_descriptors(descriptors)?;
+        let descriptor = passed.swap_remove(0).pop().ok_or_else(|| broken("no descriptor"))?;
+        Arc::new(JointMemory::import(descriptor, &sizes(world))?.map()?)
+    };
+    match all.len() == world.size() {
+        true => Ok(Some(Boards::new(world.rank(), all))),
+        false => Err(broken("rank 0 has none")),
+    }
+}
+
+/// The thread of a rank that compares the boards of all ranks every second: it stops waiting kernels if the ranks
+/// issue calls in different orders, and says for whom the host waits. It ends when this is dropped.
+pub(super) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: Thread,
+}
+
+impl Watch {
+    pub(super) fn start(world: &World, control: &Arc<Control>) -> Result<Watch> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (rank, allowed) = (world.rank(), world.settings().entry_deadline());
+        let (stopped, control) = (stop.clone(), control.clone());
+        let name = format!("iris-{rank}-watch");
+        let builder = thread::Builder::new().name(name.clone());
+        let handle = builder.spawn(move || watch(rank, allowed, &control, &stopped));
+        let handle = handle.map_err(|e| Error::system(format!("starting thread {name}"), e))?;
+        Ok(Watch { stop, thread: handle.thread().clone() })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
+}
+
+fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
+    let mut patience: Option<(Instant, Patience)> = None;
+    while !stop.load(Ordering::Acquire) {
+        thread::park_timeout(TICK);
+        if control.disorder().is_some() {
+            control.set_host_abort(abort::DISORDER);
+            return;
+        }
+        // Another wait has its own patience.
+        let since = control.waits_since();
+        patience = patience.filter(|(began, _)| Some(*began) == since);
+        let Some(since) = since else { continue };
+        let new = || (since, Patience::new(since, since + allowed));
+        let (_, patience) = patience.get_or_insert_with(new);
+        if let Some(waited) = patience.is_over()
+            && let Some((ranks, call)) = control.awaited()
+        {
+            match &ranks[..] {
+                [] => notice(format_args!(
+                    "rank {rank} waits for its streams: {waited:.1?}; all ranks have issued {call}"
+                )),
+                ranks => notice(format_args!(
+                    "rank {rank} waits for rank {} to issue {call}: {waited:.1?} of {allowed:.1?}",
+                    list_ranks(ranks)
+                )),
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Ranks that issue the operators of a heap in different orders, leave out a call or disagree: the
+//! error that a program gets, and the lines that its user reads meanwhile.
+//!
+//! The test program starts itself where a test reads stderr: [`program`] does nothing unless it is
+//! started so.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::io::Read;
+use std::iter;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::ready::{Ready, operands};
+use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_ops::Ranks;
+use iris_testkit::suite::{Case, Op, Options};
+
+/// Runs of each program: one alone may name the right rank by chance.
+const RUNS: usize = 10;
+
+/// The errors of [`RUNS`] runs of `f` by [`World::run_threads`], all at the same time.
+fn errors(size: usize, f: impl Fn(World) -> anyhow::Result<()> + Sync) -> Vec<String> {
+    let run = || World::run_threads(size, &f).unwrap_err().to_string();
+    thread::scope(|scope| {
+        let runs: Vec<_> = (0..RUNS).map(|_| scope.spawn(run)).collect();
+        runs.into_iter().map(|run| run.join().unwrap()).collect()
+    })
+}
+
+/// Operators 0 (a broadcast, whose root, rank 0, waits for nobody), 1 and 2 of a heap.
+fn operators(world: &World) -> anyhow::Result<[Ready; 3]> {
+    let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
+    let options = Options::new(8, 6, 0);
+    let ready = |(op, variant): (Op, &str)| {
+        Ready::on(heap.clone(), &Case::new(op, variant, options.clone()))
+    };
+    Ok([
+        ready((Op::Broadcast, "push"))?,
+        ready((Op::AllReduce, "one_shot"))?,
+        ready((Op::AllGather, "push"))?,
+    ])
+}
+
+/// Issues calls of these operators, waiting for each if `synced`, else for the last.
+fn issue(world: &World, order: &[usize], synced: bool) -> anyhow::Result<()> {
+    let mut operators = operators(world)?;
+    for (index, &operator) in order.iter().enumerate() {
+        operators[operator].call()?;
+        if synced || index + 1 == order.len() {
+            operators[operator].sync()?;
+        }
+    }
+    operators[0].heap.close()?;
+    Ok(())
+}
+
+/// Ten runs return one error, which names the first call that differs and who issues what.
+#[test]
+fn another_order_is_the_error_of_every_run() {
+    let programs: [(&[&[usize]], &str); 4] = [
+        (
+            &[&[1, 2], &[2, 1]],
+            "call 1 of the heap is all_reduce (operator 1) on rank 0; all_gather (operator 2) on rank 1",
+        ),
+        (
+            &[&[0, 1, 2], &[0, 2, 1]],
+            "call 2 of the heap is all_reduce (operator 1) on rank 0; all_gather (operator 2) on rank 1",
+        ),
+        // A call that rank 1 leaves out.
+        (
+            &[&[0, 1, 2, 0], &[1, 2, 0]],
+            "call 1 of the heap is broadcast (operator 0) on rank 0; all_reduce (operator 1) on rank 1",
+        ),
+        (
+            &[&[1, 2, 0], &[1, 0, 2], &[1, 2, 0]],
+            "call 2 of the heap is all_gather (operator 2) on rank 0 and 2; broadcast (operator 0) on rank 1",
+        ),
+    ];
+    thread::scope(|scope| {
+        for (orders, expected) in programs {
+            for synced in [false, true] {
+                scope.spawn(move || {
+                    let run = |world: World| issue(&world, orders[world.rank()], synced);
+                    let all = errors(orders.len(), run);
+                    let right =
+                        |error: &String| error.contains(expected) && error.contains("same order");
+                    assert!(all.iter().all(right), "expected {expected}: {all:#?}");
+                });
+            }
+        }
+    });
+}
+
+/// Ten runs return the error of the rank that found the difference, not of the one that it told first.
+#[test]
+fn a_difference_is_the_error_of_every_run() {
+    let run = |world: World| -> anyhow::Result<()> {
+        let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
+        let mut ready = Ready::new(&world, &case)?;
+        let m = if world.rank() == 0 { 5 } else { 8 };
+        let slices = [ready.heap.rand::<f32>(4096, 3)?, ready.heap.rand(4096, 4)?, ready.c];
+        ready.operands = operands(&case, Ranks::from(&world), slices, m);
+        ready.call()?;
+        ready.sync()?;
+        Ok(())
+    };
+    let all = errors(3, run);
+    assert!(all.iter().all(|error| error.contains("entered with M")), "{all:#?}");
+}
+
+/// The program's own error is returned, though the others, who are told at once, fail before.
+#[test]
+fn an_error_of_the_program_is_returned() {
+    let failed = AtomicUsize::new(0);
+    let run = |world: World| -> anyhow::Result<()> {
+        let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
+        let mut ready = Ready::new(&world, &case)?;
+        if world.rank() == 1 {
+            world.abort();
+            while failed.load(Ordering::Relaxed) < 2 {
+                thread::yield_now();
+            }
+            anyhow::bail!("out of paper");
+        }
+        let told = ready.call().map_err(anyhow::Error::from).and_then(|()| Ok(ready.sync()?));
+        failed.fetch_add(1, Ordering::Relaxed);
+        told
+    };
+    let error = World::run_threads(3, run).unwrap_err();
+    assert_eq!(error.to_string(), "out of paper");
+}
+
+/// What the started program does.
+const PART: &str = "ORDER_PROGRAM";
+
+fn start(part: &str, stderr: Stdio) -> Child {
+    let program = std::env::current_exe().expect("this program has a path");
+    let mut command = Command::new(program);
+    command.args(["--exact", "program", "--nocapture", "--test-threads=1"]);
+    // 60 s to enter a call, so that a line comes after a second.
+    command.env(PART, part).env("IRIS_DEADLINE", "0.1");
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(stderr);
+    command.spawn().expect("the program did not start")
+}
+
+#[test]
+fn program() {
+    let Ok(part) = std::env::var(PART) else { return };
+    match part.as_str() {
+        "late" => World::run_threads(2, late).expect("all calls"),
+        "logged" => {
+            let stderr = std::io::stderr;
+            tracing_subscriber::fmt().with_ansi(false).with_writer(stderr).init();
+            let run = |world: World| issue(&world, [&[1, 2], &[2, 1]][world.rank()], true);
+            let error = World::run_threads(2, run).expect_err("another order");
+            eprintln!("returned: {error}");
+            vec![]
+        }
+        other => panic!("part {other}"),
+    };
+}
+
+/// Rank 1 issues its second call once stdin ends.
+fn late(world: World) -> anyhow::Result<()> {
+    let mut operators = operators(&world)?;
+    let sum = &mut operators[1];
+    sum.call()?;
+    sum.sync()?;
+    if world.rank() == 1 {
+        std::io::stdin().read_to_end(&mut Vec::new())?;
+    }
+    sum.call()?;
+    sum.sync()?;
+    sum.heap.close()?;
+    Ok(())
+}
+
+/// A rank that waits says for whom, in which call of which operator, in one write; then the peer comes, and all
+/// is well.
+#[test]
+fn a_stream_that_waits_says_for_whom() {
+    // A datagram for each write.
+    let (ours, theirs) = UnixDatagram::pair().expect("sockets");
+    ours.set_read_timeout(Some(Duration::from_secs(100))).expect("a time limit");
+    let mut program = start("late", OwnedFd::from(theirs).into());
+    let mut buffer = [0; 1 << 12];
+    let receive = || {
+        let bytes = ours.recv(&mut buffer).expect("a line");
+        String::from_utf8_lossy(&buffer[..bytes]).into_owned()
+    };
+    let said = iter::repeat_with(receive).find(|line| line.contains("waits for"));
+    let said = said.expect("lines without end");
+    let expected =
+        "iris: rank 0 waits for rank 1 to issue call 2 of the heap, all_reduce (operator 1): ";
+    assert!(said.starts_with(expected) && said.ends_with("s of 60.0s\n"), "{said:?}");
+    drop(program.stdin.take());
+    assert!(program.wait().expect("an end").success());
+}
+
+/// An error that is returned is not logged by every rank before.
+#[test]
+fn nothing_is_logged_ahead_of_an_error() {
+    let output = start("logged", Stdio::piped()).wait_with_output().expect("an end");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("returned: ") && output.status.success(), "{text}");
+    // Whatever variables the tests run with.
+    let warnings = text.lines().filter(|line| line.contains("WARN") && !line.contains("variable"));
+    assert_eq!(warnings.count(), 0, "{text}");
+}
