@@ -187,11 +187,18 @@ impl Operator {
         }
         if form.pulls && !self.plan.alone() {
             let place = a.filter(|a| !a.is_transposed()).and_then(|a| a.sym_offset());
-            args.pulled = place.ok_or_else(|| Error::Invalid {
-                op,
-                what: format!("A of variant {}", form.variant),
-                value: "external or transposed".into(),
-                expected: "rows in the symmetric heap, since peers read it where it lies".into(),
+            args.pulled = place.ok_or_else(|| {
+                let others = row.forms.iter().filter(|form| !form.pulls);
+                let names: Vec<_> = others.map(|form| form.variant.name()).collect();
+                Error::Invalid {
+                    op,
+                    what: format!("A of variant {}", form.variant),
+                    value: "external or transposed".into(),
+                    expected: format!(
+                        "rows in the symmetric heap, since peers read it where it lies; any A by {}",
+                        names.join(", ")
+                    ),
+                }
             })?;
             args.pulled_ld = self.pulled_ld(&args.a)?;
         }

@@ -310,7 +310,8 @@ impl Plan {
     }
 
     /// A heap on the device that these plans are for, with room for the ops of all of them (a shared
-    /// workspace takes less) and for `more` bytes of data besides, the same on all ranks.
+    /// workspace takes less) and for `more` bytes of data besides, the same on all ranks. Opening it compares the
+    /// plans of all ranks.
     ///
     /// # Errors
     /// [`Error::Invalid`] if they are for different devices; [`Error::NoPlan`].
@@ -328,7 +329,12 @@ impl Plan {
         let sum = |of: fn(&Plan) -> u64| {
             plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
         };
-        let options = HeapOptions::new().backend(backend);
+        // Before the sizes, which follow from them.
+        let items = plans.iter().enumerate().flat_map(|(index, plan)| {
+            let named = move |(name, value)| (format!("{name} of plan {index}"), value);
+            plan.fingerprint().into_iter().map(named)
+        });
+        let options = HeapOptions::new().backend(backend).agreed(items);
         let (signal, words) = (options.signal_bytes, options.device_words);
         let reserved = iris_heap::abi::SIGNAL_RESERVED;
         // The word that counts calls has a line of its own.
@@ -356,9 +362,14 @@ impl Plan {
     pub(crate) fn fingerprint(&self) -> Vec<(&'static str, String)> {
         let Request { row, m, n, k, .. } = self.request;
         let request = &self.request;
-        // Sizes first, which decide about the rest; whether what is a rank's own is among them comes ahead of it.
+        // World, types and shape first, which decide about the rest; `even`, which says whether N and K of a rank's
+        // own are compared, comes before the shape.
         let mut items = vec![
             ("op", self.op().to_string()),
+            ("world", self.size().to_string()),
+            ("dtype", request.dtype.to_string()),
+            ("output", request.output_dtype().to_string()),
+            ("wire", request.wire_dtype().to_string()),
             ("even", request.even.to_string()),
             ("m", m.to_string()),
         ];
@@ -372,11 +383,6 @@ impl Plan {
             1 => ("variant", choice.variant.to_string()),
             _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
         }));
-        items.extend([
-            ("dtype", request.dtype.to_string()),
-            ("output", request.output_dtype().to_string()),
-            ("wire", request.wire_dtype().to_string()),
-        ]);
         items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));
         items.extend([
             ("epilogue", format!("{:?}", request.epilogue)),

@@ -141,7 +141,8 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
-    let known = known.filter(|form| is_as_measured(ranks, request, form));
+    // Peers read A where it lies, which must be in the heap: a plan does not know where it will be.
+    let known = known.filter(|form| !form.pulls && is_as_measured(ranks, request, form));
     match known.filter(|form| form.serves(request)) {
         Some(form) => (form.variant, Why::Measured),
         None => (ruled(ranks, request), Why::Ruled),
@@ -189,7 +190,6 @@ fn ruled(ranks: Ranks, request: &Request) -> Variant {
             let one_shot = always || bytes <= one_shot_bytes(ranks);
             if one_shot { Variant::OneShot } else { Variant::TwoShot }
         }
-        Rule::Gather if cpu => Variant::Pull,
         // On 4 x H200 pull took 3 to 6 times as long, staged 2 to 3 times: a row of A crosses the
         // links once a tile of columns, or is multiplied in pieces (commit 4d18965, 2026-11-21).
         Rule::Gather => Variant::Baseline,

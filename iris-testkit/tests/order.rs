@@ -18,9 +18,9 @@ use std::thread;
 use std::time::Duration;
 
 use common::ready::{Ready, operands};
-use iris_heap::{HeapOptions, SymmetricHeap, World};
-use iris_ops::Ranks;
-use iris_testkit::suite::{Case, Op, Options};
+use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
+use iris_ops::{AllReduce, Plan, Ranks};
+use iris_testkit::suite::{Case, Op, Options, plan};
 
 /// Runs of each program: one alone may name the right rank by chance.
 const RUNS: usize = 10;
@@ -135,6 +135,30 @@ fn an_error_of_the_program_is_returned() {
     };
     let error = World::run_threads(3, run).unwrap_err();
     assert_eq!(error.to_string(), "out of paper");
+}
+
+/// A difference is named by what a program said, not by what follows: neither the variant that a type decides nor
+/// the size of a heap for the plans.
+#[test]
+fn what_a_program_says_is_compared_before_what_follows() {
+    World::run_threads(2, |world| -> anyhow::Result<()> {
+        let rank = world.rank();
+        let typed = [DType::F32, DType::BF16][rank];
+        let shaped = Options::new([8, 1024][rank], 768, 0);
+        let differing = [("dtype", Options::new(64, 768, 0).dtype(typed)), ("m", shaped)];
+        for (item, options) in differing {
+            let plan = plan(Op::AllReduce, "auto", &world, &options)?;
+            let sized = Plan::heap_options(&[&plan], 0)?.threads(1);
+            let error = SymmetricHeap::open(&world, sized).unwrap_err().to_string();
+            assert!(error.contains(&format!("{item} of plan 0 is ")), "{error}");
+            let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+            let error = AllReduce::new(&heap, &plan).unwrap_err().to_string();
+            assert!(error.contains(&format!(": {item} is ")), "{error}");
+            heap.close()?;
+        }
+        Ok(())
+    })
+    .unwrap();
 }
 
 /// What the started program does.

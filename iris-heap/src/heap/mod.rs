@@ -118,12 +118,15 @@ impl SymmetricHeap {
             ("iris-heap version", env!("CARGO_PKG_VERSION").into()),
             ("protocol version", PROTOCOL_VERSION.to_string()),
             ("backend", options.backend.to_string()),
+        ];
+        items.extend(options.agreed.iter().map(|(name, value)| (&**name, value.clone())));
+        items.extend([
             ("data_bytes", options.data_bytes.to_string()),
             ("signal_bytes", options.signal_bytes.to_string()),
             ("device_words", options.device_words.to_string()),
             ("legacy_memory", options.legacy_memory.to_string()),
             ("deadline factor", world.settings().deadline.to_string()),
-        ];
+        ]);
         items.extend(env::agreed());
         let ids = world.agree_with("open", &items, &fresh_id().to_le_bytes())?;
         let id = ids[0].first_chunk::<8>().map_or(0, |b| u64::from_le_bytes(*b));

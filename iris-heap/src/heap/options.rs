@@ -29,6 +29,8 @@ pub struct HeapOptions {
     /// Threads of this rank for workgroups, on the CPU; by default `IRIS_THREADS`, or cores by
     /// ranks of this host, at least 1.
     pub threads: Option<usize>,
+    /// Name and value of what else all ranks must have alike.
+    pub(super) agreed: Vec<(String, String)>,
 }
 
 impl Default for HeapOptions {
@@ -41,6 +43,7 @@ impl Default for HeapOptions {
             device: None,
             legacy_memory: false,
             threads: None,
+            agreed: Vec::new(),
         }
     }
 }
@@ -90,6 +93,13 @@ impl HeapOptions {
     /// Sets the threads of this rank.
     pub fn threads(mut self, threads: usize) -> HeapOptions {
         self.threads = Some(threads);
+        self
+    }
+
+    /// Adds names and values that all ranks must have alike. They are compared before the sizes, which may follow
+    /// from them, so that an error names what a program was told and not what came of it.
+    pub fn agreed(mut self, items: impl IntoIterator<Item = (String, String)>) -> HeapOptions {
+        self.agreed.extend(items);
         self
     }
 
