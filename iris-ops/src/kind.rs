@@ -139,7 +139,9 @@ named! {
         UnfusedOneShot = "unfused_one_shot",
         /// The product of whole matrices, then the sum by `ll`.
         UnfusedLl = "unfused_ll",
-        /// Copy engines push, and each part is multiplied when it has come.
+        /// Copies of the device's driver push, and each part is multiplied when it has come. On NVIDIA's GPUs copy
+        /// engines make them. AMD's runtime makes them by kernels, which take compute units from the product:
+        /// always of rows with gaps, and of contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
         CopyEngine = "copy_engine",
         /// The product of whole matrices stores to others what they own, from its epilogue.
         Epilogue = "epilogue",

@@ -126,6 +126,32 @@ fn copies(calls: &str, bytes: u32) -> [usize; 3] {
         .map(|(name, bytes)| of(name, bytes))
 }
 
+/// Checks that each signal stands behind its data and an event's record, on the streams that copy this many bytes;
+/// returns the number of signals.
+fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
+    let ordered: Vec<(&str, &str)> =
+        calls.lines().filter_map(|it| it.split_once(" on stream ")).collect();
+    let is_data = |call: &str| {
+        ["hipMemcpyAsync", "hipMemcpy2DAsync"].iter().any(|name| call == format!("{name} {bytes}"))
+    };
+    let mut streams: Vec<&str> =
+        ordered.iter().filter(|(call, _)| is_data(call)).map(|&(_, stream)| stream).collect();
+    streams.sort_unstable();
+    streams.dedup();
+    let of = |stream| ordered.iter().filter(move |it| it.1 == stream).map(|it| it.0);
+    let mut signals = 0;
+    for stream in streams {
+        let all: Vec<&str> = of(stream).collect();
+        for at in (0..all.len()).filter(|&at| all[at] == "hipMemcpyAsync 4") {
+            signals += 1;
+            let ahead = &all[at.saturating_sub(2)..at];
+            let right = matches!(ahead, [data, "hipEventRecord"] if is_data(data));
+            assert!(right, "{ahead:?} ahead of a signal: {all:?}");
+        }
+    }
+    signals
+}
+
 /// What `--trace` writes to, for a test: what is traced is moved by workgroups.
 fn traced(test: &str) -> String {
     let file = format!("iris-{test}-{}.json", std::process::id());
@@ -183,7 +209,9 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
         assert!(opened > 0 && [gates, closed] == [opened; 2], "{calls}");
         let waits = calls_of(&calls, "hipStreamWaitEvent").len();
         // Rows, as large as half of A, and words.
-        (opened, pushed, copies(&calls, 20 * k * 4), waits)
+        let copied = copies(&calls, 20 * k * 4);
+        assert_eq!(signals_behind_a_record(&calls, 20 * k * 4), copied[2]);
+        (opened, pushed, copied, waits)
     };
     let (calls, pushed, copied, waits) = count(16, "");
     assert_eq!((pushed, copied), (0, [calls, 0, calls]));
@@ -216,7 +244,9 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
             assert_eq!([gates, summed], [rounds * opened, sums * opened], "{calls}");
             let pushed = launches(&calls, ["iris_copies", "iris_blocks", "iris_results"]);
             let waits = calls_of(&calls, "hipStreamWaitEvent").len();
-            (opened, pushed.iter().sum::<usize>(), copies(&calls, 20 * n * 4), waits)
+            let copied = copies(&calls, 20 * n * 4);
+            assert_eq!(signals_behind_a_record(&calls, 20 * n * 4), copied[2]);
+            (opened, pushed.iter().sum::<usize>(), copied, waits)
         };
         let (calls, pushed, copied, waits) = count(24, "");
         let all = rounds * calls;

@@ -29,27 +29,34 @@ pub struct DeviceTraits {
     pub host_threads: bool,
     /// The memory of a heap is the host's.
     pub host_memory: bool,
+    /// A copy on a stream is visible to peers before the next copy on that stream is, so a signal may be copied
+    /// right behind its data. Otherwise an event is recorded between the two.
+    pub copies_in_order: bool,
 }
 
 impl BackendKind {
     /// All of them.
     pub const ALL: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip];
 
-    /// In the order of the enumeration.
-    const TRAITS: [(&str, DeviceTraits); 3] = [
-        ("cpu", DeviceTraits { host_threads: true, host_memory: true }),
-        ("cuda", DeviceTraits { host_threads: false, host_memory: false }),
-        ("hip", DeviceTraits { host_threads: false, host_memory: false }),
-    ];
-
     /// The name that [`FromStr`] reads.
     pub const fn name(self) -> &'static str {
-        Self::TRAITS[self as usize].0
+        match self {
+            BackendKind::Cpu => "cpu",
+            BackendKind::Cuda => "cuda",
+            BackendKind::Hip => "hip",
+        }
     }
 
-    /// What is different about it.
+    /// Properties in which kinds of device differ.
     pub const fn traits(self) -> DeviceTraits {
-        Self::TRAITS[self as usize].1
+        let cpu = matches!(self, BackendKind::Cpu);
+        DeviceTraits {
+            host_threads: cpu,
+            host_memory: cpu,
+            // AMD's runtime copies between devices by kernels. Those of a 2D copy release at agent scope only, and
+            // leave lines in L2 that a later copy's kernel, which releases at system scope, may overtake.
+            copies_in_order: !matches!(self, BackendKind::Hip),
+        }
     }
 }
 

@@ -63,14 +63,14 @@ impl Launcher {
             Ok(Call { launcher: self, ahead, heap, stream, op, args, message, results, stores })
         };
         let mut call = of(args)?;
-        call.stores = call.stores_itself();
+        call.stores = call.stores_itself()?;
         // Only such a product writes into C of peers; what it says of C has to be the same in all launches.
         let indirect;
         if ahead.whole.signalled.is_some() && !call.stores {
             indirect = OpArgs { record: Record { direct: 0, ..args.record }, ..*args };
             call = of(&indirect)?;
         }
-        let by_engine = kernel != Kernel::Open && call.goes_by_engine();
+        let by_engine = kernel != Kernel::Open && call.goes_by_engine()?;
         match kernel {
             Kernel::Open => call.enqueue(kernel, 1),
             Kernel::Close => {
@@ -242,10 +242,11 @@ impl Call<'_> {
     }
 
     /// Whether one product does the messages itself: there is a build for it, and no rank shares the device.
-    fn stores_itself(&self) -> bool {
+    fn stores_itself(&self) -> Result<bool> {
         let (args, messages) = self.to_store();
         let scattering = self.ahead.scattering.as_ref();
-        self.goes_by_engine() && scattering.is_some_and(|it| it.fits(&args, &messages))
+        let fits = scattering.is_some_and(|it| it.fits(&args, &messages));
+        Ok(fits && self.goes_by_engine()?)
     }
 
     /// That product.
@@ -446,14 +447,14 @@ impl Call<'_> {
         self.launch(Kernel::Sums, OpArgs { m: rows, tile_m, tile_n, ..args }, groups)
     }
 
-    /// Whether a copy engine moves the rows, and not workgroups: these must where ranks share a device,
-    /// whose engines could stand behind each other; where elements change their type or order; and where what
-    /// is moved is counted or held up.
-    fn goes_by_engine(&self) -> bool {
+    /// Whether copies of the driver move the rows, and not workgroups: these must where ranks share a device,
+    /// whose engines could stand behind each other; where elements change their type or order; where what
+    /// is moved is counted or held up; and in a capture that cannot order a signal behind its data.
+    fn goes_by_engine(&self) -> Result<bool> {
         let kept = self.heap.device().kind.traits().host_threads || self.heap.sharing() > 1;
         let messages = std::iter::once(&self.message).chain(&self.results);
         let alike = messages.into_iter().all(Message::is_alike);
-        alike && !kept && !self.ahead.observed
+        Ok(alike && !kept && !self.ahead.observed && self.heap.gpu()?.copies_signal(self.stream)?)
     }
 }
 

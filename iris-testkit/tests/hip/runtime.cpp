@@ -344,7 +344,8 @@ Error hipLaunchHostFunc(Stream* stream, void (*call)(void*), void* data) {
 /// For libraries of our own: whether a device reaches all of this.
 bool fake_reaches(int device, u64 address, u64 bytes) { return reaches(device, address, bytes); }
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
-    if (flags != 2) return INVALID_VALUE;
+    // No timing; each record is a release at system scope.
+    if (flags != (2 | 0x80000000u)) return outcome(INVALID_VALUE, "hipEventCreateWithFlags", flags);
     std::lock_guard guard(lock);
     events.insert(*event = new Event);
     return SUCCESS;
@@ -359,7 +360,7 @@ Error hipEventRecord(Event* event, Stream* stream) {
         event->last = mark;
     }
     stream->enqueue([mark] { mark->reach(); });
-    return SUCCESS;
+    return outcome(SUCCESS, "hipEventRecord", "on stream", stream);
 }
 Error hipEventQuery(Event* event) {
     const auto mark = last_of(event);
@@ -393,7 +394,7 @@ static Error copy(const char* call, u64 to, bool device_to, u64 from, bool devic
 Error hipMemcpyAsync(u64 to, u64 from, u64 bytes, u32 kind, Stream* stream) {
     if (kind != 4) return outcome(INVALID_VALUE, "hipMemcpyAsync", kind);
     const Error code = copy("hipMemcpyAsync", to, true, from, true, bytes, stream);
-    return code == SUCCESS ? outcome(code, "hipMemcpyAsync", bytes) : code;
+    return code == SUCCESS ? outcome(code, "hipMemcpyAsync", bytes, "on stream", stream) : code;
 }
 Error hipMemcpy2DAsync(u64 to, u64 to_apart, u64 from, u64 from_apart, u64 bytes, u64 lines, u32 kind, Stream* stream) {
     if (kind != 4 || to_apart < bytes || from_apart < bytes) return outcome(INVALID_VALUE, "hipMemcpy2DAsync", kind);
@@ -402,7 +403,7 @@ Error hipMemcpy2DAsync(u64 to, u64 to_apart, u64 from, u64 from_apart, u64 bytes
         const Error code = copy("hipMemcpy2DAsync", there, true, here, true, bytes, stream);
         if (code != SUCCESS) return code;
     }
-    return outcome(SUCCESS, "hipMemcpy2DAsync", bytes * lines);
+    return outcome(SUCCESS, "hipMemcpy2DAsync", bytes * lines, "on stream", stream);
 }
 Error hipMemcpyHtoDAsync(u64 to, u64 from, u64 bytes, Stream* stream) {
     return copy("hipMemcpyHtoDAsync", to, true, from, false, bytes, stream);

@@ -107,6 +107,16 @@ impl Gpu {
         queue.in_order(|| enqueue(queue.raw().0))
     }
 
+    /// Whether copies beside this stream can carry signals ([`DeviceCopy::signal`]). They cannot in a capture on
+    /// devices that need an event's record ahead of a signal, because a graph has no node for the record.
+    ///
+    /// # Errors
+    /// As [`Gpu::copy_beside`].
+    pub fn copies_signal(&self, stream: &Stream) -> Result<bool> {
+        let queue = self.beside(stream)?;
+        Ok(self.kind().traits().copies_in_order || queue.capture()?.is_none())
+    }
+
     /// Enqueues copies, one behind the other, in the order of the heap's ops, but not on `stream`: what is
     /// enqueued there next does not wait for them before [`Gpu::join_copies`], which must follow. Where `stream` is
     /// captured, so are they.

@@ -77,8 +77,13 @@ impl Side {
         self.begin.record(stream.raw())?;
         self.begin.before(&**device, self.queue.raw())?;
         self.forked.store(true, Ordering::Relaxed);
+        let in_order = device.kind().traits().copies_in_order;
         let enqueued = copies.iter().try_for_each(|copy| {
-            let &DeviceCopy { to, from, bytes, lines, apart } = copy;
+            let &DeviceCopy { to, from, bytes, lines, apart, signal } = copy;
+            if signal && !in_order {
+                // A release at system scope, which PROTOCOL.md (Copy engines) says more of.
+                self.end.record(self.queue.raw())?;
+            }
             if lines == 1 || apart == [bytes; 2] {
                 // SAFETY: as the caller says.
                 unsafe { device.copy(to, from, bytes * lines, self.queue.raw()) }

@@ -43,12 +43,14 @@ pub struct DeviceCopy {
     pub lines: u64,
     /// Bytes from the beginning of a line to that of the next, where to and where from.
     pub apart: [u64; 2],
+    /// Whether it is a signal: a peer that sees it sees the copies ahead of it on the stream.
+    pub signal: bool,
 }
 
 impl DeviceCopy {
-    /// Bytes that lie side by side.
-    pub fn of(to: u64, from: u64, bytes: u64) -> Self {
-        Self { to, from, bytes, lines: 1, apart: [bytes; 2] }
+    /// A copy of a word of 4 bytes that is a signal.
+    pub fn signal(to: u64, from: u64) -> Self {
+        Self { to, from, bytes: 4, lines: 1, apart: [4; 2], signal: true }
     }
 }
 

@@ -497,8 +497,11 @@ impl Driver for Device {
     fn create_event(&self) -> Result<RawEvent> {
         let bound = self.bind_apart()?;
         let mut event = RawEvent::default();
+        // A release at system scope is the default in the source of ROCm 6.2, but AMD's page about coherence says
+        // that it is asked for.
+        let flags = api::NO_TIMING | api::RELEASE_TO_SYSTEM;
         // SAFETY: `event` is where the answer goes.
-        let code = unsafe { (bound.api.hipEventCreateWithFlags)(&mut event, api::NO_TIMING) };
+        let code = unsafe { (bound.api.hipEventCreateWithFlags)(&mut event, flags) };
         check("hipEventCreateWithFlags", code)?;
         Ok(event)
     }
@@ -550,7 +553,7 @@ impl Driver for Device {
 
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        let &DeviceCopy { to, from, bytes, lines, apart } = copy;
+        let &DeviceCopy { to, from, bytes, lines, apart, .. } = copy;
         let [to_apart, from_apart] = apart.map(|it| it as usize);
         let (bytes, lines) = (bytes as usize, lines as usize);
         // SAFETY: the caller vouches for both ranges and the stream.

@@ -135,7 +135,7 @@ impl Message {
             let signal = channel.signal(peer, rank, self.first + tile);
             let word = heap.signal[peer as usize] + 4 * u64::from(signal.index);
             let to = rows.to - own + heap.data[peer as usize];
-            [DeviceCopy { to, ..rows }, DeviceCopy::of(word, allowed, 4)]
+            [DeviceCopy { to, ..rows }, DeviceCopy::signal(word, allowed)]
         });
         tiles.collect()
     }
@@ -157,6 +157,7 @@ impl Message {
             bytes: len * bytes,
             lines,
             apart: [c.ld * bytes, a.ld * bytes],
+            signal: false,
         }
     }
 }

@@ -3,7 +3,8 @@
 use super::*;
 use crate::backend::Backend;
 
-const COPY: DeviceCopy = DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, apart: [4, 4] };
+const COPY: DeviceCopy =
+    DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, apart: [4, 4], signal: false };
 
 /// The stream that the last of these copies were on.
 fn copied_on(calls: &[String]) -> u64 {
@@ -70,6 +71,27 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     }
     fake.capture(first.raw_handle(), Some(3));
     assert_eq!(copies(&fake, &gpu, &first).0, captured);
+}
+
+/// A graph has no node for an event's record, without which these devices do not order a signal behind its data.
+#[test]
+#[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
+fn a_signal_stands_behind_a_record_and_in_no_capture() {
+    let fake = Arc::new(Fake::default());
+    assert!(!fake.kind().traits().copies_in_order);
+    let gpu = Gpu::new(fake.clone(), true, false).unwrap();
+    let stream = Stream::from_backend(gpu.stream().unwrap());
+    assert!(gpu.copies_signal(&stream).unwrap());
+    let copies = [COPY, DeviceCopy::signal(0x1000, 0x2000)];
+    // SAFETY: the fake copies nothing.
+    unsafe { gpu.copy_beside(&stream, &copies) }.unwrap();
+    let calls = fake.taken();
+    let side = copied_on(&calls);
+    let on_side = calls.iter().filter(|call| call.ends_with(&format!(" on {side}")));
+    let names: Vec<&str> = on_side.filter_map(|call| call.split(' ').next()).collect();
+    assert_eq!(names, ["wait_for", "copy", "record", "copy", "record"]);
+    fake.capture(stream.raw_handle(), Some(1));
+    assert!(!gpu.copies_signal(&stream).unwrap());
 }
 
 /// Who waits for the copies waits for those that were enqueued, too, where one was not.
