@@ -60,6 +60,7 @@ fn main() -> ExitCode {
                 a_library_that_is_of_no_use_is_left_out,
                 every_op_is_timed_beside_the_libraries,
                 what_comes_in_parts_is_added_by_the_library,
+                a_library_that_refuses_is_quoted,
                 without_libraries_ops_are_timed_alone,
             ],
         ),
@@ -384,6 +385,11 @@ fn a_doctor_sees_the_devices() {
         let found = out.lines().any(|line| line.contains(expected) && line.ends_with(file));
         assert!(found, "{expected} in {out}");
     }
+    let none = [("FAKE_BLASLT_NO_KERNELS", "1")];
+    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &none);
+    let out = String::from_utf8_lossy(&output.stdout);
+    let cost = "so that products of whole matrices are by kernels of ours: hipBLASLt 1.2.2 has no";
+    assert!(output.status.success() && out.contains(cost), "{out}");
     let none = [("FAKE_HIP_DEVICES", "0")];
     let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &none);
     let out = String::from_utf8_lossy(&output.stdout);
@@ -454,6 +460,8 @@ fn a_library_that_is_of_no_use_is_left_out() {
         (("FAKE_BLASLT_VERSION", "300"), "hipBLASLt 0.3.0 is older than 0.6.0"),
         // What is no such library.
         (("IRIS_HIPBLASLT", other.to_str().unwrap()), "it has no hipblasLtCreate"),
+        // It has no kernels for the device.
+        (("FAKE_BLASLT_NO_KERNELS", "1"), "hipBLASLt 1.2.2 has no algorithm for 33 x 64 x 24"),
         // As in Python's packages.
         (("IRIS_HIPBLASLT", own.to_str().unwrap()), "it brings a HIP runtime of its own"),
     ];
@@ -471,12 +479,21 @@ fn a_library_that_is_of_no_use_is_left_out() {
 
 /// What `iris bench` says and records of these cases.
 fn bench(fake: &Fake, cases: &str) -> (String, Vec<serde_json::Value>, String) {
+    bench_with(fake, cases, &[])
+}
+
+/// [`bench`] with variables set.
+fn bench_with(
+    fake: &Fake,
+    cases: &str,
+    set: &[(&str, &str)],
+) -> (String, Vec<serde_json::Value>, String) {
     let folder = tempfile::tempdir().unwrap();
     let [from, to] = ["cases.toml", "lines.json"].map(|name| folder.path().join(name));
     std::fs::write(&from, cases).unwrap();
     let words = ["bench", "--backend", "hip", "--cases", from.to_str().unwrap()];
     let words = [&words[..], &["--json", to.to_str().unwrap()]].concat();
-    let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, &[]);
+    let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
     let lines = std::fs::read_to_string(to).unwrap();
@@ -550,6 +567,33 @@ fn what_comes_in_parts_is_added_by_the_library() {
         let taken = if op == "matmul_reduce_scatter" { 0 } else { 2 * opened };
         assert_eq!(sums, taken, "{op}");
     }
+}
+
+fn a_library_that_refuses_is_quoted() {
+    let case = |op: &str, shape: &str| format!("[[row]]\nop = \"{op}\"\nshapes = [{shape}]\n");
+    let refuses = ("FAKE_RCCL_REFUSES", "1");
+    let note = |set: &[(&str, &str)], case: &str| {
+        let (_, lines, _) = bench_with(Fake::with_libraries(), case, set);
+        lines[0].get("note").map(|note| note.as_str().unwrap().to_owned())
+    };
+    let gather = case("all_gather", "[8, 64, 0]");
+    let said = note(&[refuses], &gather).unwrap();
+    assert_eq!(
+        said,
+        "no baseline: ncclGetUniqueId: unhandled system error (2): scratch memory is reclaimed; \
+         HSA_NO_SCRATCH_RECLAIM is not set, and RCCL refuses some devices without it: set it to 1"
+    );
+    assert_eq!(note(&[refuses, ("HSA_NO_SCRATCH_RECLAIM", "1")], &gather), None);
+    // The error is not taken for two missing libraries.
+    let others = ("IRIS_HIPBLASLT", "/nowhere/libhipblaslt.so");
+    assert_eq!(note(&[refuses, others], &gather), Some(said));
+    // Nor does hipBLASLt without kernels end the benchmark.
+    let none = ("FAKE_BLASLT_NO_KERNELS", "1");
+    let said = note(&[none], &case("matmul", "[16, 64, 32]")).unwrap();
+    assert!(
+        said.contains("no baseline: hipBLASLt 1.2.2 has no algorithm for 16 x 64 x 32"),
+        "{said}"
+    );
 }
 
 fn without_libraries_ops_are_timed_alone() {

@@ -224,7 +224,7 @@ impl Multiplier {
                 &mut count,
             )
         };
-        if code == blas.dialect.not_supported {
+        if code == blas.dialect.not_supported || Some(code) == blas.dialect.no_kernels {
             return Err(none());
         }
         blas.check("MatmulAlgoGetHeuristic", code)?;

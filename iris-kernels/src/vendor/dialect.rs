@@ -65,6 +65,8 @@ pub struct Dialect {
     pub pref_alignment: Option<[c_int; 4]>,
     /// The outcome of a call for a product that the library does not do.
     pub not_supported: c_int,
+    /// The outcome of the heuristic for any product, of a library that has no kernels for the device.
+    pub no_kernels: Option<c_int>,
 }
 
 impl Dialect {
@@ -97,6 +99,7 @@ impl Dialect {
         pref_reduction: Some((3, 2)),
         pref_alignment: Some([5, 6, 7, 8]),
         not_supported: 15,
+        no_kernels: None,
     };
 
     /// AMD's: the numbers are those of `hipblaslt.h`, `hipblas-common.h` and HIP's `library_types.h` of
@@ -132,6 +135,8 @@ impl Dialect {
         pref_reduction: None,
         pref_alignment: None,
         not_supported: 7,
+        // INVALID_VALUE, as 1.2.2 of Debian answers on gfx942.
+        no_kernels: Some(3),
     };
 
     /// The library's number of an element type, of those that it is asked for.

@@ -6,7 +6,7 @@
 //
 // With FAKE_CUBLASLT it has the names, numbers and layouts of cuBLASLt instead. With HEADER it is compiled after
 // AMD's header, with which its numbers and layouts must agree. In the environment: FAKE_HIP_LOG (a file that calls are
-// noted in), FAKE_BLASLT_VERSION (100202).
+// noted in), FAKE_BLASLT_VERSION (100202), FAKE_BLASLT_NO_KERNELS (its heuristic answers as AMD's 1.2.2 does without kernels for the device).
 #include <dlfcn.h>
 
 #include <array>
@@ -293,6 +293,7 @@ int NAME(MatmulAlgoGetHeuristic)(Handle* handle, Desc* desc, Layout* a, Layout* 
     const bool good = known({handle, desc, a, b, c, d, preference}) && most > 0 && handle->device == current() &&
                       sizes(*desc, *a, *b, *c, *d, size) && preference->workspace >= USED;
     if (!good) return outcome(INVALID_VALUE, "MatmulAlgoGetHeuristic");
+    if (std::getenv("FAKE_BLASLT_NO_KERNELS") != nullptr) return INVALID_VALUE;
     *count = size[2] == 13 ? 0 : 1;
 #ifdef FAKE_CUBLASLT
     if (*count == 0) return NOT_SUPPORTED;

@@ -3,7 +3,8 @@
 // AMD's library is not: calls are made with the communicator's device current, and buffers are that device's. It says
 // nothing about AMD's.
 //
-// In the environment: FAKE_HIP_LOG (a file that calls are noted in).
+// In the environment: FAKE_HIP_LOG (a file that calls are noted in), FAKE_RCCL_REFUSES (no id is given unless
+// HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware).
 #include <dlfcn.h>
 
 #include <condition_variable>
@@ -23,7 +24,7 @@ namespace {
 
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
-enum Outcome { SUCCESS = 0, INVALID_ARGUMENT = 4 };
+enum Outcome { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4 };
 enum Type { INT32 = 2, FLOAT16 = 6, FLOAT32 = 7, BFLOAT16 = 9 };
 enum Sum { SUM = 0 };
 struct Id {
@@ -148,8 +149,13 @@ int ncclGetVersion(int* version) {
     *version = 22707;
     return SUCCESS;
 }
-const char* ncclGetErrorString(int code) { return code == SUCCESS ? "no error" : "invalid argument"; }
+const char* ncclGetErrorString(int code) {
+    return code == SUCCESS ? "no error" : code == SYSTEM_ERROR ? "unhandled system error" : "invalid argument";
+}
+const char* ncclGetLastError(Communicator*) { return "scratch memory is reclaimed"; }
 int ncclGetUniqueId(Id* id) {
+    const char* kept = std::getenv("HSA_NO_SCRATCH_RECLAIM");
+    if (std::getenv("FAKE_RCCL_REFUSES") != nullptr && (kept == nullptr || std::strcmp(kept, "1") != 0)) return SYSTEM_ERROR;
     static int count = 0;
     std::lock_guard guard(lock);
     std::memset(id->bytes, 0, sizeof id->bytes);

@@ -112,7 +112,7 @@ fn gpus(kind: BackendKind) -> Result<bool> {
 /// loaded: AMD's would end the process.
 fn libraries(kind: BackendKind, usable: bool) -> Result<()> {
     let vendors = Vendors::load(kind, &[]);
-    let versions = if usable { vendors.versions().map(Some) } else { [None, None] };
+    let versions = if usable { vendors.usable().map(Some) } else { [None, None] };
     let costs =
         ["iris bench compares no messages", "products of whole matrices are by kernels of ours"];
     let found = vendors.names().into_iter().zip(vendors.paths()).zip(versions).zip(costs);

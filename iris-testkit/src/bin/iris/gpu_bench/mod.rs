@@ -333,6 +333,8 @@ struct Rank<'a> {
     /// A second one, for memory that is registered as a window, where that is asked for.
     windowed: Option<Communicator<'a>>,
     blas: Result<Multiplier, String>,
+    /// Whether either library is there, though it may refuse.
+    has_library: bool,
 }
 
 /// One rank's part. Rank 0 reports the lines of each shape.
@@ -345,10 +347,15 @@ fn all_shapes(
     let kind = shapes[0].options.backend;
     let devices = kind.device_count()?;
     let home = Home::new(kind, world)?;
-    let id = || Communicator::id(vendors);
-    let id = if world.rank() == 0 { home.current(id).ok() } else { None };
-    let id = &world.allgather(&id.unwrap_or_default())?[0];
     let place = (world.rank(), world.size());
+    // Rank 0's id, or why it has none, on all ranks.
+    let id = || -> Result<Result<Vec<u8>, String>> {
+        let own = match world.rank() {
+            0 => home.current(|| Communicator::id(vendors)).map_err(|error| error.to_string()),
+            _ => Ok(Vec::new()),
+        };
+        Ok(serde_json::from_slice(&world.allgather(&serde_json::to_vec(&own)?)?[0])?)
+    };
     let nccl = if shapes[0].beside != Beside::Libraries {
         Err("left out".into())
     } else if world.size() > devices {
@@ -356,15 +363,13 @@ fn all_shapes(
         Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
         // All ranks succeed or none: the library is the same.
-        let new = || Communicator::new(vendors, id, place);
-        home.current(new).map_err(|e| e.to_string())
+        let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
+        id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
     };
     let windowed = match &nccl {
         Ok(_) if windows => {
-            let id = || Communicator::id(vendors);
-            let id = if world.rank() == 0 { home.current(id)? } else { Vec::new() };
-            let id = &world.allgather(&id)?[0];
-            Some(home.current(|| Communicator::new(vendors, id, place))?)
+            let id = id()?.map_err(anyhow::Error::msg)?;
+            Some(home.current(|| Communicator::new(vendors, &id, place))?)
         }
         _ => None,
     };
@@ -372,7 +377,8 @@ fn all_shapes(
         Beside::Libraries => home.current(|| Multiplier::new(vendors)).map_err(|e| e.to_string()),
         Beside::First => Err("left out".into()),
     };
-    let rank = Rank { world, home, nccl, windowed, blas };
+    let has_library = vendors.paths().iter().any(Result::is_ok);
+    let rank = Rank { world, home, nccl, windowed, blas, has_library };
     for shape in shapes {
         let lines = shape::measure(&rank, shape)?;
         if world.rank() == 0 {

@@ -54,6 +54,15 @@ impl Vendors {
         [nccl, blas]
     }
 
+    /// The versions of libraries that can do something on a device that is current: hipBLASLt may have no kernels for
+    /// it.
+    pub(crate) fn usable(&self) -> [Result<String, String>; 2] {
+        let [nccl, blas] = self.versions();
+        let tried = || Multiplier::new(self)?.product([256; 3], DType::BF16, false).map(drop);
+        let blas = blas.and_then(|it| tried().map(|()| it).map_err(|why| why.to_string()));
+        [nccl, blas]
+    }
+
     /// The files that they are in.
     pub(crate) fn paths(&self) -> [Result<&Path, &str>; 2] {
         let nccl = self.nccl.as_ref().map(|nccl| &*nccl.path);

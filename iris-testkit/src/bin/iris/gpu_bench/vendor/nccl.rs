@@ -38,6 +38,10 @@ library! { WindowTable,
     ncclCommWindowDeregister(Handle, Handle) -> c_int;
 }
 
+library! { ErrorTable,
+    ncclGetLastError(Handle) -> *const c_char;
+}
+
 /// `NCCL_WIN_COLL_SYMMETRIC`: all ranks have it at the same offset of theirs.
 const SYMMETRIC: c_int = 1;
 
@@ -45,6 +49,9 @@ const SYMMETRIC: c_int = 1;
 pub(super) struct Nccl {
     table: Table,
     windows: Result<WindowTable, String>,
+    errors: Option<ErrorTable>,
+    /// A variable without which the library refuses some devices, and the value it must have.
+    needs: Option<(&'static str, &'static str)>,
     pub(super) path: PathBuf,
 }
 
@@ -72,9 +79,13 @@ pub(super) fn name(kind: BackendKind) -> &'static str {
 
 /// The library of this machine, first looked for in `folders`.
 pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
+    // RCCL refuses gfx942 and gfx950 without it, unless their firmware and HIP are recent.
+    let needs = (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"));
     let load = |file: &Path| {
         let table = Table::of(open(file)?, "")?;
-        Ok(Nccl { table, windows: WindowTable::of(open(file)?, ""), path: file.to_owned() })
+        let windows = WindowTable::of(open(file)?, "");
+        let errors = ErrorTable::of(open(file)?, "").ok();
+        Ok(Nccl { table, windows, errors, needs, path: file.to_owned() })
     };
     let (names, file, bare, usual) = match kind {
         BackendKind::Cuda => {
@@ -277,11 +288,31 @@ impl Window<'_> {
     }
 }
 
-fn check(table: &Table, function: &str, code: c_int) -> Result<()> {
+/// Turns an outcome into an error, with all that the library says of it, and what to set if a variable is missing.
+fn check(nccl: &Nccl, function: &str, code: c_int) -> Result<()> {
     if code == 0 {
         return Ok(());
     }
     // SAFETY: the function takes any number and returns a constant that ends with zero.
-    let text = unsafe { CStr::from_ptr((table.ncclGetErrorString)(code)) };
-    bail!("{function}: {} ({code})", text.to_string_lossy())
+    let text = unsafe { CStr::from_ptr((nccl.ncclGetErrorString)(code)) };
+    let mut why = format!("{function}: {} ({code})", text.to_string_lossy());
+    if let Some(errors) = &nccl.errors {
+        // SAFETY: the communicator may be null.
+        let last = unsafe { (errors.ncclGetLastError)(null_mut()) };
+        // SAFETY: the text is the library's own and ends with zero.
+        let last = (!last.is_null()).then(|| unsafe { CStr::from_ptr(last) }.to_string_lossy());
+        if let Some(last) = last.filter(|last| !last.trim().is_empty()) {
+            why += &format!(": {}", last.trim());
+        }
+    }
+    if let Some((variable, value)) = nccl.needs {
+        let set = std::env::var(variable).ok();
+        if set.as_deref() != Some(value) {
+            let is = set.as_deref().unwrap_or("not set");
+            why += &format!(
+                "; {variable} is {is}, and RCCL refuses some devices without it: set it to {value}"
+            );
+        }
+    }
+    bail!(why)
 }
