@@ -148,14 +148,14 @@ pub struct OpArgs {
     pub movers: u32,
     /// 0 if A is split by rows, 1 by columns.
     pub shard: u32,
-    /// 1 if units are fetched along M first.
-    pub m_first: u32,
-    /// 1 if the staging buffer is stored column by column.
+    /// 1 if the staging buffer is stored column by column, and its units are fetched along M first.
     pub m_contiguous: u32,
     /// Spans a workgroup has room for in the trace.
     pub trace_spans: u32,
     /// Sources that the inbox has places for.
     pub sources: u32,
+    /// Fills the last 8 bytes; 0.
+    pub padding: u32,
 }
 
 /// Which words say that a tile of C has come: value of [`TileView::arrival`].

@@ -86,31 +86,34 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Whether it multiplies, in an op that has a product.
+    /// Whether it multiplies, in an op that has a product, and so needs shared memory for its tiles. A new kernel
+    /// does not compile until it stands in one of the lists.
     pub fn multiplies(self) -> bool {
         use Kernel::*;
-        !matches!(
-            self,
-            Norm | Zero
-                | Convert
-                | Gather
-                | AllToAll
-                | Broadcast
-                | Relay
-                | Open
-                | Copies
-                | Blocks
-                | Results
-                | Sums
-                | Gate { .. }
-                | Close
-                | Barrier { .. }
-                | OneShotLl
-                | ReduceScatterLl
-                | AllGatherLl
-                | AllToAllLl
-                | BroadcastLl
-        )
+        match self {
+            Local | OneShot | TwoShot | ReduceScatter | AddLocked | AddAtomic | Gathered | Pull
+            | Staged | AllGather => true,
+            Norm
+            | Zero
+            | Convert
+            | Gather
+            | AllToAll
+            | Broadcast
+            | Relay
+            | Open
+            | Copies
+            | Blocks
+            | Results
+            | Sums
+            | Gate { .. }
+            | Close
+            | Barrier { .. }
+            | OneShotLl
+            | ReduceScatterLl
+            | AllGatherLl
+            | AllToAllLl
+            | BroadcastLl => false,
+        }
     }
 
     /// The name of the form in which each thread has several items of a message between two ranks, where there is one.

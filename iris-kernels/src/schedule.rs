@@ -140,7 +140,7 @@ pub enum Shard {
 ///
 /// A unit is `tile_m` rows by one group of `k_group` columns, both cut short at the boundary of a
 /// shard. Units are numbered source by source, and in a source either along K first or along M
-/// first, as `m_first` says.
+/// first, as `m_contiguous` says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Units {
@@ -150,7 +150,7 @@ pub struct Units {
     pub k: u32,
     pub tile_m: u32,
     pub k_group: u32,
-    pub m_first: bool,
+    pub m_contiguous: bool,
 }
 
 impl Units {
@@ -194,7 +194,7 @@ impl Units {
     /// its shard.
     pub fn unit(&self, source: u32, row: u32, group: u32) -> u32 {
         let (rows, groups) = self.blocks(source);
-        let within = if self.m_first { group * rows + row } else { row * groups + group };
+        let within = if self.m_contiguous { group * rows + row } else { row * groups + group };
         self.first(source) + within
     }
 
@@ -203,7 +203,7 @@ impl Units {
         let source = self.source(unit);
         let (rows, groups) = self.blocks(source);
         let within = unit - self.first(source);
-        let (row, group) = if self.m_first {
+        let (row, group) = if self.m_contiguous {
             (within % rows, within / rows)
         } else {
             (within / groups, within % groups)

@@ -148,7 +148,6 @@ fn offsets(library: &Library) {
         offset_of!(OpArgs, root),
         offset_of!(OpArgs, movers),
         offset_of!(OpArgs, shard),
-        offset_of!(OpArgs, m_first),
         offset_of!(OpArgs, m_contiguous),
         offset_of!(OpArgs, trace_spans),
         offset_of!(OpArgs, sources),
@@ -234,9 +233,9 @@ fn staging(library: &Library) {
         let shard = if numbers.below(2) == 0 { Shard::Rows } else { Shard::Columns };
         let [size, m, k] = [1 + numbers.below(8), 1 + numbers.below(90), 1 + numbers.below(90)];
         let [tile_m, k_group] = [1 + numbers.below(40), 1 + numbers.below(40)];
-        let m_first = numbers.below(2) == 1;
-        let units = Units { shard, size, m, k, tile_m, k_group, m_first };
-        let shape = [shard as u32, size, m, k, tile_m, k_group, u32::from(m_first)];
+        let m_contiguous = numbers.below(2) == 1;
+        let units = Units { shard, size, m, k, tile_m, k_group, m_contiguous };
+        let shape = [shard as u32, size, m, k, tile_m, k_group, u32::from(m_contiguous)];
         for unit in 0..units.units() {
             let (at, mut out) = (units.area(unit), [0; 5]);
             // SAFETY: seven numbers in, a place for five out.

@@ -93,6 +93,7 @@ pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use counters::Counters;
 pub use error::{Error, Result};
 pub use iris_kernels::Library;
+#[doc(hidden)]
 pub use iris_kernels::build::Injected;
 pub use iris_kernels::schedule::split;
 pub use iris_kernels::trace::TraceSpan;

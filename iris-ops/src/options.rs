@@ -196,8 +196,10 @@ pub struct Request {
     /// Whether kernels on GPUs count what they move.
     pub counted: bool,
     /// Number of the first call.
+    #[doc(hidden)]
     pub first_call: i32,
     /// What a test has the kernels do worse than they should.
+    #[doc(hidden)]
     pub injected: Injected,
 }
 
@@ -578,6 +580,7 @@ macro_rules! setter {
         }
     };
     (first_call) => {
+        #[doc(hidden)]
         /// Number of the first call: for tests near the ends of the range.
         #[must_use]
         pub fn first_call(mut self, first_call: i32) -> Self {
@@ -586,6 +589,7 @@ macro_rules! setter {
         }
     };
     (injected) => {
+        #[doc(hidden)]
         /// What a stress test has device kernels do worse than they should: late, or wrong.
         #[must_use]
         pub fn injected(mut self, injected: $crate::Injected) -> Self {

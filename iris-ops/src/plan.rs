@@ -227,7 +227,7 @@ impl Plan {
             k: request.k as u32,
             tile_m: tile.m as u32,
             k_group: self.k_group(),
-            m_first: request.staged.layout == StagingLayout::MContiguous,
+            m_contiguous: request.staged.layout == StagingLayout::MContiguous,
         }
     }
 

@@ -64,14 +64,14 @@ fn grid() -> impl Strategy<Value = Grid> {
 fn units() -> impl Strategy<Value = Units> {
     let shard = prop_oneof![Just(Shard::Rows), Just(Shard::Columns)];
     (shard, 1..9u32, 0..90u32, 0..90u32, 1..40u32, 1..40u32, any::<bool>()).prop_map(
-        |(shard, size, m, k, tile_m, k_group, m_first)| Units {
+        |(shard, size, m, k, tile_m, k_group, m_contiguous)| Units {
             shard,
             size,
             m,
             k,
             tile_m,
             k_group,
-            m_first,
+            m_contiguous,
         },
     )
 }

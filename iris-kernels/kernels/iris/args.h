@@ -56,9 +56,9 @@ struct OpArgs {
     u32 tile_m, tile_n, k_group;
     u32 max_tiles, max_results;
     u32 wire, epilogue, producer, root;
-    u32 movers, shard, m_first, m_contiguous;
+    u32 movers, shard, m_contiguous;
     u32 trace_spans;
-    u32 sources;
+    u32 sources, padding;
 };
 static_assert(IRIS_OFFSET_OF(OpArgs, channel) == 1064, "channel");
 static_assert(IRIS_OFFSET_OF(OpArgs, record) == 1128, "record");
@@ -66,7 +66,7 @@ static_assert(IRIS_OFFSET_OF(OpArgs, a) == 1176, "a");
 static_assert(IRIS_OFFSET_OF(OpArgs, inbox) == 1400, "inbox");
 static_assert(IRIS_OFFSET_OF(OpArgs, counters) == 1464, "counters");
 static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1472, "m");
-static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1536, "trace_spans");
+static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1532, "trace_spans");
 static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 
 /// The launch that these arguments, the first of the kernel, describe, as this workgroup sees it. It

@@ -101,7 +101,7 @@ enum class Shard : u32 { Rows, Columns };
 struct Units {
     Shard shard;
     u32 size, m, k, tile_m, k_group;
-    bool m_first;
+    bool m_contiguous;
 
     IRIS_DEVICE Range shard_rows(u32 source) const {
         return shard == Shard::Rows ? split(m, size, source) : Range{0, m};
@@ -135,15 +135,15 @@ struct Units {
     /// The unit of `source` in row block `row` and K group `group` of its shard.
     IRIS_DEVICE u32 unit(u32 source, u32 row, u32 group) const {
         const u32 within =
-            m_first ? group * row_blocks_of(source) + row : row * groups_of(source) + group;
+            m_contiguous ? group * row_blocks_of(source) + row : row * groups_of(source) + group;
         return first(source) + within;
     }
     /// The rows and columns of A that `unit` covers.
     IRIS_DEVICE Tile area(u32 unit) const {
         const u32 from = source(unit), within = unit - first(from);
         const u32 rows = row_blocks_of(from), groups = groups_of(from);
-        const u32 block = m_first ? within % rows : within / groups;
-        const u32 group = m_first ? within / rows : within % groups;
+        const u32 block = m_contiguous ? within % rows : within / groups;
+        const u32 group = m_contiguous ? within / rows : within % groups;
         const Range m_range = shard_rows(from), k_range = shard_cols(from);
         const u32 row = m_range.start + block * tile_m, col = k_range.start + group * k_group;
         return Tile{row, col, min_of(tile_m, m_range.end - row), min_of(k_group, k_range.end - col)};

@@ -55,7 +55,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     let gather = |partial, pulls| {
         let shard = if args.shard == 0 { Shard::Rows } else { Shard::Columns };
         let OpArgs { m, k, tile_m, k_group, .. } = *args;
-        let units = Units { shard, size, m, k, tile_m, k_group, m_first: args.m_first == 1 };
+        let units =
+            Units { shard, size, m, k, tile_m, k_group, m_contiguous: args.m_contiguous == 1 };
         gather::Gather { partial, words: &words, units, pulls, begun: false }
     };
     match kernel {

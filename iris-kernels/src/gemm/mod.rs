@@ -194,13 +194,11 @@ impl Gemm {
         self.fitting(args).is_some()
     }
 
-    /// Whether this call is one for which ours was measured to be faster than what the vendor's library
-    /// chooses at once: bench/NOTES.md. Not where the last wave of tiles is far from full.
+    /// Whether the build for this call is preferred to the vendor's library.
     pub fn is_preferred(&self, args: &OpArgs) -> bool {
         let OpArgs { m, n, .. } = *args;
-        self.fitting(args).is_some_and(|(config, _)| {
-            config.is_preferred() && m >= 1024 && config.filled(m, n, self.multiprocessors) >= 95
-        })
+        let build = self.fitting(args);
+        build.is_some_and(|(config, _)| config.is_preferred_for(m, n, self.multiprocessors))
     }
 
     fn fitting(&self, args: &OpArgs) -> Option<&(Config, Function)> {

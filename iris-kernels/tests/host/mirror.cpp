@@ -87,7 +87,7 @@ Units units_from(const u32* s) {
 }
 } // namespace
 
-/// shard, size, m, k, tile_m, k_group, m_first; (source, row, col, rows, cols) of `unit`.
+/// shard, size, m, k, tile_m, k_group, m_contiguous; (source, row, col, rows, cols) of `unit`.
 u32 mirror_unit(const u32* shape, u32 unit, u32* out) {
     const Units units = units_from(shape);
     if (unit < units.units()) {
@@ -135,8 +135,7 @@ u64 mirror_offset(u32 field) {
         IRIS_OFFSET_OF(OpArgs, wire),        IRIS_OFFSET_OF(OpArgs, epilogue),
         IRIS_OFFSET_OF(OpArgs, producer),    IRIS_OFFSET_OF(OpArgs, root),
         IRIS_OFFSET_OF(OpArgs, movers),    IRIS_OFFSET_OF(OpArgs, shard),
-        IRIS_OFFSET_OF(OpArgs, m_first),     IRIS_OFFSET_OF(OpArgs, m_contiguous),
-        IRIS_OFFSET_OF(OpArgs, trace_spans),
+        IRIS_OFFSET_OF(OpArgs, m_contiguous), IRIS_OFFSET_OF(OpArgs, trace_spans),
         IRIS_OFFSET_OF(OpArgs, sources),     sizeof(OpArgs),
         IRIS_OFFSET_OF(TileView, channel),   IRIS_OFFSET_OF(TileView, record),
         IRIS_OFFSET_OF(TileView, rows),      IRIS_OFFSET_OF(TileView, tile_m),

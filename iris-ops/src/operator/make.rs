@@ -249,7 +249,6 @@ impl Operator {
                 None => 0,
             },
             shard: u32::from(shard == Shard::Columns),
-            m_first: u32::from(request.staged.layout == StagingLayout::MContiguous),
             m_contiguous: u32::from(request.staged.layout == StagingLayout::MContiguous),
             trace_spans,
             sources: needs.sources,

@@ -154,8 +154,11 @@ const MI300X: Device = Device {
     stored_of_norms: &[],
 };
 
-/// Of GPUs of a backend; none of hosts.
+/// Figures of the GPUs of a backend; none for hosts, and for a backend that nothing is known of.
 pub(super) fn of(backend: BackendKind) -> Option<&'static Device> {
-    const ALL: [Option<&Device>; 3] = [None, Some(&H200), Some(&MI300X)];
-    ALL[backend as usize]
+    match backend {
+        BackendKind::Cuda => Some(&H200),
+        BackendKind::Hip => Some(&MI300X),
+        _ => None,
+    }
 }

@@ -1,7 +1,9 @@
 //! The tables: a file of rows that were measured for each architecture in `tuning/`, read once.
 
+use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use iris_heap::BackendKind;
 use serde::Deserialize;
 
 use crate::kind::{Op, Variant};
@@ -44,19 +46,23 @@ struct Known {
     row: Row,
 }
 
-/// The tables, in the order of the backends, each of the architecture that was measured: another one of
-/// the same backend takes its rows for want of its own.
-const TEXTS: [&str; 3] = [
-    include_str!("../../tuning/cpu.toml"),
-    include_str!("../../tuning/sm90.toml"),
-    include_str!("../../tuning/gfx942.toml"),
-];
+/// The table of a backend, of the architecture that was measured: another one of the same backend takes its
+/// rows for want of its own. A backend without a table has no rows.
+fn text(backend: BackendKind) -> &'static str {
+    match backend {
+        BackendKind::Cpu => include_str!("../../tuning/cpu.toml"),
+        BackendKind::Cuda => include_str!("../../tuning/sm90.toml"),
+        BackendKind::Hip => include_str!("../../tuning/gfx942.toml"),
+        _ => "",
+    }
+}
 
-static TABLES: LazyLock<[Vec<Known>; 3]> = LazyLock::new(|| {
-    TEXTS.map(|text| {
-        let rows = toml::from_str::<Table>(text).map(|table| table.row).unwrap_or_default();
-        rows.into_iter().filter_map(known).collect()
-    })
+static TABLES: LazyLock<HashMap<BackendKind, Vec<Known>>> = LazyLock::new(|| {
+    let rows = |backend| {
+        let table = toml::from_str::<Table>(text(backend)).map(|table| table.row);
+        table.unwrap_or_default().into_iter().filter_map(known).collect()
+    };
+    BackendKind::ALL.map(|backend| (backend, rows(backend))).into()
 });
 
 fn known(row: Row) -> Option<Known> {
@@ -69,7 +75,7 @@ fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known>
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
     let Request { n, k, elements, shard, even, .. } = *request;
-    TABLES[ranks.backend as usize].iter().filter(move |Known { op: of, row, .. }| {
+    TABLES.get(&ranks.backend).into_iter().flatten().filter(move |Known { op: of, row, .. }| {
         !elements
             && *of == op
             && row.world == ranks.size
@@ -104,24 +110,22 @@ pub(super) fn tile(ranks: Ranks, request: &Request, variant: Variant) -> Option<
 
 #[cfg(test)]
 mod tests {
-    use iris_heap::BackendKind;
-
     use super::*;
 
     #[test]
     fn every_row_of_the_tables_is_understood() {
-        for (text, rows) in TEXTS.iter().zip(&*TABLES) {
-            let table: Table = toml::from_str(text).expect("the table parses");
-            assert_eq!(table.row.len(), rows.len());
+        for backend in BackendKind::ALL {
+            let table: Table = toml::from_str(text(backend)).expect("the table parses");
+            assert_eq!(table.row.len(), TABLES[&backend].len());
         }
-        assert!(!TABLES[0].is_empty());
+        assert!(!TABLES[&BackendKind::Cpu].is_empty());
     }
 
     /// What was measured on one kind of device is not taken for another.
     #[test]
     fn rows_are_of_their_own_backend() {
         let rows = |backend| {
-            let row = &TABLES[0][0].row;
+            let row = &TABLES[&BackendKind::Cpu][0].row;
             let options = crate::ops::matmul_all_reduce::Options::new(row.m[0], row.n, 512);
             let ranks = Ranks::new(0, row.world).on(backend);
             assert_eq!((row.op.as_str(), row.dtype.as_str()), ("matmul_all_reduce", "f32"));

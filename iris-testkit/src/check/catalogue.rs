@@ -215,7 +215,8 @@ pub(super) fn tuned_shapes() -> Result<Vec<Shape>, String> {
                 shapes.push(Shape::Tiles(Grid { rows: m, cols: n, tile_m, tile_n }, size));
                 let k = said("k").unwrap_or(4096);
                 for shard in [Shard::Rows, Shard::Columns] {
-                    let units = Units { shard, size, m, k, tile_m, k_group: 256, m_first: false };
+                    let units =
+                        Units { shard, size, m, k, tile_m, k_group: 256, m_contiguous: false };
                     shapes.push(Shape::Units(units));
                 }
             }

@@ -135,7 +135,7 @@ impl Shape {
                     k: units.k,
                     tile_m: units.tile_m,
                     k_group: units.k_group,
-                    m_first: units.m_first,
+                    m_contiguous: units.m_contiguous,
                 };
                 // SAFETY: as above.
                 unsafe { iris_schedule_units(&units, values, room) }
@@ -156,7 +156,7 @@ struct CxxUnits {
     k: u32,
     tile_m: u32,
     k_group: u32,
-    m_first: bool,
+    m_contiguous: bool,
 }
 
 #[cfg(iris_cxx)]
@@ -175,14 +175,14 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
         .prop_map(|(rows, cols, tile_m, tile_n)| Grid { rows, cols, tile_m, tile_n });
     let shard = prop_oneof![Just(Shard::Rows), Just(Shard::Columns)];
     let units = (shard, 1..9u32, 0..90u32, 0..90u32, 1..40u32, 1..40u32, any::<bool>()).prop_map(
-        |(shard, size, m, k, tile_m, k_group, m_first)| Units {
+        |(shard, size, m, k, tile_m, k_group, m_contiguous)| Units {
             shard,
             size,
             m,
             k,
             tile_m,
             k_group,
-            m_first,
+            m_contiguous,
         },
     );
     let collective = prop_oneof![

@@ -14,7 +14,7 @@ IRIS_DEVICE Units units_of(const OpArgs& args) {
                  args.k,
                  args.tile_m,
                  args.k_group,
-                 args.m_first == 1};
+                 args.m_contiguous == 1};
 }
 
 /// Where shards lie: this rank's own A, a peer's, the inbox, or the staging buffer. Each view
