@@ -14,10 +14,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::errors::usage;
+use crate::errors::{unread, usage};
 use crate::gpu_bench;
 use crate::job::Place;
 use crate::ratios::{Kind, Ratio, RatioJob, Times};
+use crate::record::kept;
 
 /// What is measured unless another file is given.
 const CASES: &str = include_str!("../../../../bench/cpu.toml");
@@ -61,9 +62,9 @@ pub(crate) struct Options {
     /// recorded beside ours.
     #[arg(long, value_name = "FILE")]
     pub(crate) torch: Option<PathBuf>,
-    /// Seconds after which the program ends whatever it waits for, of GPUs.
-    #[arg(long, value_name = "SECONDS", default_value_t = 400)]
-    pub(crate) limit: u64,
+    /// Seconds after which the program ends whatever it waits for, of GPUs [default: 400].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) limit: Option<u64>,
 }
 
 impl Options {
@@ -131,7 +132,7 @@ fn usual_record(backend: BackendKind) -> Option<PathBuf> {
         BackendKind::Cpu => backend.to_string(),
         _ => file_name(&backend.devices().ok()?.first()?.name),
     };
-    Some(format!("bench/record/{name}.jsonl").into())
+    Some(kept(&format!("{name}.jsonl")))
 }
 
 /// `NVIDIA H200 sm_90` as `h200`, `AMD Instinct MI300X gfx942` as `mi300x`.
@@ -144,14 +145,26 @@ fn file_name(gpu: &str) -> String {
 
 /// Measures and prints; whether all ratios are as asked.
 pub(crate) fn main(options: &Options) -> Result<bool> {
-    let mut sink = Sink::new(options)?;
     match options.backend {
-        BackendKind::Cpu => on_cpu(options, &mut sink),
-        _ => gpu_bench::main(options, &mut sink),
+        BackendKind::Cpu => on_cpu(options),
+        _ => gpu_bench::main(options, &mut Sink::new(options)?),
     }
 }
 
-fn on_cpu(options: &Options, sink: &mut Sink) -> Result<bool> {
+fn on_cpu(options: &Options) -> Result<bool> {
+    let path = |path: &PathBuf| path.display().to_string();
+    unread(
+        "the benchmark of the CPU",
+        &[
+            ("--ranks", options.ranks.map(|ranks| ranks.to_string())),
+            ("--libraries", options.libraries.first().map(path)),
+            ("--windows", options.windows.then(|| "given".into())),
+            ("--compare", options.compare.as_ref().map(path)),
+            ("--torch", options.torch.as_ref().map(path)),
+            ("--limit", options.limit.map(|seconds| seconds.to_string())),
+        ],
+    )?;
+    let mut sink = Sink::new(options)?;
     let cases = cases(options)?;
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::NOTHING);
@@ -288,10 +301,8 @@ mod tests {
         assert_eq!(file_name("NVIDIA A100-SXM4-80GB sm_80"), "a100-sxm4-80gb");
         assert_eq!(file_name("AMD Instinct MI300X gfx942"), "mi300x");
         let cpu = usual_record(BackendKind::Cpu).unwrap();
-        assert_eq!(cpu, Path::new("bench/record/cpu.jsonl"));
-        // Those that are kept.
-        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/record");
-        assert!(kept.join("h200.jsonl").exists() && kept.join("cpu.jsonl").exists());
+        assert!(cpu.ends_with("bench/record/cpu.jsonl") && cpu.exists());
+        assert!(kept("h200.jsonl").exists());
     }
 
     #[test]

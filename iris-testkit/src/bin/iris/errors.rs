@@ -26,6 +26,16 @@ pub(crate) fn usage(what: impl Display, value: impl Display, expected: impl Disp
     Usage { what, value, expected }.into()
 }
 
+/// Refuses the first of these options that has a value, as `reader` does not read it.
+pub(crate) fn unread(reader: &str, options: &[(&str, Option<String>)]) -> Result<(), Error> {
+    match options.iter().find_map(|(name, value)| Some((name, value.as_ref()?))) {
+        Some((name, value)) => {
+            Err(usage(name, value, format!("no such option, since {reader} does not read it")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Whether the program ends because nobody reads what it prints.
 pub(crate) fn reader_gone(error: &Error) -> bool {
     error.chain().any(|it| it.downcast_ref().is_some_and(Unwritten::reader_gone))

@@ -71,7 +71,9 @@ pub(crate) fn main(
     let report = place.run(&job)?;
     let ok = report.rows.iter().all(|row| row.wrong.is_none());
     if as_json {
-        say!("{}", json!({"ranks": place.ranks, "rows": report.rows, "ok": ok}))?;
+        let options = place.options(&job)?;
+        let rows = report.rows;
+        say!("{}", json!({"ranks": place.ranks, "rows": rows, "ok": ok, "options": options}))?;
     } else {
         print(&job, &block, place, &report.rows, ok)?;
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use comfy_table::Table;
-use iris_heap::{BackendKind, DType, Stream, SymSlice, SymmetricHeap, World};
-use iris_ops::{Ranks, Shard};
+use iris_heap::{BackendKind, DType, Settings, Stream, SymSlice, SymmetricHeap, World};
+use iris_ops::{Ranks, Shard, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{AnyOp, Op, Operands};
 use iris_testkit::{note, say};
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::check::{Found, check};
 use crate::device::{Device, Devices};
-use crate::errors::usage;
+use crate::errors::{unread, usage};
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::layer;
 use crate::matrices::Matrix;
@@ -151,6 +151,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     if columns && !Meaning::of(op).shards().contains(&Shard::Columns) {
         return Err(usage("--shard", "columns", format!("rows, which {op} is split by")));
     }
+    check_read(&options, op, place)?;
     let dimension = |given: Option<usize>, used: bool| given.unwrap_or(if used { 512 } else { 0 });
     let message = op != Op::Barrier;
     let problem = Problem {
@@ -179,7 +180,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     let chart = options.trace.as_deref().is_some_and(trace::is_chart);
     let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters, chart };
     let report = place.run(&job)?;
-    print(&job.problem, place, options.backend, &report, options.json)?;
+    print(&job, place, &report, options.json)?;
     let text = || match chart {
         true => report.chart(&job.problem, place),
         false => Ok(trace::document(&report.traces).to_string()),
@@ -187,14 +188,39 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     trace::finish(trace_file, text, report.wrong.is_none())
 }
 
-fn print(
-    problem: &Problem,
-    place: Place,
-    backend: BackendKind,
-    report: &Report,
-    as_json: bool,
-) -> Result<()> {
-    let Problem { op, m, n, k, dtype, .. } = problem;
+/// Refuses what a run of this op does not read.
+fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
+    let variant = options.variant.as_deref().unwrap_or("auto");
+    let host = options.backend.traits().host_threads;
+    let number = |it: Option<usize>| it.map(|number| number.to_string());
+    if op != Op::AllGatherMatmul || variant != Variant::Staged.name() {
+        unread(
+            &format!("{op} by {variant}"),
+            &[
+                ("--fetchers", number(options.fetchers)),
+                ("--k-per-flag", number(options.k_per_flag)),
+                ("--staging", options.staging.clone()),
+            ],
+        )?;
+    }
+    if host {
+        unread("a run on the CPU", &[("--library", options.library.clone())])?;
+    }
+    // With as many fetchers as workgroups, or more, all of these fetch and multiply, as with none.
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = options.threads.or(Settings::from_env()?.threads);
+    let groups = threads.unwrap_or_else(|| (cores() / place.ranks).max(1));
+    match options.fetchers {
+        Some(fetchers) if host && fetchers >= groups => {
+            let expected = format!("fewer than the {groups} workgroups of a rank (--threads)");
+            Err(usage("--fetchers", fetchers, expected))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn print(job: &OperatorJob, place: Place, report: &Report, as_json: bool) -> Result<()> {
+    let Problem { op, m, n, k, dtype, backend, .. } = &job.problem;
     let found = &report.found;
     let (error, difference) = (found.relative(), found.difference());
     if let Some(wrong) = &report.wrong {
@@ -205,7 +231,7 @@ fn print(
             "op": op, "variant": report.variant, "m": m, "n": n, "k": k, "dtype": dtype.name(),
             "ranks": place.ranks, "backend": backend.name(), "rel_error": error,
             "max_rank_difference": difference, "median_us": report.median_us,
-            "ok": report.wrong.is_none(),
+            "ok": report.wrong.is_none(), "options": place.options(job)?,
         });
         return Ok(say!("{object}")?);
     }

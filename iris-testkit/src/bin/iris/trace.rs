@@ -45,7 +45,7 @@ impl RankTrace {
 
 /// Whether a trace into this file is a chart, of one call, and not JSON.
 pub(crate) fn is_chart(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == "svg")
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
 }
 
 /// The spans that came after those of `before`.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::provenance;
 use crate::device::Device;
-use crate::errors::usage;
+use crate::errors::unread;
 use crate::gpu_bench::tune;
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::matrices::Matrix;
@@ -29,9 +29,9 @@ pub(crate) struct Options {
     /// GPU else].
     #[arg(long, value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Calls of each choice, on the CPU.
-    #[arg(long, default_value_t = 200)]
-    iters: usize,
+    /// Calls of each choice, on the CPU [default: 200].
+    #[arg(long)]
+    iters: Option<usize>,
     /// What computes: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     pub(crate) backend: BackendKind,
@@ -44,9 +44,9 @@ pub(crate) struct Options {
     /// The commit that is measured, where there is no git to ask.
     #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
     pub(crate) commit: Option<String>,
-    /// Seconds after which the program ends whatever it waits for, of GPUs.
-    #[arg(long, value_name = "SECONDS", default_value_t = 400)]
-    pub(crate) limit: u64,
+    /// Seconds after which the program ends whatever it waits for, of GPUs [default: 400].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) limit: Option<u64>,
 }
 
 /// What is tuned: M, N and K of the whole, as in `iris run`.
@@ -85,6 +85,7 @@ struct Choice {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let Options { backend, ranks, iters, .. } = options;
     if !backend.traits().host_threads {
+        unread("tuning of GPUs", &[("--iters", iters.map(|iters| iters.to_string()))])?;
         if let Some(reason) = harness::missing_gpus(*backend, 1)? {
             say!("skipped: {reason}")?;
             return Ok(true);
@@ -95,24 +96,29 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         };
         return worlds.into_iter().try_fold(true, |ok, ranks| Ok(tune(options, ranks)? && ok));
     }
-    if let Some(file) = &options.cases {
-        let file = file.display();
-        return Err(usage("--cases", file, "none on the CPU, where the shapes are its own"));
-    }
+    unread(
+        "tuning of the CPU",
+        &[
+            ("--cases", options.cases.as_ref().map(|file| file.display().to_string())),
+            ("--only", options.only.clone()),
+            ("--limit", options.limit.map(|seconds| seconds.to_string())),
+        ],
+    )?;
+    let iters = iters.unwrap_or(200);
     let device = Device::new(*backend, None, None)?;
     say!("# By `iris tune`: medians of {iters} calls of the slowest rank.")?;
     for &ranks in if ranks.is_empty() { &[2, 4] } else { &ranks[..] } {
         for shape in SHAPES {
-            let job = TuneJob::new(shape, ranks, *iters, device)?;
+            let job = TuneJob::new(shape, ranks, iters, device)?;
             let medians = Place::new(ranks, false)?.run(&job)?;
-            say!("{}", row(&job, ranks, &medians)?)?;
+            say!("{}", row(&job, ranks, &medians, options.commit.clone())?)?;
         }
     }
     Ok(true)
 }
 
 /// The row that these medians, in microseconds, make. The rule's comes first.
-fn row(job: &TuneJob, ranks: usize, medians: &[f64]) -> Result<String> {
+fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
     let Problem { op, m, n, dtype, .. } = &job.problem;
     let timed = || job.choices.iter().zip(medians);
     let (rule, own) = timed().next().context("the rule was timed")?;
@@ -129,7 +135,7 @@ fn row(job: &TuneJob, ranks: usize, medians: &[f64]) -> Result<String> {
         dtype.name(),
         tile.m,
         tile.n,
-        provenance(job.device.backend(), None),
+        provenance(job.device.backend(), commit),
     ))
 }
 
@@ -246,7 +252,7 @@ mod tests {
         let cpu = Device::new(BackendKind::Cpu, None, None).unwrap();
         let job = TuneJob::new((Op::AllReduce, 107, 384, 0), 4, 1, cpu).unwrap();
         let chosen = |medians: [f64; 2]| {
-            let row = row(&job, 4, &medians).unwrap();
+            let row = row(&job, 4, &medians, None).unwrap();
             let table: toml::Table = row.parse().unwrap();
             table["row"][0]["variant"].as_str().unwrap().to_owned()
         };

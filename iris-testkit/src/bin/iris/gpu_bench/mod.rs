@@ -256,7 +256,8 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
 }
 
 /// Ends the program when the time is over, whatever waits: a kernel that hangs cannot be called off.
-fn watch(limit: u64) -> Result<Instant> {
+fn watch(limit: Option<u64>) -> Result<Instant> {
+    let limit = limit.unwrap_or(400);
     let end = move || {
         std::thread::sleep(Duration::from_secs(limit));
         note!("iris: the benchmark took longer than {limit} s (--limit): given up");

@@ -18,9 +18,8 @@ mod compare;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The record, as `iris bench --record` appends to it for GPUs.
-    #[arg(default_value = "bench/record/h200.jsonl")]
-    file: PathBuf,
+    /// The record, as `iris bench --record` appends to it for GPUs [default: bench/record/h200.jsonl of the workspace].
+    file: Option<PathBuf>,
     /// Only lines of commits that begin so.
     #[arg(long, value_name = "COMMIT")]
     commit: Option<String>,
@@ -33,6 +32,15 @@ pub(crate) struct Options {
     /// Replaces the table between the lines <!-- record --> and <!-- /record --> of this file.
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
+}
+
+/// The file of this name in the folder bench/record of the workspace that the current folder is in; of the current
+/// folder if it is in none.
+pub(crate) fn kept(name: &str) -> PathBuf {
+    let folder = Path::new("bench/record");
+    let here = std::env::current_dir().unwrap_or_default();
+    let found = here.ancestors().map(|above| above.join(folder)).find(|it| it.is_dir());
+    found.unwrap_or_else(|| folder.into()).join(name)
 }
 
 /// A measured operator: one line of a record. Lines of other things have no `op` and no `us`.
@@ -170,9 +178,10 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         lines.retain(|line| line.commit.starts_with(commit));
         lines
     };
-    let lines = only(read(&options.file)?);
+    let file = options.file.clone().unwrap_or_else(|| kept("h200.jsonl"));
+    let lines = only(read(&file)?);
     if lines.is_empty() {
-        let file = options.file.display();
+        let file = file.display();
         let commit = options.commit.as_deref().map(|it| format!(" of {it}")).unwrap_or_default();
         let expected = "a record of GPUs that has some";
         return Err(usage(file, format!("without an operator{commit}"), expected));
