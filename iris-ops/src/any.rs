@@ -69,7 +69,7 @@ impl AnyOp {
     /// What a user's kernel needs that runs beside the next call, as of each operator that has it.
     ///
     /// # Errors
-    /// As `beside` of each; [`Invalid`](crate::Error::Invalid) for one that has none.
+    /// As `beside` of each; [`Invalid`](crate::OpError::Invalid) for one that has none.
     pub fn beside(&self, operands: &Operands, stream: &Stream) -> Result<TileView> {
         self.operator.beside(stream, &self.matrices(operands))
     }
@@ -124,6 +124,15 @@ impl Op {
     /// Its variants.
     pub fn variants(self) -> Vec<Variant> {
         ops::row(self).forms.iter().map(|form| form.variant).collect()
+    }
+
+    /// Its variant of this name, where hyphens are as good as underscores; none for `auto`, which leaves the choice
+    /// to the plan.
+    ///
+    /// # Errors
+    /// [`Invalid`](Error::Invalid) for what is no variant of it; the error names those that are.
+    pub fn variant(self, name: &str) -> Result<Option<Variant>> {
+        ops::row(self).variant(name)
     }
 
     /// The options that it reads, by the names of their setters, beside those that every operator has.

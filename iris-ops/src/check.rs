@@ -88,6 +88,9 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         }
     }
     normed(plan, norm, (call.m, n))?;
+    for (name, matrix) in [(names[1], c), ("normed", norm.map(|it| it.normed))] {
+        matrix.map_or(Ok(()), |matrix| written(op, name, &matrix))?;
+    }
     Ok(call)
 }
 
@@ -218,6 +221,19 @@ fn shaped(
         rows: matrix.rows(),
         cols: matrix.cols(),
         expected: format!("{rows} x {cols} ({why})"),
+    })
+}
+
+/// Checks that a matrix may be written.
+fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
+    if matrix.is_writable() {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        op,
+        what: format!("memory of {name}"),
+        value: "MatRef::external, which is only read".into(),
+        expected: "MatRef::external_mut or MatRef::sym".into(),
     })
 }
 

@@ -17,8 +17,8 @@ macro_rules! operator {
             ///
             /// # Errors
             /// Matrices that the plan does not fit, before anything is enqueued;
-            /// [`Poisoned`](crate::Error::Poisoned) after a fault of the heap.
-            pub fn run(&self, args: &$args, stream: &iris_heap::Stream) -> $crate::Result<()> {
+            /// [`Poisoned`](crate::OpError::Poisoned) after a fault of the heap.
+            pub fn run(&self, args: &$args, stream: &iris_heap::Stream) -> $crate::OpResult<()> {
                 self.operator.run(stream, &args.into())
             }
         }
@@ -36,8 +36,8 @@ macro_rules! common_methods {
             /// [`Ranks`](crate::Ranks).
             ///
             /// # Errors
-            /// [`Invalid`](crate::Error::Invalid) for what the operator cannot take.
-            pub fn plan(&self, ranks: impl Into<$crate::Ranks>) -> $crate::Result<$crate::Plan> {
+            /// [`Invalid`](crate::OpError::Invalid) for what the operator cannot take.
+            pub fn plan(&self, ranks: impl Into<$crate::Ranks>) -> $crate::OpResult<$crate::Plan> {
                 $crate::Plan::new(ranks.into(), &self.request)
             }
         }
@@ -55,7 +55,7 @@ macro_rules! common_methods {
             pub fn new(
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
                 plan: &$crate::Plan,
-            ) -> $crate::Result<Self> {
+            ) -> $crate::OpResult<Self> {
                 Ok(Self { operator: $crate::operator::Operator::new(ROW.op, heap, plan)? })
             }
 
@@ -69,7 +69,7 @@ macro_rules! common_methods {
             ///
             /// # Errors
             /// That fault.
-            pub fn check(&self) -> $crate::Result<()> {
+            pub fn check(&self) -> $crate::OpResult<()> {
                 self.operator.check()
             }
 
@@ -77,8 +77,8 @@ macro_rules! common_methods {
             /// an op planned without [`Options::counted`] or a trace has none, which is an error.
             ///
             /// # Errors
-            /// [`Invalid`](crate::Error::Invalid) where nothing is counted; those of the device.
-            pub fn counters(&self) -> $crate::Result<$crate::Counters> {
+            /// [`Invalid`](crate::OpError::Invalid) where nothing is counted; those of the device.
+            pub fn counters(&self) -> $crate::OpResult<$crate::Counters> {
                 self.operator.counters()
             }
 
@@ -87,7 +87,7 @@ macro_rules! common_methods {
             ///
             /// # Errors
             /// Those of the device.
-            pub fn trace(&self) -> $crate::Result<Vec<Vec<$crate::TraceSpan>>> {
+            pub fn trace(&self) -> $crate::OpResult<Vec<Vec<$crate::TraceSpan>>> {
                 self.operator.trace()
             }
 
@@ -96,7 +96,7 @@ macro_rules! common_methods {
             /// # Errors
             /// Those of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
             #[track_caller]
-            pub fn free(self) -> $crate::Result<()> {
+            pub fn free(self) -> $crate::OpResult<()> {
                 self.operator.free()
             }
         }
@@ -111,13 +111,13 @@ macro_rules! shared_workspace {
             /// workspace stays when the op is freed.
             ///
             /// # Errors
-            /// As [`new`](Self::new); [`Invalid`](crate::Error::Invalid) for a workspace that is too
+            /// As [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) for a workspace that is too
             /// small.
             #[track_caller]
             pub fn in_workspace(
                 workspace: &std::sync::Arc<$crate::Workspace>,
                 plan: &$crate::Plan,
-            ) -> $crate::Result<Self> {
+            ) -> $crate::OpResult<Self> {
                 let operator = $crate::operator::Operator::within(ROW.op, workspace, plan)?;
                 Ok(Self { operator })
             }
@@ -142,13 +142,13 @@ macro_rules! beside_method {
             /// without signals: who wants their tiles names the variant.
             ///
             /// # Errors
-            /// Those of [`run`](Self::run); [`Invalid`](crate::Error::Invalid) for a C or a variant
+            /// Those of [`run`](Self::run); [`Invalid`](crate::OpError::Invalid) for a C or a variant
             /// whose tiles have no signals.
             pub fn beside(
                 &self,
                 args: &$args,
                 stream: &iris_heap::Stream,
-            ) -> $crate::Result<iris_kernels::args::TileView> {
+            ) -> $crate::OpResult<iris_kernels::args::TileView> {
                 self.operator.beside(stream, &args.into())
             }
         }
@@ -171,35 +171,44 @@ macro_rules! variants {
         }
 
         impl Variant {
+            /// The variant by its name alone; none for `Auto`.
+            pub fn kind(self) -> Option<$crate::Variant> {
+                match self {
+                    Variant::Auto => None,
+                    $(Variant::$name { .. } => Some($crate::Variant::$name),)*
+                }
+            }
+
             /// Write the choice into a request.
             pub(crate) fn ask(self, request: &mut $crate::options::Request) {
-                match self {
-                    Variant::Auto => request.variant = None,
-                    $(Variant::$name $(($field))? => {
-                        request.variant = Some($crate::Variant::$name);
-                        $(request.$field = $field;)?
-                    })*
-                }
+                request.variant = self.kind();
+                $($(if let Variant::$name($field) = self {
+                    request.$field = $field;
+                })?)*
+            }
+        }
+
+        /// Whether it is of this name, with whatever options of its own.
+        impl PartialEq<$crate::Variant> for Variant {
+            fn eq(&self, other: &$crate::Variant) -> bool {
+                self.kind() == Some(*other)
+            }
+        }
+
+        impl PartialEq<Variant> for $crate::Variant {
+            fn eq(&self, other: &Variant) -> bool {
+                other == self
             }
         }
 
         impl std::str::FromStr for Variant {
-            type Err = $crate::Error;
+            type Err = $crate::OpError;
 
-            /// By the names of [`Variant`](crate::Variant), or `auto`; with the default options.
-            fn from_str(text: &str) -> $crate::Result<Self> {
-                if text == "auto" {
-                    return Ok(Variant::Auto);
-                }
-                $(if text == $crate::Variant::$name.name() {
-                    return Ok(Variant::$name $(($own::default()))?);
-                })*
-                let names = [$($crate::Variant::$name.name(),)*];
-                Err($crate::Error::Invalid {
-                    op: $row.op,
-                    what: "variant".into(),
-                    value: text.into(),
-                    expected: format!("auto, {}", names.join(", ")),
+            /// As [`Op::variant`]($crate::Op::variant) reads it, with the default options.
+            fn from_str(text: &str) -> $crate::OpResult<Self> {
+                Ok(match $row.variant(text)? {
+                    $(Some($crate::Variant::$name) => Variant::$name $(($own::default()))?,)*
+                    _ => Variant::Auto,
                 })
             }
         }

@@ -85,21 +85,23 @@ mod ops;
 mod options;
 mod plan;
 mod spec;
+mod split;
 mod tune;
 mod workspace;
 
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use counters::Counters;
-pub use error::{Error, Result};
+// Under names of their own: iris_heap has an Error, a Result and a Request, too, and both crates may be imported whole.
+pub use error::{Error as OpError, Result as OpResult};
 pub use iris_kernels::Library;
 #[doc(hidden)]
 pub use iris_kernels::build::Injected;
-pub use iris_kernels::schedule::split;
 pub use iris_kernels::trace::TraceSpan;
 pub use kind::{Op, UnknownName, Variant, Why};
 pub use matrix::MatRef;
 pub use ops::*;
-pub use options::{Epilogue, Ranks, Request, Shard, Staged, StagingLayout, TileShape};
+pub use options::{Epilogue, Ranks, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
 pub use plan::{Choice, Plan};
+pub use split::split;
 pub use workspace::Workspace;

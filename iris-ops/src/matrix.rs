@@ -10,7 +10,7 @@ use crate::kind::Op;
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Sym(RawSlice),
-    External { address: u64, bytes: u64 },
+    External { address: u64, bytes: u64, writable: bool },
 }
 
 /// A matrix in symmetric or other memory: by default row by row without gaps.
@@ -40,21 +40,44 @@ impl MatRef {
         Self::sym(slice, 1, slice.len())
     }
 
-    /// A matrix of `rows` x `cols` in memory that the device of the heap can address, with room for
-    /// `len` elements.
+    /// An input of `rows` x `cols` in memory that the device of the heap can address, with room for `len`
+    /// elements. As an output it is refused: [`MatRef::external_mut`].
     ///
     /// # Safety
-    /// The memory must be mapped for the heap's device and stay so, unwritten by others, until the
-    /// stream has finished the calls that use it.
+    /// The memory must be mapped for the heap's device and stay so, written by nobody, until the stream has
+    /// finished the calls that use it.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external<T: Element>(
+        pointer: *const T,
+        len: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Self {
+        Self::at(pointer, len, (rows, cols), false)
+    }
+
+    /// As [`MatRef::external`], for an output or an input.
+    ///
+    /// # Safety
+    /// As for [`MatRef::external`]; as an output, the memory is neither written nor read by others until then.
+    #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
+    pub unsafe fn external_mut<T: Element>(
         pointer: *mut T,
         len: usize,
         rows: usize,
         cols: usize,
     ) -> Self {
+        Self::at(pointer, len, (rows, cols), true)
+    }
+
+    fn at<T: Element>(
+        pointer: *const T,
+        len: usize,
+        (rows, cols): (usize, usize),
+        writable: bool,
+    ) -> Self {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        let place = Place::External { address: pointer as u64, bytes };
+        let place = Place::External { address: pointer as u64, bytes, writable };
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
@@ -66,6 +89,28 @@ impl MatRef {
     }
 
     /// The matrix whose rows are this one's columns: the same memory, read the other way.
+    ///
+    /// B of a weight that is stored as `n` x `k`, as linear layers of PyTorch have it:
+    /// ```
+    /// use iris_heap::{HeapOptions, SymmetricHeap, World};
+    /// use iris_ops::{MatRef, Matmul, MatmulArgs, matmul::Options};
+    ///
+    /// let results = World::run_threads(1, |world| -> anyhow::Result<Vec<f32>> {
+    ///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    ///     let (m, n, k) = (1, 2, 3);
+    ///     let (x, y) = (heap.ones::<f32>(m * k)?, heap.zeros::<f32>(m * n)?);
+    ///     let weight = heap.zeros::<f32>(n * k)?;
+    ///     heap.write(weight, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])?; // two rows of three
+    ///     let b = MatRef::sym(weight, n, k).transposed(); // k x n
+    ///     let op = Matmul::new(&heap, &Options::new(m, n, k).plan(&heap)?)?;
+    ///     let stream = heap.stream()?;
+    ///     op.run(&MatmulArgs::new(MatRef::sym(x, m, k), b, MatRef::sym(y, m, n)), &stream)?;
+    ///     stream.sync()?;
+    ///     Ok(heap.read(y)?)
+    /// })?;
+    /// assert_eq!(results, [[6.0, 15.0]]); // x W^T
+    /// # anyhow::Ok(())
+    /// ```
     #[must_use]
     pub fn transposed(mut self) -> Self {
         (self.rows, self.cols) = (self.cols, self.rows);
@@ -99,6 +144,11 @@ impl MatRef {
             Place::Sym(slice) if slice.segment() == Segment::Data => Some(slice.offset()),
             _ => None,
         }
+    }
+
+    /// Whether an op may write it.
+    pub(crate) fn is_writable(&self) -> bool {
+        !matches!(self.place, Place::External { writable: false, .. })
     }
 
     pub(crate) fn is_transposed(&self) -> bool {
@@ -158,7 +208,7 @@ impl MatRef {
             Place::Sym(slice) => {
                 (heap.resolve(slice, heap.rank()).in_op(op)? as u64, slice.bytes())
             }
-            Place::External { address, bytes } => (address, bytes),
+            Place::External { address, bytes, .. } => (address, bytes),
         };
         if self.extent() > bytes {
             let expected = format!(

@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::Range;
 
 use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
-use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of, split};
+use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
 use iris_kernels::{Kept, Library, Whole};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
@@ -17,6 +17,7 @@ use crate::kind::{Op, Variant, Why};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
+use crate::split::split;
 use crate::tune;
 
 /// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
@@ -278,9 +279,7 @@ impl Plan {
 
     /// The rows that `rank` owns, where the rows of a call of `m` are split over the ranks.
     pub fn rows_of(&self, rank: usize, m: usize) -> Range<usize> {
-        // More rows than a plan can have are refused elsewhere, whatever their part is.
-        let range = split(u32::try_from(m).unwrap_or(u32::MAX), self.size(), rank as u32);
-        range.start as usize..range.end as usize
+        split(m, self.ranks.size, rank)
     }
 
     /// The rank that owns row `row` in a call of `m` rows, where they are split over the ranks.

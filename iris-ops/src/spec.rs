@@ -6,6 +6,7 @@ use iris_kernels::Kernel;
 use iris_kernels::schedule::Collective;
 use iris_sync::barrier::Members;
 
+use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 
 /// One operator.
@@ -251,6 +252,22 @@ impl Form {
 }
 
 impl Row {
+    /// The variant of this name, where hyphens are as good as underscores; none for `auto`, which leaves the choice
+    /// to the plan.
+    pub(crate) fn variant(&self, name: &str) -> Result<Option<Variant>> {
+        if name == "auto" {
+            return Ok(None);
+        }
+        let found = name.parse().ok().filter(|&variant| self.form(variant).is_some());
+        let names: Vec<_> = self.forms.iter().map(|form| form.variant.name()).collect();
+        found.map(Some).ok_or_else(|| Error::Invalid {
+            op: self.op,
+            what: "variant".into(),
+            value: name.into(),
+            expected: format!("auto, {}", names.join(", ")),
+        })
+    }
+
     /// The form of a variant, if the operator has it.
     pub(crate) fn form(&self, variant: Variant) -> Option<&'static Form> {
         self.forms.iter().find(|form| form.variant == variant)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use iris_heap::{Segment, SymSlice, SymmetricHeap, World};
 use iris_ops::{
-    AllGatherMatmul, AllReduce, AnyOp, CollectiveArgs, Error, MatRef, MatmulAllReduce, MatmulArgs,
-    Op, Operands, Plan, Variant, Workspace, all_gather_matmul, all_reduce, barrier,
+    AllGatherMatmul, AllReduce, AnyOp, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, Op,
+    OpError as Error, Operands, Plan, Variant, Workspace, all_gather_matmul, all_reduce, barrier,
     matmul_all_reduce,
 };
 use iris_testkit::oracle::{Meaning, Rows, Task};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use iris_heap::{ErrorKind, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::all_reduce::{Options, Variant};
-use iris_ops::{AllReduce, CollectiveArgs, Error, MatRef};
+use iris_ops::{AllReduce, CollectiveArgs, MatRef, OpError as Error};
 use iris_sync::FaultKind;
 
 const M: usize = 64;

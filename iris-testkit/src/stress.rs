@@ -403,7 +403,7 @@ impl<T: Element> Bench<T> {
 #[allow(unsafe_code, reason = "the caller's own memory is given by its address")]
 fn external<T: Element>(pointer: *mut T, len: usize, (rows, cols): (usize, usize)) -> MatRef {
     // SAFETY: the block has `len` elements, and the bench holds its heap until all calls are done.
-    unsafe { MatRef::external(pointer, len, rows, cols) }
+    unsafe { MatRef::external_mut(pointer, len, rows, cols) }
 }
 
 /// Enqueue a kernel of stress.cu.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use common::ready::{Ready, all_cases, operands};
 use common::{run_all, taken};
 use iris_heap::{ErrorKind, HeapOptions, Settings, SymmetricHeap, World};
-use iris_ops::{Barrier, Error, Ranks, TileShape, Variant, barrier};
+use iris_ops::{Barrier, OpError as Error, Ranks, TileShape, Variant, barrier};
 use iris_sync::{FaultKind, Field};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::suite::{Case, Input, Op, Options};

@@ -10,8 +10,8 @@ use common::ready::{Ready, all_cases};
 use half::f16;
 use iris_heap::{DType, ErrorKind, HeapOptions, Segment, SymmetricHeap, World};
 use iris_ops::{
-    AllGatherMatmul, AllReduce, Broadcast, CollectiveArgs, Error, MatRef, MatmulAllReduce,
-    MatmulArgs, NormArgs, Ranks, Shard, TileShape,
+    AllGatherMatmul, AllReduce, Broadcast, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs,
+    NormArgs, OpError as Error, Ranks, Shard, TileShape,
 };
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::ready::{Ready, all_cases};
 use common::taken;
 use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
-use iris_ops::{Error, TileShape};
+use iris_ops::{OpError as Error, TileShape};
 use iris_testkit::Level;
 use iris_testkit::launch::{End, Options as Launch, Outcome, launch};
 use iris_testkit::suite::{Case, Input, Op, Options, run_case};

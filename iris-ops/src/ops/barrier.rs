@@ -3,8 +3,8 @@
 
 use iris_heap::Stream;
 
-use crate::Result;
 use crate::args::Matrices;
+use crate::error::Result;
 use crate::facade::common_methods;
 use crate::kind::{Op, Variant};
 use crate::operator::Operator;
@@ -24,7 +24,7 @@ impl Barrier {
     /// Enqueue the barrier on `stream`. On a rank that is no member it is an error.
     ///
     /// # Errors
-    /// That one; [`Poisoned`](crate::Error::Poisoned) after a fault of the heap.
+    /// That one; [`Poisoned`](crate::OpError::Poisoned) after a fault of the heap.
     pub fn run(&self, stream: &Stream) -> Result<()> {
         self.operator.run(stream, &Matrices::default())
     }

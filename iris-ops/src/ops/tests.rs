@@ -387,7 +387,7 @@ fn names_are_read_as_they_are_written() {
     let error = "ring".parse::<all_reduce::Variant>().unwrap_err().to_string();
     assert_eq!(
         error,
-        "all_reduce: variant is ring, expected auto, one_shot, two_shot, ll, spinlock, atomic"
+        "all_reduce: variant is ring, expected auto, one_shot, two_shot, spinlock, atomic, ll"
     );
 }
 
@@ -403,7 +403,8 @@ fn operators_go_to_other_threads() {
 /// What an operator does not read is refused where it can be asked: in a request of any operator.
 #[test]
 fn a_request_of_any_operator_takes_what_the_operator_reads() {
-    use crate::{Epilogue, Request};
+    use crate::Epilogue;
+    use crate::options::Request;
     type Ask = (&'static str, fn(&mut Request));
     let asks: [Ask; 9] = [
         ("dtype", |it| it.dtype = DType::F16),

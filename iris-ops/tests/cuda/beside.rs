@@ -338,7 +338,7 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         let heap = open(&world)?;
         let ranks = Ranks::from(&world);
         let stream = heap.stream()?;
-        let refused = |outcome: iris_ops::Result<TileView>, text: &str| {
+        let refused = |outcome: iris_ops::OpResult<TileView>, text: &str| {
             let error = outcome.map(drop).expect_err(text).to_string();
             ensure!(error.contains(text), "{error}");
             Ok(())

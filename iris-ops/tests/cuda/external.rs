@@ -22,7 +22,7 @@ fn external(
 ) -> MatRef {
     let (address, _used) = slice.device_ptr(stream);
     // SAFETY: the caller keeps the slice until the stream is done with the calls that use it.
-    unsafe { MatRef::external(address as *mut f32, slice.len(), rows, cols) }
+    unsafe { MatRef::external_mut(address as *mut f32, slice.len(), rows, cols) }
 }
 
 /// A, B and C are cudarc's, and so is the work before and behind each call, on cudarc's stream:

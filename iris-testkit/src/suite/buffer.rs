@@ -160,7 +160,7 @@ impl Buffer {
             if layout.external || layout.external_on_odd && heap.rank() % 2 == 1 {
                 let address = heap.resolve(slice, heap.rank())?;
                 // SAFETY: the memory is the heap's own and is given back after the calls.
-                unsafe { MatRef::external(address, slice.len(), rows, cols) }
+                unsafe { MatRef::external_mut(address, slice.len(), rows, cols) }
             } else {
                 MatRef::sym(slice, rows, cols)
             }

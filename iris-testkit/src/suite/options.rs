@@ -1,6 +1,6 @@
 //! What a case asks of any op, as one struct: what tests and programs vary, whichever op it is for.
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use iris_heap::{BackendKind, DType};
 use iris_ops::{
     Epilogue, Injected, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape, Variant,
@@ -155,14 +155,7 @@ pub fn plan(
     ranks: impl Into<Ranks>,
     options: &Options,
 ) -> anyhow::Result<Plan> {
-    let variant = match variant.as_ref() {
-        "auto" => None,
-        name => {
-            let names: Vec<_> = op.variants().into_iter().map(Variant::name).collect();
-            ensure!(names.contains(&name), "{op}: variant is {name}, expected auto or {names:?}");
-            Some(name.parse()?)
-        }
-    };
+    let variant = op.variant(variant.as_ref())?;
     let Options { m, n, k, epilogue, ref members, .. } = *options;
     let mut request = op.request(m, n, k);
     request.variant = variant;

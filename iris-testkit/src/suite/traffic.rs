@@ -1,6 +1,6 @@
 //! What each variant moves, by its name alone.
 
-use iris_ops::{Plan, Request, TileShape, Variant};
+use iris_ops::{OpRequest as Request, Plan, TileShape, Variant};
 
 use super::Case;
 use crate::oracle::{Meaning, Product, Rows, split};

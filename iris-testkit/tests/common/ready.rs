@@ -34,7 +34,7 @@ impl Ready {
         Ok(Self { op, operands, stream, heap, c })
     }
 
-    pub fn call(&mut self) -> iris_ops::Result<()> {
+    pub fn call(&mut self) -> iris_ops::OpResult<()> {
         self.op.run(&self.operands, &self.stream)
     }
 

@@ -47,7 +47,7 @@ pub(crate) fn code(error: &Error) -> u8 {
         let kind = |kind| kind == ErrorKind::Usage;
         cause.is::<Usage>()
             || cause.downcast_ref::<iris_heap::Error>().is_some_and(|it| kind(it.kind()))
-            || cause.downcast_ref::<iris_ops::Error>().is_some_and(|it| kind(it.kind()))
+            || cause.downcast_ref::<iris_ops::OpError>().is_some_and(|it| kind(it.kind()))
     });
     match error.downcast_ref::<Ranks>() {
         _ if reader_gone(error) => READER_GONE,

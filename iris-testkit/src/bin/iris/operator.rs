@@ -20,7 +20,7 @@ use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::layer;
 use crate::matrices::Matrix;
 use crate::memory;
-use crate::problem::Problem;
+use crate::problem::{Problem, known_variant};
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace, TraceFile};
 
@@ -156,7 +156,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     let message = op != Op::Barrier;
     let problem = Problem {
         op: op.name().into(),
-        variant: options.variant.map_or("auto".into(), |name| name.replace('-', "_")),
+        variant: options.variant.unwrap_or_else(|| "auto".into()),
         m: dimension(options.m, message),
         n: dimension(options.n, message),
         k: dimension(options.k, op.multiplies()),
@@ -193,7 +193,7 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     let variant = options.variant.as_deref().unwrap_or("auto");
     let host = options.backend.traits().host_threads;
     let number = |it: Option<usize>| it.map(|number| number.to_string());
-    if op != Op::AllGatherMatmul || variant != Variant::Staged.name() {
+    if known_variant("--variant", op, variant)? != Some(Variant::Staged) {
         unread(
             &format!("{op} by {variant}"),
             &[

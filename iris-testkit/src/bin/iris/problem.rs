@@ -46,13 +46,10 @@ pub(crate) struct Problem {
 /// Shapes of A (or the message), B and C of one rank; 0 x 0 where there is none.
 pub(crate) type Shapes = [(usize, usize); 3];
 
-/// Refuses what is no variant of this op, by the op's own name.
-pub(crate) fn known_variant(what: &str, op: Op, name: &str) -> Result<()> {
-    let variants: Vec<_> = op.variants().into_iter().map(Variant::name).collect();
-    if name == "auto" || variants.contains(&name) {
-        return Ok(());
-    }
-    Err(usage(format!("{what} of {op}"), name, format!("auto, {}", variants.join(", "))))
+/// The variant of this name, none for `auto`; what is no variant of this op is refused by the op's own name.
+pub(crate) fn known_variant(what: &str, op: Op, name: &str) -> Result<Option<Variant>> {
+    let all = || op.variants().into_iter().map(Variant::name).collect::<Vec<_>>().join(", ");
+    op.variant(name).map_err(|_| usage(format!("{what} of {op}"), name, format!("auto, {}", all())))
 }
 
 /// Rows of `cols` columns that are checked at once, over all ranks' partials.

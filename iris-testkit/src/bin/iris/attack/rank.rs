@@ -205,8 +205,8 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
 
 /// The rank that an error blames, if it is one.
 fn blamed(error: &anyhow::Error) -> Option<usize> {
-    let cause = match error.downcast_ref::<iris_ops::Error>() {
-        Some(iris_ops::Error::Heap { cause, .. } | iris_ops::Error::Poisoned { cause, .. }) => {
+    let cause = match error.downcast_ref::<iris_ops::OpError>() {
+        Some(iris_ops::OpError::Heap { cause, .. } | iris_ops::OpError::Poisoned { cause, .. }) => {
             Some(&**cause)
         }
         _ => error.downcast_ref::<Error>(),

@@ -230,7 +230,7 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
         if only.is_some_and(|only| !row.op.contains(only)) {
             continue;
         }
-        row.variants.iter().try_for_each(|name| known_variant("variant", op, name))?;
+        row.variants.iter().try_for_each(|name| known_variant("variant", op, name).map(drop))?;
         for [m, n, k] in row.shapes {
             // All ranks have the same shapes here.
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);

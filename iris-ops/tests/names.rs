@@ -1,0 +1,67 @@
+//! Names as a program meets them that imports both crates whole, and variants by name.
+
+use iris_heap::*;
+use iris_ops::*;
+
+/// Both crates have an error, a result and a request, under names that do not clash.
+fn planned(world: &World) -> OpResult<Plan> {
+    let request: OpRequest = Op::AllReduce.request(3, 4, 0);
+    let plan: Result<Plan, OpError> = request.plan(world);
+    plan
+}
+
+#[test]
+fn both_crates_can_be_imported_whole() {
+    let rank = |world: World| -> Result<usize> {
+        let plan = planned(&world).map_err(Error::other)?;
+        let _: Option<Request> = None;
+        world.close()?;
+        Ok(plan.request().m)
+    };
+    assert_eq!(World::run_threads(2, rank).unwrap(), [3, 3]);
+}
+
+/// Checks the variants of an operator against those of all, by one parser.
+macro_rules! same_variants {
+    ($($module:ident: $op:ident),*) => {$(
+        for kind in Op::$op.variants() {
+            for name in [kind.name().to_owned(), kind.name().replace('_', "-")] {
+                let own: $module::Variant = name.parse().unwrap();
+                assert!(own == kind && kind == own && own.kind() == Some(kind), "{name}");
+                assert!(own != $module::Variant::Auto, "{name}");
+                assert_eq!(Op::$op.variant(&name).unwrap(), Some(kind));
+                assert_eq!(name.parse::<Variant>().unwrap(), kind);
+            }
+        }
+        let auto: $module::Variant = "auto".parse().unwrap();
+        assert_eq!((auto.kind(), Op::$op.variant("auto").unwrap()), (None, None));
+        let [own, all] =
+            ["ring".parse::<$module::Variant>().map(|it| it.kind()), Op::$op.variant("ring")];
+        assert_eq!(own.unwrap_err().to_string(), all.unwrap_err().to_string());
+    )*};
+}
+
+#[test]
+fn variants_of_an_operator_are_those_of_all() {
+    same_variants!(
+        matmul_all_reduce: MatmulAllReduce,
+        matmul_reduce_scatter: MatmulReduceScatter,
+        all_gather_matmul: AllGatherMatmul,
+        matmul_all_gather: MatmulAllGather,
+        all_reduce: AllReduce,
+        all_gather: AllGather,
+        reduce_scatter: ReduceScatter,
+        all_to_all: AllToAll,
+        broadcast: Broadcast
+    );
+    let own = all_gather_matmul::Variant::Staged(Staged::new().fetchers(3));
+    assert_eq!(own, Variant::Staged);
+    let error = "push".parse::<all_gather_matmul::Variant>().unwrap_err().to_string();
+    assert!(error.contains("variant is push, expected auto, baseline, pull, staged"), "{error}");
+}
+
+#[test]
+fn parts_are_counted_by_usize() {
+    let parts: Vec<_> = (0..3).map(|rank: usize| split(10_usize, 3, rank)).collect();
+    assert_eq!(parts, [0..4, 4..7, 7..10]);
+}
