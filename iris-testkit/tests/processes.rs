@@ -126,7 +126,7 @@ fn order(world: &World) -> anyhow::Result<()> {
 
 #[test]
 fn processes_in_another_order_are_all_told() {
-    let outcome = start("order", 3, "1");
+    let outcome = start("order", 3);
     assert!(outcome.ok(), "{}", outcome.report());
 }
 
