@@ -204,7 +204,7 @@ macro_rules! variants {
         impl std::str::FromStr for Variant {
             type Err = $crate::OpError;
 
-            /// As [`Op::variant`]($crate::Op::variant) reads it, with the default options.
+            /// As [`Op::variant`](crate::Op::variant) reads it, with the default options.
             fn from_str(text: &str) -> $crate::OpResult<Self> {
                 Ok(match $row.variant(text)? {
                     $(Some($crate::Variant::$name) => Variant::$name $(($own::default()))?,)*

@@ -41,7 +41,8 @@ variants! { ROW;
     /// Gather A as [`AllGather`](crate::AllGather) does, then the product of whole matrices, by the
     /// library that the options say. Takes A in any memory; the tile is of A.
     Unfused,
-    /// Push the shards to all by copy engines, in a few parts, and multiply each part when it has come,
+    /// Push the shards to all by copy engines (on AMD by kernels of the runtime:
+    /// [`Variant::CopyEngine`](crate::Variant::CopyEngine)), in a few parts, and multiply each part when it has come,
     /// this rank's own rows first; A that is split by columns is gathered, then multiplied. The products
     /// are those of `Unfused`. Takes A in any memory; the tile is of A, and its rows are those of a part.
     CopyEngine,
