@@ -85,6 +85,7 @@
 //!   signals, events and barriers are for.
 
 pub mod abi;
+pub mod atomic_copy;
 mod backend;
 mod board;
 pub mod bootstrap;
@@ -96,6 +97,7 @@ mod heap;
 pub mod layout;
 mod limits;
 mod module;
+pub mod plain_access;
 mod root;
 mod segment;
 mod slice;

@@ -8,13 +8,17 @@ use std::sync::atomic::{AtomicI32, AtomicU64};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::atomic_copy;
 use crate::error::{Error, Result};
+use crate::plain_access::{Access, Span};
 use crate::util::{check_file_size, lock};
 
 /// One mapping of a memfd, unmapped when it is dropped; or memory of the caller's, left alone.
 ///
 /// The bytes are shared with other ranks, which write them at any time: no reference to them is ever
-/// made, only copies and atomic words.
+/// made but to atomics. Copies are atomic ([`atomic_copy`]) and keep apart from kernels that access
+/// the bytes plainly ([`plain_access`](crate::plain_access)), so a race yields old or new words and
+/// nothing undefined. Whoever resolves an address for code of their own vouches for that code.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     base: NonNull<u8>,
@@ -27,8 +31,7 @@ pub(crate) struct SharedMemory {
     descriptor: Mutex<Option<OwnedFd>>,
 }
 
-// SAFETY: the struct owns its mapping and hands out no reference into it but to atomics; the copies
-// below are the callers' to order, which they do by the protocols' words.
+// SAFETY: the struct owns its mapping, hands out references to atomics only, and its copies are atomic.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as for Send.
 unsafe impl Sync for SharedMemory {}
@@ -114,7 +117,7 @@ impl SharedMemory {
         // SAFETY: `range` checked that the byte lies in the mapping.
         let word = unsafe { self.base.as_ptr().add(start) };
         // SAFETY: the word is aligned, as a page and `start` are; it lives as long as `self`; and
-        // words of a signal segment are accessed by atomic operations only.
+        // it is of a signal segment, in which copies are atomic and kernels have no operands.
         Ok(unsafe { AtomicI32::from_ptr(word.cast::<i32>()) })
     }
 
@@ -131,48 +134,58 @@ impl SharedMemory {
         Ok(unsafe { AtomicU64::from_ptr(word.cast::<u64>()) })
     }
 
-    /// Copies `data` to `offset`.
+    /// Copies `data` to `offset`, atomically word by word.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         let start = self.range(offset, data.len() as u64)?;
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let to = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: both ranges are valid, and host memory of the caller's does not overlap a mapping
-        // into which nobody has a reference.
-        unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+        let _access = Access::of_copy(vec![self.span(start, data.len(), true)]);
+        // SAFETY: as above; nobody accesses the bytes plainly during `_access` (see the type).
+        unsafe { atomic_copy::store(data, to) };
         Ok(())
     }
 
-    /// Copies from `offset` into `data`.
+    /// Copies from `offset` into `data`, atomically word by word.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> Result<()> {
         let start = self.range(offset, data.len() as u64)?;
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let from = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: as in `write`, the other way round.
-        unsafe { from.copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) };
+        let _access = Access::of_copy(vec![self.span(start, data.len(), false)]);
+        // SAFETY: as above; nobody writes the bytes plainly during `_access` (see the type).
+        unsafe { atomic_copy::load(from, data) };
         Ok(())
     }
 
-    /// Sets `bytes` bytes from `offset` on.
+    /// Sets `bytes` bytes from `offset` on, atomically word by word.
     pub(crate) fn fill(&self, offset: u64, bytes: u64, value: u8) -> Result<()> {
-        let start = self.range(offset, bytes)?;
-        // SAFETY: `range` checked that the bytes lie in the mapping.
-        let to = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: as above; any byte pattern is valid there.
-        unsafe { to.write_bytes(value, bytes as usize) };
+        self.range(offset, bytes)?;
+        let part = [value; 4096];
+        for start in (0..bytes).step_by(part.len()) {
+            let len = (bytes - start).min(part.len() as u64);
+            self.write(offset + start, &part[..len as usize])?;
+        }
         Ok(())
     }
 
-    /// Copies between mappings, which may be the same.
+    /// Copies between mappings, which may be the same, atomically word by word.
     pub(crate) fn copy(&self, offset: u64, from: &SharedMemory, at: u64, bytes: u64) -> Result<()> {
         let start = self.range(offset, bytes)?;
         let source = from.range(at, bytes)?;
+        let len = bytes as usize;
+        let spans = vec![self.span(start, len, true), from.span(source, len, false)];
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let to = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: the same of the other mapping.
+        // SAFETY: as above, of the other mapping.
         let source = unsafe { from.base.as_ptr().add(source) };
-        // SAFETY: both ranges are valid; `copy_from` allows them to overlap.
-        unsafe { to.copy_from(source, bytes as usize) };
+        let _access = Access::of_copy(spans);
+        // SAFETY: as above; nobody accesses the bytes plainly during `_access` (see the type).
+        unsafe { atomic_copy::copy(source, to, len) };
         Ok(())
+    }
+
+    fn span(&self, start: usize, len: usize, written: bool) -> Span {
+        let start = self.address() + start as u64;
+        Span { bytes: start..start + len as u64, written }
     }
 
     fn range(&self, offset: u64, bytes: u64) -> Result<usize> {

@@ -365,3 +365,29 @@ fn the_call_site_of_every_exchange_is_the_callers() {
         assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[1]), "{error}");
     }
 }
+
+/// Words that the host and a stream copy at the same time are old or new. Under ThreadSanitizer (see
+/// CONTRIBUTING.md) this also shows that the copies are atomic.
+#[test]
+fn copies_that_race_yield_whole_words() {
+    bounded(|| {
+        const LEN: usize = 1000;
+        let [heap] = heaps();
+        let (x, y) = (heap.zeros::<u32>(LEN).unwrap(), heap.zeros::<u32>(LEN).unwrap());
+        let signals = heap.alloc_signal(LEN).unwrap();
+        heap.write(signals, &[0; LEN]).unwrap();
+        let stream = heap.stream().unwrap();
+        let whole = |words: Vec<u32>| words.iter().all(|&word| word == 0 || word == u32::MAX);
+        for round in 0..100 {
+            let word = if round % 2 == 0 { u32::MAX } else { 0 };
+            heap.write_on(&stream, x, &[word; LEN]).unwrap();
+            heap.copy_on(&stream, (y, 0), (x, 0)).unwrap();
+            heap.write_on(&stream, signals, &[word as i32; LEN]).unwrap();
+            assert!(whole(heap.read(x).unwrap()) && whole(heap.read(y).unwrap()));
+            assert!(whole(heap.read(signals.cast::<u32>().unwrap()).unwrap()));
+            heap.write(x, &[!word; LEN]).unwrap();
+        }
+        stream.sync().unwrap();
+        heap.close().unwrap();
+    });
+}

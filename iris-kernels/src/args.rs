@@ -5,6 +5,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use iris_heap::DType;
 use iris_heap::abi::HeapView;
+use iris_heap::plain_access::Span;
 use iris_sync::{Channel, Record};
 
 /// A matrix in memory that this rank's kernels can address.
@@ -31,6 +32,19 @@ impl Matrix {
     /// Bytes of an element.
     pub(crate) fn element_bytes(&self) -> u64 {
         element_bytes(self.dtype) as u64
+    }
+
+    /// Addresses from the first element to the last, with gaps between lines; empty for no matrix.
+    fn bytes(&self) -> Range<u64> {
+        let (lines, len) = match self.transposed {
+            1 => (self.cols, self.rows),
+            _ => (self.rows, self.cols),
+        };
+        let elements = match (lines, len) {
+            (0, _) | (_, 0) => 0,
+            _ => u64::from(lines - 1) * self.ld + u64::from(len),
+        };
+        self.address..self.address + elements * self.element_bytes()
     }
 
     /// The address behind the last line of a matrix by rows.
@@ -156,6 +170,18 @@ pub struct OpArgs {
     pub sources: u32,
     /// Fills the last 8 bytes; 0.
     pub padding: u32,
+}
+
+impl OpArgs {
+    /// Bytes of the matrices of a call, in this rank's memory. Peers access them only while this rank
+    /// is in the call.
+    pub(crate) fn operands(&self) -> Vec<Span> {
+        let OpArgs { a, b, c, bias, residual, weight, normed, .. } = self;
+        let read = [a, b, bias, residual, weight].map(|matrix| (matrix, false));
+        let written = [c, normed].map(|matrix| (matrix, true));
+        let span = |(matrix, written): (&Matrix, bool)| Span { bytes: matrix.bytes(), written };
+        read.into_iter().chain(written).map(span).collect()
+    }
 }
 
 /// Which words say that a tile of C has come: value of [`TileView::arrival`].

@@ -4,8 +4,9 @@
 
 mod copied;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use iris_heap::plain_access::Access;
 use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs, producer, rows_of};
@@ -361,7 +362,10 @@ impl Launcher {
             Kernels::Host => {
                 let memory = heap.memory();
                 let name = if op == kernel.name() { op } else { kernel.name() };
+                // Kept until the launch drops this closure, which the last workgroup to end does.
+                let access = OnceLock::new();
                 let run = move |group: Group| {
+                    access.get_or_init(|| Access::of_kernel(args.operands()));
                     // SAFETY: the caller vouches for the matrices; `memory` keeps the rest.
                     let result = unsafe { cpu::run(kernel, &args, group.index, group.count) };
                     // All of it is captured: the whole heap stays mapped while this runs.

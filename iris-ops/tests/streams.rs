@@ -1,7 +1,6 @@
 //! Ops on the CPU and the streams they are run on: those of their own heap, and no others.
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use iris_heap::{ErrorKind, HeapOptions, Settings, Stream, SymSlice, SymmetricHeap, World};
@@ -138,4 +137,37 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
         other => panic!("{other}"),
     }
     closed[1].as_ref().unwrap();
+}
+
+/// Kernels of the CPU access operands plainly: a copy of what a call writes waits for its end, and a
+/// copy of what it only reads, or does not touch, does not wait.
+#[test]
+fn a_copy_of_a_result_waits_for_the_call() {
+    let (go, gone) = mpsc::channel();
+    let gone = Mutex::new(gone);
+    World::run_threads(2, |world| {
+        let heap = heap(&world);
+        let (x, y) = (heap.ones::<f32>(M * N)?, heap.zeros::<f32>(M * N)?);
+        let other = heap.zeros::<f32>(M * N)?;
+        let op = op(&heap);
+        let stream = heap.stream()?;
+        if world.rank() == 1 {
+            gone.lock().unwrap().recv().unwrap();
+        }
+        op.run(&args(x, y), &stream).unwrap();
+        if world.rank() == 0 {
+            // Once the kernel waits it is running, until rank 1 has been told to go.
+            while op.counters().unwrap().waits == 0 {
+                std::thread::yield_now();
+            }
+            heap.write(other, &[1.0; M * N])?;
+            assert_eq!(heap.read(x)?, [1.0; M * N]);
+            go.send(()).unwrap();
+            assert_eq!(heap.read(y)?, [2.0; M * N]);
+        }
+        stream.sync()?;
+        op.free().unwrap();
+        heap.close()
+    })
+    .unwrap();
 }

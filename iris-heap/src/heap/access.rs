@@ -16,7 +16,8 @@ impl SymmetricHeap {
     ///
     /// The pointer is valid for `slice.len()` elements while the block is allocated and the heap,
     /// one of its streams or [`SymmetricHeap::memory`] is held. Other ranks access the same
-    /// bytes: order the accesses by signals, and make no reference.
+    /// bytes: order the accesses by signals, and make no reference. On the CPU, [`crate::atomic_copy`]
+    /// is for accesses that nothing orders; [`SymmetricHeap::read`] and its like use it.
     ///
     /// # Errors
     /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and
@@ -38,8 +39,11 @@ impl SymmetricHeap {
         Ok(SliceView { offset: slice.offset(), len: slice.len() as u64 })
     }
 
-    /// Copies `data` into this rank's part of a slice of the same length. Work that is enqueued is
-    /// not waited for.
+    /// Copies `data` into this rank's part of a slice of the same length.
+    ///
+    /// Sync the stream of a kernel that accesses these bytes first. Otherwise the kernel sees old or
+    /// new words. On the CPU the copy waits for an operator's launch that is running and accesses
+    /// them; enqueued work is not waited for.
     ///
     /// # Errors
     /// As [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
@@ -49,7 +53,7 @@ impl SymmetricHeap {
         self.backend.write(&*mapping, offset, bytemuck::cast_slice(data))
     }
 
-    /// This rank's part of a slice. Work that is enqueued is not waited for.
+    /// This rank's part of a slice, as [`SymmetricHeap::read_from`] this rank.
     ///
     /// # Errors
     /// As [`SymmetricHeap::resolve`].
@@ -57,7 +61,11 @@ impl SymmetricHeap {
         self.read_from(slice, self.rank())
     }
 
-    /// The part of `rank`. That its owner has finished writing is for the caller to know.
+    /// The part of `rank`.
+    ///
+    /// Sync the stream of a kernel that writes these bytes first, on all ranks that write them.
+    /// Otherwise words are old or new. On the CPU the copy waits for an operator's launch of this
+    /// process that is running and writes them; enqueued work is not waited for.
     ///
     /// # Errors
     /// As [`SymmetricHeap::resolve`].

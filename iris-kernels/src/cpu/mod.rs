@@ -30,7 +30,8 @@ pub fn now() -> u64 {
 /// # Safety
 /// Every address in `args` must be that of live memory of the extent that `args` gives it: the
 /// segments, control block and device words of the heap, the matrices, the trace and the counters.
-/// The matrices must not overlap where one of them is written.
+/// The matrices must not overlap where one of them is written. Nobody else in this process accesses
+/// them while the call runs, except peers in the same call: the kernels' accesses are plain.
 pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
     // SAFETY: the caller vouches for the addresses.
     let words = unsafe { Words::new(args, index) };

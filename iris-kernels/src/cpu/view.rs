@@ -1,6 +1,9 @@
 //! Rectangles of matrices in memory that kernels address: load, store, copy, multiply. The only
 //! place of the CPU kernels, beside the words, that touches raw memory.
 //!
+//! Accesses are plain, since a GEMM library's and vectorised conversions are no atomics: the protocols
+//! order kernels, and [`iris_heap::plain_access`] keeps copies by the host away.
+//!
 //! All functions take a [`Matrix`] whose address, rows and columns were checked on the host when
 //! the op was run, and assert that the rectangle lies inside.
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use iris_heap::abi::{ControlBlock, PASSED, SEEN};
+use iris_heap::atomic_copy;
 use iris_sync::{Access, DevWord, Fault, Limit, LlWord, Memory, Order, Span, SymPair, SymWord};
 
 use crate::args::{OpArgs, counter};
@@ -71,11 +72,16 @@ impl<'a> Words<'a> {
         if self.args.counters == 0 {
             return;
         }
-        let counters = self.args.counters as *const AtomicU64;
+        let counters = self.args.counters as *const [AtomicU32; 2];
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` was promised `counter::COUNT` counters at this address.
-        let counter = unsafe { &*counters.add(which) };
-        counter.fetch_add(by, Ordering::Relaxed);
+        let [low, high] = unsafe { &*counters.add(which) };
+        // In halves, since the host reads device words by 32 bits.
+        let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
+        let upper = (by >> 32) as u32 + u32::from(carry);
+        if upper > 0 {
+            high.fetch_add(upper, Ordering::Relaxed);
+        }
     }
 
     fn control(&self) -> *mut ControlBlock {
@@ -103,8 +109,8 @@ impl<'a> Words<'a> {
         let place = group * self.args.trace_spans as usize + index as usize;
         let spans = base.wrapping_add(MAX_GROUPS * 4).cast::<TraceSpan>();
         // SAFETY: the group's part of the buffer has room for `trace_spans` spans, and only this
-        // workgroup writes there.
-        unsafe { spans.add(place).write_unaligned(span) };
+        // workgroup writes there; the host reads it atomically.
+        unsafe { atomic_copy::store(bytemuck::bytes_of(&span), spans.add(place).cast()) };
     }
 }
 

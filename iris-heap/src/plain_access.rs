@@ -1,0 +1,131 @@
+//! Keeps copies by the host apart from kernels of the CPU that access the same bytes plainly.
+//!
+//! A GEMM library and vectorised conversions make no atomic accesses, so a copy of their operands at
+//! the same time would be undefined behaviour even if the copy is atomic. While a launch runs, it
+//! therefore announces the bytes of its operands ([`Access::of_kernel`]); a copy waits until no launch
+//! writes what it reads, or accesses what it writes. Launches end by their own deadlines, so this wait
+//! needs none. A program that syncs its stream before it touches operands never waits here.
+
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use crate::util::lock;
+
+/// Bytes by address, and whether they are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Addresses in this process.
+    pub bytes: Range<u64>,
+    /// Whether the bytes are written; otherwise they are only read.
+    pub written: bool,
+}
+
+impl Span {
+    fn conflicts(&self, other: &Span) -> bool {
+        let overlap = self.bytes.start.max(other.bytes.start) < self.bytes.end.min(other.bytes.end);
+        overlap && (self.written || other.written)
+    }
+}
+
+/// The two parties that exclude each other. Accesses of one party may overlap: copies are atomic, and
+/// the protocols order kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Party {
+    Kernel,
+    Copy,
+}
+
+/// All accesses of the process: ranks that are threads share one mapping of each segment.
+struct Active {
+    next: u64,
+    spans: Vec<(u64, Party, Span)>,
+}
+
+static ACTIVE: Mutex<Active> = Mutex::new(Active { next: 0, spans: Vec::new() });
+static ENDED: Condvar = Condvar::new();
+
+/// An access that is under way, until this is dropped.
+#[derive(Debug)]
+pub struct Access(u64);
+
+impl Access {
+    /// Announces the operands of a launch that is about to run. Waits for copies that are under way.
+    pub fn of_kernel(operands: Vec<Span>) -> Access {
+        Access::begin(Party::Kernel, operands)
+    }
+
+    /// Begins a copy. Waits for launches that access the bytes.
+    pub(crate) fn of_copy(spans: Vec<Span>) -> Access {
+        Access::begin(Party::Copy, spans)
+    }
+
+    fn begin(party: Party, spans: Vec<Span>) -> Access {
+        let blocked = |active: &mut Active| {
+            let mut others = active.spans.iter().filter(|(_, other, _)| *other != party);
+            others.any(|(_, _, other)| spans.iter().any(|span| span.conflicts(other)))
+        };
+        let waited = ENDED.wait_while(lock(&ACTIVE), blocked);
+        let mut active = waited.unwrap_or_else(PoisonError::into_inner);
+        let id = active.next;
+        active.next += 1;
+        active.spans.extend(spans.into_iter().map(|span| (id, party, span)));
+        Access(id)
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        lock(&ACTIVE).spans.retain(|(id, ..)| *id != self.0);
+        ENDED.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    fn span(bytes: Range<u64>, written: bool) -> Vec<Span> {
+        vec![Span { bytes, written }]
+    }
+
+    /// Addresses that no mapping of another test has.
+    const BASE: u64 = 1;
+
+    #[test]
+    fn what_excludes_nobody_does_not_wait() {
+        let _reader = Access::of_kernel(span(BASE..BASE + 8, false));
+        let _writer = Access::of_kernel(span(BASE + 8..BASE + 16, true));
+        drop(Access::of_copy(span(BASE..BASE + 8, false)));
+        drop(Access::of_copy(span(BASE + 16..BASE + 20, true)));
+        drop(Access::of_copy(span(BASE + 8..BASE + 8, true)));
+        drop(Access::of_kernel(span(BASE..BASE + 16, true)));
+    }
+
+    #[test]
+    fn a_copy_waits_for_a_launch_that_writes_and_the_reverse() {
+        let bytes = BASE + 100..BASE + 108;
+        for copy_first in [false, true] {
+            let begin = |copy: bool| match copy {
+                true => Access::of_copy(span(bytes.clone(), false)),
+                false => Access::of_kernel(span(bytes.clone(), true)),
+            };
+            let (say, said) = channel();
+            let first = begin(copy_first);
+            std::thread::scope(|scope| {
+                let say_second = say.clone();
+                scope.spawn(move || {
+                    let _second = begin(!copy_first);
+                    say_second.send("second").unwrap();
+                });
+                // The second may come here late, but it never says anything before the first ends.
+                for _ in 0..100 {
+                    std::thread::yield_now();
+                }
+                say.send("first").unwrap();
+                drop(first);
+            });
+            assert_eq!(said.iter().take(2).collect::<Vec<_>>(), ["first", "second"]);
+        }
+    }
+}
