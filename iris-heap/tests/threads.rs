@@ -390,6 +390,28 @@ fn all_or_nothing_in_one_step() {
 }
 
 #[test]
+fn a_segment_that_cannot_be_allocated_is_refused_on_all_ranks() {
+    for wrong in [0..1, 0..2] {
+        let results = each(2, |w| {
+            let heap = SymmetricHeap::open(&w, options())?;
+            let segment = match wrong.contains(&w.rank()) {
+                true => Segment::Registered(0),
+                false => Segment::Data,
+            };
+            let before = heap.free_bytes(Segment::Data);
+            let got = heap.alloc_many("op", &[Request::new(segment, 64, "inbox")]);
+            assert_eq!(heap.free_bytes(Segment::Data), before);
+            heap.close()?;
+            got
+        });
+        all_fail(results, |_, e| match wrong.len() {
+            1 => matches!(e, Error::Disagreement { .. }) && e.to_string().contains("registered 0"),
+            _ => e.to_string().contains("segment of a request is registered 0"),
+        });
+    }
+}
+
+#[test]
 fn a_refused_step_waits_for_nothing() {
     World::run_threads(1, |world| {
         let heap = SymmetricHeap::open(&world, options())?;

@@ -138,8 +138,12 @@ impl SymmetricHeap {
             largest: full.largest,
             total: full.asked,
         })?;
-        self.backend.fill(&*self.memory.device_words, block.offset, block.bytes, 0)?;
         let (heap, serial, offset) = (self.id, block.serial, block.offset);
+        let cleared = self.backend.fill(&*self.memory.device_words, offset, block.bytes, 0);
+        if let Err(error) = cleared {
+            lock(&self.device_words).free(offset, serial);
+            return Err(error);
+        }
         Ok(DevWords { heap, serial, offset, words: words as u64 })
     }
 
@@ -236,4 +240,27 @@ fn same_words(words: &DevWords, len: usize) -> Result<()> {
     }
     let (end, len) = (len as u64, words.words);
     Err(Error::OutOfBounds { what: "device-local words".into(), start: 0, end, len })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Purpose;
+    use crate::{HeapOptions, World};
+
+    #[test]
+    fn device_words_that_cannot_be_cleared_are_given_back() {
+        let world = World::threads(1).unwrap().remove(0);
+        let options = HeapOptions::new().data_bytes(4096).device_words(1 << 14);
+        let mut heap = SymmetricHeap::open(&world, options).unwrap();
+        let open = Arc::get_mut(&mut heap).unwrap();
+        // One page, of which the layout knows nothing.
+        let page = open.backend.allocate(Purpose::DeviceWords, 1).unwrap();
+        let whole = std::mem::replace(&mut open.memory.device_words, page);
+        let error = open.alloc_device_words(1 << 14).unwrap_err();
+        assert!(matches!(error, Error::OutOfBounds { .. }), "{error}");
+        open.memory.device_words = whole;
+        assert_eq!(open.alloc_device_words(1 << 14).unwrap().len(), 1 << 14);
+        heap.close().unwrap();
+    }
 }

@@ -234,16 +234,20 @@ impl SymmetricHeap {
         let mut blocks = Vec::with_capacity(requests.len());
         let mut full: Option<(&Request, Full)> = None;
         let mut items = vec![("what", what.to_string())];
+        // The peers are told of an error of this rank alone, and change nothing either.
+        let mut possible = self.backend.check_no_capture("allocation");
         for request in requests {
             let Request { segment, bytes, name } = request;
+            items.push(("request", format!("{bytes} bytes of {segment} memory for {name}")));
             let layout = match segment {
                 Segment::Data => &mut data,
                 Segment::Signal => &mut signal,
                 other => {
-                    return Err(Error::invalid("segment of a request", other, "data or signal"));
+                    let error = Error::invalid("segment of a request", other, "data or signal");
+                    possible = possible.and(Err(error));
+                    continue;
                 }
             };
-            items.push(("request", format!("{bytes} bytes of {segment} memory for {name}")));
             match layout.alloc(*bytes) {
                 _ if full.is_some() => {}
                 Ok(block) => blocks.push(block),
@@ -251,10 +255,8 @@ impl SymmetricHeap {
             }
         }
         let mut outcome = Writer::default();
-        // The peers are told, and change nothing either.
-        let capture = self.backend.check_no_capture("allocation");
         match full {
-            _ if let Err(e) = &capture => outcome.u64(2).text(&e.to_string()),
+            _ if let Err(e) = &possible => outcome.u64(2).text(&e.to_string()),
             Some((r, full)) => outcome
                 .u64(1)
                 .text(&r.name)
@@ -266,7 +268,7 @@ impl SymmetricHeap {
         };
         let outcomes = self.world.agree_with("alloc", &items, &outcome.finish());
         let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
-        capture?;
+        possible?;
         for (rank, outcome) in outcomes.iter().enumerate() {
             let mut r = Reader::new("alloc", outcome);
             let code = r.u64()?;
