@@ -104,4 +104,4 @@ pub use ops::*;
 pub use options::{Epilogue, Ranks, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
 pub use plan::{Choice, Plan};
 pub use split::split;
-pub use workspace::Workspace;
+pub use workspace::{Workspace, WorkspaceNotFreed};

@@ -51,6 +51,22 @@ pub struct Workspace {
     channel: Channel,
 }
 
+/// The error of [`Workspace::free`], with the workspace. `?` turns it into an [`enum@Error`].
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct WorkspaceNotFreed {
+    /// Why it was not given back.
+    pub error: Box<Error>,
+    /// The workspace.
+    pub workspace: Arc<Workspace>,
+}
+
+impl From<WorkspaceNotFreed> for Error {
+    fn from(not_freed: WorkspaceNotFreed) -> Error {
+        *not_freed.error
+    }
+}
+
 impl Workspace {
     /// A workspace for operators of these plans: collective.
     ///
@@ -205,24 +221,27 @@ impl Workspace {
     /// before.
     ///
     /// # Errors
-    /// [`Error::Invalid`] while an operator has it, on all ranks if it is so on one, and it stays;
-    /// those of [`SymmetricHeap::free`].
+    /// [`Error::Invalid`] while an operator has it, on all ranks if it is so on one; those of
+    /// [`SymmetricHeap::free`]. [`WorkspaceNotFreed`] gives the workspace back, to try again.
     #[track_caller]
-    pub fn free(self: Arc<Self>) -> Result<()> {
-        let (op, heap) = (self.op, self.heap.clone());
+    pub fn free(self: Arc<Self>) -> Result<(), WorkspaceNotFreed> {
         let used = Arc::strong_count(&self) - 1;
         let unused = match used {
             0 => Ok(()),
             _ => Err(Error::Invalid {
-                op,
+                op: self.op,
                 what: "workspace to give back".into(),
                 value: format!("held by {used} others"),
                 expected: "one that no operator has any more".into(),
             }),
         };
-        let told = heap.world().all_ok("free a workspace", outcome(&unused)).in_op(op);
-        unused.and(told)?;
-        self.give_back(&[])
+        let told = self.heap.world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
+        // No closure: its calls would have a place of their own, which is not the caller's.
+        let freed = match unused.and(told) {
+            Ok(()) => self.give_back(&[]),
+            Err(error) => Err(error),
+        };
+        freed.map_err(|error| WorkspaceNotFreed { error: Box::new(error), workspace: self })
     }
 
     /// Give its memory back, with other blocks. Collective.
