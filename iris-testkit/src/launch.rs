@@ -27,6 +27,8 @@
 //! # }
 //! ```
 
+mod folder;
+
 use std::ffi::{OsStr, OsString};
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
@@ -41,7 +43,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use iris_heap::check_file_size;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open,
@@ -65,8 +66,6 @@ pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT
 
 /// The launcher's process, in each rank's environment.
 const LAUNCHER: &str = "LAUNCHER_PID";
-/// The file of a job's folder whose lock the launcher holds.
-const LOCK: &str = "launcher";
 
 /// Has the system end this rank when the launcher that started it ends, whatever becomes of the
 /// launcher's keeper. Does nothing in a process that [`launch`] did not start.
@@ -326,8 +325,8 @@ impl Job {
         let private = PermissionsExt::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix("iris-").permissions(private).tempdir();
         let folder = folder.context("the job's private folder can not be made")?;
-        sweep(folder.path());
-        let lock = hold(folder.path()).context("the job's folder can not be locked")?;
+        folder::sweep(folder.path());
+        let lock = folder::hold(folder.path()).context("the job's folder can not be locked")?;
         let keeper = Command::new("/bin/sh")
             .args(["-c", Job::KEEPER, "iris-keeper"])
             .arg(folder.path())
@@ -417,9 +416,8 @@ impl Job {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // Under another name first: whoever reads it reads all.
         let part = word.with_extension("part");
-        let order = order.to_string();
-        if check_file_size("the word of a rank's end", order.len() as u64).is_ok() {
-            let _ = fs::write(&part, order).and_then(|()| fs::rename(part, word));
+        if check_file_size("the word of a rank's end", 20).is_ok() {
+            let _ = fs::write(&part, order.to_string()).and_then(|()| fs::rename(part, word));
         }
     }
 
@@ -442,30 +440,6 @@ impl Job {
         match poll(&mut fds, Some(&most)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error).context("the ranks can not be waited for"),
-        }
-    }
-}
-
-/// Makes and locks the file by which others see that a job's launcher lives.
-fn hold(folder: &Path) -> io::Result<File> {
-    // Under another name until it is locked: without a lock it is a dead launcher's.
-    let part = folder.join("launcher.part");
-    let file = File::create(&part)?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    fs::rename(part, folder.join(LOCK))?;
-    Ok(file)
-}
-
-/// Removes the folders that launchers have left which were killed together with their keepers.
-fn sweep(own: &Path) {
-    let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
-    for entry in entries.into_iter().flatten().flatten() {
-        let left = |file: File| flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-        if entry.file_name().to_string_lossy().starts_with("iris-")
-            && File::open(entry.path().join(LOCK)).is_ok_and(left)
-        {
-            // Another user's, or another launcher was faster.
-            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }

@@ -219,7 +219,7 @@ fn ranks_end_with_a_launcher_that_is_killed_with_its_keeper() {
     within_30_s("the ranks end", || !ranks.iter().any(|it| alive(it)));
     let left = || fs::read_dir(&temporary).expect("readable").count();
     assert_eq!(left(), 1, "the folder of a launcher without a keeper");
-    sweep(&temporary.join("own"));
+    folder::sweep(&temporary.join("own"));
     assert_eq!(left(), 0, "the next launcher removes it");
 }
 
