@@ -52,7 +52,6 @@ use tempfile::TempDir;
 
 /// How long after a rank's end that of another, for which it may have ended, can still come to light.
 const SETTLE: Duration = Duration::from_millis(50);
-
 /// How much of each stream of a rank is kept, in bytes: its end.
 const KEPT: usize = 64 << 10;
 
