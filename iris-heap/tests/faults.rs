@@ -1,5 +1,6 @@
 //! What is wrong ends in an error on every rank that names it, and changes nothing.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use iris_heap::{
@@ -10,12 +11,12 @@ fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
 }
 
-/// Runs ranks whose host deadline is 1.4 s, and gives every rank's result.
+/// Runs ranks whose host deadline is 7.2 s, and gives every rank's result.
 fn each<T: Send>(
     size: usize,
     f: impl Fn(World) -> Result<T, Error> + Sync,
 ) -> Vec<Result<T, Error>> {
-    World::run_threads_each(size, &Settings::default().deadline(0.002), f).unwrap()
+    World::run_threads_each(size, &Settings::default().deadline(0.01), f).unwrap()
 }
 
 fn close(heap: &SymmetricHeap) -> Result<(), Error> {
@@ -106,13 +107,15 @@ fn alloc_named(heap: &SymmetricHeap, name: &'static str) -> Result<(), Error> {
 
 #[test]
 fn ranks_that_do_not_allocate_are_named() {
+    let gave_up = AtomicUsize::new(0);
     let results = each(4, |w| {
         let heap = SymmetricHeap::open(&w, options())?;
-        if w.rank() % 2 == 1 {
-            std::thread::sleep(Duration::from_millis(3000));
+        while w.rank() % 2 == 1 && gave_up.load(Ordering::Relaxed) < 2 {
+            std::thread::sleep(Duration::from_millis(1));
         }
         let before = heap.free_bytes(Segment::Data);
         let outcome = heap.alloc::<f32>(6);
+        gave_up.fetch_add(1, Ordering::Relaxed);
         assert_eq!(heap.free_bytes(Segment::Data), before);
         outcome
     });

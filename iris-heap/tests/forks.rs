@@ -4,11 +4,10 @@
 
 mod job;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
-use job::{CASE, Job, contains, env, no_vars, report, result, within_a_minute};
+use job::{CASE, Job, contains, env, no_vars, report, result, wait_for, wait_for_file};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 unsafe extern "C" {
@@ -42,7 +41,7 @@ fn outlived() -> Result<String, Error> {
     world.barrier()?;
     if env("VICTIM") == world.rank().to_string() {
         if fork() == 0 {
-            within_a_minute("a sign to go", || Path::new(&env("GO")).exists().then_some(()));
+            wait_for_file(env("GO"));
             std::process::exit(0);
         }
         std::process::abort();
@@ -65,8 +64,7 @@ fn used() -> Result<String, Error> {
         std::process::exit(i32::from(all != [true; 4]));
     }
     let child = Pid::from_raw(child).expect("a child");
-    let (_, status) =
-        within_a_minute("its end", || waitpid(Some(child), WaitOptions::NOHANG).unwrap());
+    let (_, status) = wait_for("its end", || waitpid(Some(child), WaitOptions::NOHANG).unwrap());
     assert_eq!(status.exit_status(), Some(0), "{status:?}");
     let all = heap.full(4, world.rank() as i32)?;
     for rank in 0..world.size() {

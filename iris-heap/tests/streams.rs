@@ -2,7 +2,7 @@
 //! Whatever is wrong is an error, and nothing waits for ever: each test has a bound.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn options() -> HeapOptions {
 fn bounded<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, outcome) = mpsc::channel();
     let thread = std::thread::spawn(move || done.send(f()));
-    match outcome.recv_timeout(Duration::from_secs(20)) {
+    match outcome.recv_timeout(Duration::from_secs(300)) {
         Ok(value) => value,
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("it waits for ever"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -39,7 +39,7 @@ fn heaps<const N: usize>() -> [Arc<SymmetricHeap>; N] {
 fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (go, gone) = mpsc::channel::<()>();
     let wait = move || {
-        let _ = gone.recv_timeout(Duration::from_secs(60));
+        let _ = gone.recv_timeout(Duration::from_secs(400));
         Ok(())
     };
     stream.call_cpu("hold", wait).unwrap();
@@ -336,24 +336,29 @@ fn ranks<T: Send>(
     size: usize,
     f: impl Fn(World) -> Result<T, Error> + Sync,
 ) -> Vec<Result<T, Error>> {
-    World::run_threads_each(size, &Settings::default().deadline(0.001), f).unwrap()
+    World::run_threads_each(size, &Settings::default().deadline(0.01), f).unwrap()
 }
 
 /// The second exchange of a step is no other call than the first.
 #[test]
 fn the_call_site_of_every_exchange_is_the_callers() {
+    let gave_up = Arc::new(AtomicBool::new(false));
     let outcomes = ranks(2, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
         if world.rank() == 1 {
             // Closing waits for this, between its two exchanges.
-            let stream = heap.stream()?;
-            stream.call_cpu("slow", || {
-                std::thread::sleep(Duration::from_millis(2500));
+            let (stream, gave_up) = (heap.stream()?, gave_up.clone());
+            stream.call_cpu("slow", move || {
+                while !gave_up.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 Ok(())
             })?;
         }
         let line = line!() + 1;
-        heap.close().map_err(|e| (line, e)).map_err(|(line, e)| {
+        let closed = heap.close();
+        gave_up.store(true, Ordering::Relaxed);
+        closed.map_err(|e| {
             let here = format!("streams.rs:{line}");
             assert!(e.to_string().contains(&here), "{here} is not in: {e}");
             assert!(!e.to_string().contains("src/"), "{e}");
