@@ -46,6 +46,9 @@ pub(crate) struct Options {
     /// Without the worlds whose ranks are processes.
     #[arg(long)]
     threads_as_ranks: bool,
+    /// Numbers of ranks, such as 3,5,8: worlds whose ranks are threads, in place of the level's.
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    ranks: Vec<usize>,
     /// Minutes that a wait in a kernel may see no progress. A case that takes twice as long ends the
     /// test [default: as IRIS_DEADLINE says; at level smoke 5].
     #[arg(long, value_name = "MINUTES")]
@@ -279,6 +282,10 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     let all_begun = Instant::now();
     let mut worlds = worlds(level, backend);
+    if !options.ranks.is_empty() {
+        let threads = |&count| Ranks { count, threads: 1, as_threads: true, sharing: false };
+        worlds = options.ranks.iter().map(threads).collect();
+    }
     worlds.retain(|ranks| ranks.as_threads || !options.threads_as_ranks);
     for Ranks { count: ranks, threads, as_threads, sharing } in worlds {
         let place = Place::new(ranks, as_threads)?;
