@@ -42,6 +42,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-testkit/src/model/", "the hooks that let a model run the device headers"),
     ("iris-testkit/examples/check_my_protocol.rs", "the declaration of a program in C++"),
     ("iris-testkit/src/bin/iris/ratios.rs", "the GEMM crate, timed beside the ops"),
+    ("iris-testkit/src/bin/iris/attack/end.rs", "a fork without exec, as a program may do it"),
     ("iris-testkit/src/bin/iris/watch.rs", "an end without what libraries do at the end"),
     ("iris-testkit/src/stress.rs", "kernels are given the addresses of memory in the heap"),
     ("iris-testkit/src/bin/iris/gpu_bench/norm.rs", "a kernel that is timed beside the ops"),

@@ -1,6 +1,7 @@
 //! Frames that no rank would send: by strangers, who have not said hello, or by a rank after its own.
 
 use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,10 +15,8 @@ fn socket(folder: &Path) -> Result<PathBuf> {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
         for entry in std::fs::read_dir(folder)?.flatten() {
-            let path = entry.path();
-            let name = entry.file_name();
-            if path.extension().is_none() && !name.to_string_lossy().starts_with("lost-") {
-                return Ok(path);
+            if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+                return Ok(entry.path());
             }
         }
         std::thread::sleep(Duration::from_millis(2));

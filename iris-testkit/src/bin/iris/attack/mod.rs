@@ -5,6 +5,7 @@
 //! attacks. The others must end by themselves, long before any deadline, with an error that names
 //! that rank; and the launcher must name it, too.
 
+mod end;
 mod frames;
 pub(crate) mod rank;
 
@@ -22,11 +23,12 @@ use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
+use end::Blow;
 use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
 
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// Ranks killed at each stage, for each user.
+    /// Ranks killed at each stage, and stopped and forked in calls, for each user.
     #[arg(long, default_value_t = 20)]
     kills: usize,
     /// Frames sent to rank 0, for each user, half of them by strangers and half by a rank.
@@ -44,8 +46,8 @@ pub(crate) struct Options {
     /// The table as JSON, on stdout.
     #[arg(long)]
     json: bool,
-    /// Attacks as this user only. Otherwise root does it once more as an ordinary user, who has at
-    /// most 1024 open files.
+    /// Attacks as this user only. Otherwise root does it twice more as an ordinary user, who has at
+    /// most 256 and then 1024 open files.
     #[arg(long)]
     one_user: bool,
     /// A fault that the other ranks have, which must be found: hang, signal, result or blame.
@@ -110,7 +112,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     note!("seed {seed}");
     let mut rows = attack(&program, options, user, seed)?;
     if root && !options.one_user {
-        rows.extend(as_ordinary_user(&program, options, seed)?);
+        for files in [256, 1024] {
+            rows.extend(as_ordinary_user(&program, options, files, seed ^ files)?);
+        }
     }
     let report = Report { seed, ranks: options.ranks, rows };
     if options.json {
@@ -121,8 +125,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(report.rows.iter().all(|row| row.faults() == 0))
 }
 
-/// The same attacks by a process of an ordinary user.
-fn as_ordinary_user(program: &Path, options: &Options, seed: u64) -> Result<Vec<Row>> {
+/// Attacks again, in a process of an ordinary user who has at most so many open files.
+fn as_ordinary_user(program: &Path, options: &Options, files: u64, seed: u64) -> Result<Vec<Row>> {
     // Where this program lies may be closed to others.
     let folder = tempfile::tempdir().context("no temporary folder")?;
     let copy = folder.path().join("iris");
@@ -130,11 +134,11 @@ fn as_ordinary_user(program: &Path, options: &Options, seed: u64) -> Result<Vec<
     std::os::unix::fs::chown(folder.path(), Some(ORDINARY), Some(ORDINARY))?;
     let mut command = Command::new("/bin/sh");
     command
-        .args(["-c", "ulimit -n 1024 && exec \"$0\" \"$@\""])
+        .args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")])
         .arg(&copy)
         .args(["attack", "--one-user", "--json"])
         .args(["--kills", &options.kills.to_string(), "--frames", &options.frames.to_string()])
-        .args(["--ranks", &options.ranks.to_string(), "--seed", &(seed ^ 1).to_string()])
+        .args(["--ranks", &options.ranks.to_string(), "--seed", &seed.to_string()])
         .args(["--grace", &options.grace.to_string()])
         .args(options.plant.iter().flat_map(|plant| ["--plant".into(), plant.to_string()]))
         .current_dir("/")
@@ -143,7 +147,8 @@ fn as_ordinary_user(program: &Path, options: &Options, seed: u64) -> Result<Vec<
     let output = command.uid(ORDINARY).gid(ORDINARY).output().context("/bin/sh did not start")?;
     let report: Report = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("the ordinary user's attacks ended with {}", output.status))?;
-    Ok(report.rows)
+    let named = |row: Row| Row { user: format!("{}, {files} files", row.user), ..row };
+    Ok(report.rows.into_iter().map(named).collect())
 }
 
 /// Attacks of every kind as the user of this process.
@@ -158,11 +163,17 @@ fn attack(program: &Path, options: &Options, user: &str, seed: u64) -> Result<Ve
         .unwrap_or_default();
     ensure!(times.len() == Stage::ALL.len(), "rank 0 said no times:\n{}", calm.ranks[0].stdout);
     let mut rows = Vec::new();
-    for (stage, time) in Stage::ALL.into_iter().zip(times) {
-        let mut row = Row::new(format!("kill, {stage}"), user);
+    let kills = Stage::ALL.into_iter().zip(times).map(|(stage, time)| (Blow::Kill, stage, time));
+    let kills: Vec<_> = kills.collect();
+    let calls = kills.iter().filter(|(_, stage, _)| *stage == Stage::Calls);
+    let others = calls
+        .flat_map(|&(_, stage, time)| [Blow::Fork, Blow::Stop].map(|blow| (blow, stage, time)));
+    for (blow, stage, time) in kills.iter().copied().chain(others) {
+        let mut row = Row::new(format!("{blow}, {stage}"), user);
         for _ in 0..options.kills {
             let part = Part {
                 victim: random.below(ranks as u64) as usize,
+                blow,
                 kill: Some(stage),
                 delay_us: random.below(time * 5 / 4 + 1),
                 seed: random.next(),
@@ -231,6 +242,8 @@ impl Row {
             line(text, BLAMES).map(|it| it.split(':').next() == Some(&part.victim.to_string()))
         };
         let innocent = match (part.kill, part.hostile) {
+            // Nobody is lost: the job goes on.
+            (Some(_), _) if part.blow == Blow::Stop => !outcome.ok() && *self == before,
             (Some(stage), _) => {
                 let wrong = others().any(|(_, it)| match (it.end, blamed(&it.stdout)) {
                     // Nothing was left to do for it that needs the others.

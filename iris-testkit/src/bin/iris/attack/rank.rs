@@ -13,6 +13,7 @@ use iris_testkit::suite::Options;
 use iris_testkit::suite::{AnyOp, Case, Op, Operands, plan};
 use serde::{Deserialize, Serialize};
 
+use super::end::Blow;
 use super::{Random, frames};
 
 /// The name that a rank process is started with.
@@ -84,7 +85,8 @@ impl FromStr for Plant {
 pub(super) struct Part {
     /// The rank that attacks; the number of ranks: none does.
     pub(super) victim: usize,
-    /// Where it is killed, and how long after the beginning of the stage, at the latest at its end.
+    /// What happens to it, where, and how long after the beginning of the stage, at the latest at its end.
+    pub(super) blow: Blow,
     pub(super) kill: Option<Stage>,
     pub(super) delay_us: u64,
     /// Frames it sends, as strangers before it joins, or as the rank that it is.
@@ -107,23 +109,19 @@ impl Stages<'_> {
         if let Some((stage, begun)) = self.begun.take() {
             self.times.push(begun.elapsed().as_micros() as u64);
             if self.victim && self.part.kill == Some(stage) {
-                kill_myself();
+                self.part.blow.strike();
             }
         }
         self.begun = stage.map(|stage| (stage, Instant::now()));
         if self.victim && stage.is_some() && self.part.kill == stage {
-            let delay = Duration::from_micros(self.part.delay_us);
-            // Without a thread it dies at the end of the stage.
+            let (delay, blow) = (Duration::from_micros(self.part.delay_us), self.part.blow);
+            // Without a thread it is struck at the end of the stage.
             let _ = std::thread::Builder::new().spawn(move || {
                 std::thread::sleep(delay);
-                kill_myself();
+                blow.strike();
             });
         }
     }
-}
-
-fn kill_myself() {
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
 }
 
 /// One rank, as the process that the launcher started.

@@ -1,0 +1,63 @@
+//! How an attacked rank ends, or stands still, at a moment of its program.
+
+use std::fmt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid, kill_process};
+use serde::{Deserialize, Serialize};
+
+/// What happens to the rank.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum Blow {
+    /// SIGKILL.
+    #[default]
+    Kill,
+    /// It forks without exec, and its process is killed while the child lives.
+    Fork,
+    /// SIGSTOP, and SIGCONT after a while: the job goes on.
+    Stop,
+}
+
+impl fmt::Display for Blow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Blow::Kill => "kill",
+            Blow::Fork => "fork and kill",
+            Blow::Stop => "stop",
+        })
+    }
+}
+
+#[allow(unsafe_code, reason = "no safe interface forks without exec, as a program may")]
+mod system {
+    unsafe extern "C" {
+        /// As in POSIX: 0 in the child, which has this thread alone.
+        pub(super) safe fn fork() -> i32;
+    }
+}
+
+impl Blow {
+    pub(super) fn strike(self) {
+        let signal = match self {
+            Blow::Kill => Signal::KILL,
+            Blow::Fork => {
+                if system::fork() == 0 {
+                    // The launcher ends it with the job.
+                    std::thread::sleep(Duration::from_secs(600));
+                }
+                Signal::KILL
+            }
+            Blow::Stop => {
+                let text = format!("sleep 0.3; kill -CONT {}", getpid().as_raw_nonzero());
+                let mut later = Command::new("/bin/sh");
+                later.args(["-c", &text]).stdin(Stdio::null()).stdout(Stdio::null());
+                if later.stderr(Stdio::null()).spawn().is_err() {
+                    return;
+                }
+                Signal::STOP
+            }
+        };
+        let _ = kill_process(getpid(), signal);
+    }
+}
