@@ -131,20 +131,13 @@ fn skip() -> Result<String, Error> {
     Ok("met".into())
 }
 
-fn stop() {
-    let me = rustix::process::getpid();
-    kill_process(me, Signal::STOP).unwrap();
-    // Another thread of the process may be the one that takes the signal, and all stop only then: this one would
-    // pass a barrier or two meanwhile.
-    std::thread::sleep(Duration::from_millis(200));
-}
-
 /// Rank 0 is stopped before a barrier, until the others have given up.
 fn stopped() -> Result<String, Error> {
     let world = World::from_env()?;
     world.barrier()?;
     if world.rank() == 0 {
-        stop();
+        std::fs::write(env("READY"), "").unwrap();
+        wait_for_file(env("GO"));
     }
     let first = world.barrier();
     world.barrier()?;
@@ -154,17 +147,11 @@ fn stopped() -> Result<String, Error> {
 /// Rank 0 is stopped while it waits in a barrier for rank 2, until the others have given up.
 fn stopped_in_barrier() -> Result<String, Error> {
     let world = World::from_env()?;
-    let pids = world.allgather(std::process::id().to_string().as_bytes())?;
+    world.barrier()?;
     if world.rank() == 0 {
-        std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_millis(300));
-            stop();
-        });
+        std::fs::write(env("READY"), "").unwrap();
     } else if world.rank() == 2 {
-        let stat = format!("/proc/{}/stat", String::from_utf8_lossy(&pids[0]));
-        wait_for("rank 0 is stopped", || {
-            std::fs::read_to_string(&stat).is_ok_and(|s| s.contains(") T ")).then_some(())
-        });
+        wait_for_file(env("STOPPED"));
     }
     world.barrier()?;
     world.barrier().map(|()| "met".into())
@@ -362,6 +349,19 @@ fn a_rank_0_that_gave_up_or_died_is_not_waited_for() {
     }
 }
 
+/// Stops a process, and returns when all of its threads stand still.
+fn stop(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::STOP).unwrap();
+    let threads = format!("/proc/{}/task", child.id());
+    wait_for("all threads are stopped", || {
+        let stands = |thread: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(thread.unwrap().path().join("stat"));
+            stat.is_ok_and(|stat| stat.contains(") T "))
+        };
+        std::fs::read_dir(&threads).unwrap().all(stands).then_some(())
+    });
+}
+
 #[test]
 fn a_rank_0_that_was_stopped_blames_nobody_else() {
     let factor = ("IRIS_DEADLINE", "0.01");
@@ -371,7 +371,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
         let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
         let zero = with("0");
         job.socket();
-        kill_process(Pid::from_child(&zero), Signal::STOP).unwrap();
+        stop(&zero);
         let others = ["1", "2", "3"].map(with).map(result);
         kill_process(Pid::from_child(&zero), Signal::CONT).unwrap();
         (others.to_vec(), result(zero))
@@ -379,9 +379,20 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
     let serving = ["stopped", "stopped-in-barrier"].map(|case| {
         std::thread::spawn(move || {
             let job = Job::new(case);
-            let mut ranks = job.ranks(4, |_| vec![(factor.0, factor.1.into())]);
+            let notes = tempfile::tempdir().unwrap();
+            let note = |name: &str| notes.path().join(name).to_str().unwrap().to_string();
+            let mut ranks = job.ranks(4, |_| {
+                let notes = ["READY", "STOPPED", "GO"].map(|name| (name, note(name)));
+                notes.into_iter().chain([(factor.0, factor.1.into())]).collect()
+            });
             let zero = ranks.remove(0);
+            wait_for_file(note("READY"));
+            // Time to enter the barrier, if that is what comes next.
+            std::thread::sleep(Duration::from_millis(100));
+            stop(&zero);
+            std::fs::write(note("STOPPED"), "").unwrap();
             let others: Vec<_> = ranks.into_iter().map(result).collect();
+            std::fs::write(note("GO"), "").unwrap();
             kill_process(Pid::from_child(&zero), Signal::CONT).unwrap();
             (others, result(zero))
         })

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
@@ -49,6 +50,11 @@ impl Blow {
                 Signal::KILL
             }
             Blow::Stop => {
+                // A second stop could come after the signals that end both.
+                static STRUCK: AtomicBool = AtomicBool::new(false);
+                if STRUCK.swap(true, Ordering::Relaxed) {
+                    return;
+                }
                 let text = format!("sleep 0.3; kill -CONT {}", getpid().as_raw_nonzero());
                 let mut later = Command::new("/bin/sh");
                 later.args(["-c", &text]).stdin(Stdio::null()).stdout(Stdio::null());
