@@ -1,4 +1,4 @@
-//! Which of the errors of several ranks is the root: a failure on one rank makes the others fail, and some of
+//! The root among the errors of several ranks: a failure on one rank makes the others fail, and some of
 //! these return first.
 
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use iris_sync::FaultKind;
 use crate::error::Error;
 use crate::util::lock;
 
-/// How far an error is from the root of a failure.
+/// Distance of an error from the root of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
     /// Something is wrong on this rank, or a comparison of ranks found a difference.

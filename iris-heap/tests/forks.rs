@@ -11,7 +11,7 @@ use job::{CASE, Job, contains, env, no_vars, report, result, wait_for, wait_for_
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 unsafe extern "C" {
-    /// As in POSIX: 0 in the child, which has this thread alone.
+    /// POSIX fork: returns 0 in the child, which has this thread alone.
     safe fn fork() -> i32;
 }
 

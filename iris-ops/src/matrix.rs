@@ -56,7 +56,7 @@ impl MatRef {
         Self::at(pointer, len, (rows, cols), false)
     }
 
-    /// As [`MatRef::external`], for an output or an input.
+    /// Same as [`MatRef::external`], for a matrix that may be an output.
     ///
     /// # Safety
     /// As for [`MatRef::external`]; as an output, the memory is neither written nor read by others until then.

@@ -1,4 +1,4 @@
-//! How rows or columns are dealt to ranks.
+//! Split of rows or columns over ranks.
 
 use std::ops::Range;
 

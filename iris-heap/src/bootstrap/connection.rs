@@ -280,7 +280,7 @@ fn has_more(socket: &UnixStream, process: Option<&OwnedFd>) -> bool {
     let mut fds =
         [socket.as_fd(), process.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     while poll(&mut fds, None) == Err(Errno::INTR) {}
-    // What it sent before its end is read first.
+    // Frames that the process sent before its end are read first.
     is_readable(socket) || fds[1].revents().is_empty()
 }
 

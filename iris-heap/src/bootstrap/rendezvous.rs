@@ -45,7 +45,7 @@ const LONGEST: usize = 107;
 const LOCKED: Duration = Duration::from_secs(10);
 /// How long a note of a world that came to nothing is kept.
 const NOTE: Duration = Duration::from_secs(3600);
-/// How often to look for a rank whose process has ended.
+/// Interval between two looks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// How long a socket has to refuse before its rank 0 counts as dead: one that is just about to listen
 /// refuses, too.
@@ -500,7 +500,7 @@ fn connect(path: &Path) -> std::io::Result<UnixStream> {
     Ok(socket)
 }
 
-/// When a file was last changed, from the system's start.
+/// Time of a file's last change, counted from the system's start; `None` if there is no file.
 fn since_boot(path: &Path) -> Option<Duration> {
     let changed = fs::symlink_metadata(path).and_then(|m| m.modified()).ok()?;
     Some(up().saturating_sub(SystemTime::now().duration_since(changed).ok()?))

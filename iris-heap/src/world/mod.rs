@@ -156,7 +156,7 @@ impl World {
         let controls: Arc<Mutex<Vec<Weak<Control>>>> = Arc::default();
         let watched = controls.clone();
         bootstrap.watch(Arc::new(move |error| {
-            // Whoever waits for these kernels is given the error.
+            // The error itself is returned to the thread that waits for these kernels.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
                 control.set_host_abort(code_of(error));

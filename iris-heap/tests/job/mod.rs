@@ -169,8 +169,8 @@ impl Said {
     }
 }
 
-/// How long a test waits for what must come, on a machine however busy: below all deadlines that are not
-/// a test's own.
+/// Longest wait of a test for an event that must come, on a machine however busy. Shorter than the default
+/// deadlines.
 const LONG: Duration = Duration::from_secs(500);
 
 /// Waits for a process; one that takes longer than any should is killed.

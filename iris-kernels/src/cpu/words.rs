@@ -22,7 +22,7 @@ pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// What tests had let pass by then, in milliseconds.
+    /// Milliseconds that tests had let pass when the wait began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,

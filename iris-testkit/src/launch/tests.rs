@@ -179,12 +179,32 @@ fn within_30_s(what: &str, mut holds: impl FnMut() -> bool) {
 /// The variable with the folder of notes, in a launcher that a test below kills, and in its ranks.
 const NOTES: &str = "IRIS_LAUNCH_TEST_NOTES";
 
-/// Starts this program once more to play a part in this test, with a temporary folder of its own.
-fn this_test(name: &str, notes: &Path, temporary: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["--exact", &format!("launch::tests::{name}")]).stdout(Stdio::null());
-    command.env(NOTES, notes).env("TMPDIR", temporary);
-    command
+/// A launcher of two ranks that this test program started as a process of its own.
+struct Started {
+    launcher: Child,
+    /// The ranks' process numbers.
+    ranks: [String; 2],
+    /// The launcher's temporary folder.
+    temporary: PathBuf,
+    _folder: TempDir,
+}
+
+/// Starts this program once more, to play the launcher of this test, and waits until both ranks run.
+fn start_launcher(test: &str) -> Started {
+    let folder = tempfile::tempdir().expect("no temporary folder");
+    let (notes, temporary) = (folder.path().join("notes"), folder.path().join("tmp"));
+    fs::create_dir(&notes).and_then(|()| fs::create_dir(&temporary)).expect("mkdir");
+    let launcher = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", &format!("launch::tests::{test}")])
+        .env(NOTES, &notes)
+        .env("TMPDIR", &temporary)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the launcher did not start");
+    let files = ["0", "1"].map(|rank| notes.join(rank));
+    within_30_s("both ranks run", || files.iter().all(|it| it.exists()));
+    let ranks = files.map(|it| fs::read_to_string(it).expect("a rank's number"));
+    Started { launcher, ranks, temporary, _folder: folder }
 }
 
 #[test]
@@ -204,14 +224,7 @@ fn ranks_end_with_a_launcher_that_is_killed_with_its_keeper() {
         }
         return;
     }
-    let folder = tempfile::tempdir().expect("no temporary folder");
-    let (notes, temporary) = (folder.path().join("notes"), folder.path().join("tmp"));
-    fs::create_dir(&notes).and_then(|()| fs::create_dir(&temporary)).expect("mkdir");
-    let mut launcher =
-        this_test(NAME, &notes, &temporary).spawn().expect("the launcher did not start");
-    let files: [PathBuf; 2] = [notes.join("0"), notes.join("1")];
-    within_30_s("both ranks run", || files.iter().all(|it| it.exists()));
-    let ranks = files.map(|it| fs::read_to_string(it).expect("a rank's number"));
+    let Started { mut launcher, ranks, temporary, _folder } = start_launcher(NAME);
     let rank = ranks[0].trim().parse().ok().and_then(Pid::from_raw);
     let keeper = rustix::process::getpgid(rank).expect("the keeper leads the ranks' group");
     rustix::process::kill_process(keeper, Signal::KILL).expect("kill");
@@ -234,14 +247,7 @@ fn a_launcher_that_is_killed_takes_its_ranks_along() {
         return;
     }
     for signal in [Signal::INT, Signal::KILL] {
-        let folder = tempfile::tempdir().expect("no temporary folder");
-        let (notes, temporary) = (folder.path().join("notes"), folder.path().join("tmp"));
-        fs::create_dir(&notes).and_then(|()| fs::create_dir(&temporary)).expect("mkdir");
-        let mut launcher =
-            this_test(NAME, &notes, &temporary).spawn().expect("the launcher did not start");
-        let files: [PathBuf; 2] = [notes.join("0"), notes.join("1")];
-        within_30_s("both ranks run", || files.iter().all(|it| it.exists()));
-        let ranks = files.map(|it| fs::read_to_string(it).expect("a rank's number"));
+        let Started { mut launcher, ranks, temporary, _folder } = start_launcher(NAME);
         assert!(ranks.iter().all(|it| alive(it)), "{ranks:?}");
         assert_eq!(fs::read_dir(&temporary).expect("readable").count(), 1);
         rustix::process::kill_process(Pid::from_child(&launcher), signal).expect("kill");

@@ -239,7 +239,7 @@ numbers! {
         NON_BLOCKING = 1, hipStreamNonBlocking;
         /// Of an event.
         NO_TIMING = 2, hipEventDisableTiming;
-        /// Of an event: its record is a release at system scope.
+        /// Event flag: the event's record is a release at system scope.
         RELEASE_TO_SYSTEM = 0x8000_0000, hipEventReleaseToSystem;
         /// Of memory of a device: other devices see what is written while a kernel runs.
         FINE_GRAINED = 1, hipDeviceMallocFinegrained;

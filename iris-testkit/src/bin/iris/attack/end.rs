@@ -1,4 +1,4 @@
-//! How an attacked rank ends, or stands still, at a moment of its program.
+//! Blows that end or stop an attacked rank at a moment of its program.
 
 use std::fmt;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-/// What happens to the rank.
+/// Kind of blow.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Blow {
     /// SIGKILL.
@@ -33,7 +33,7 @@ impl fmt::Display for Blow {
 #[allow(unsafe_code, reason = "no safe interface forks without exec, as a program may")]
 mod system {
     unsafe extern "C" {
-        /// As in POSIX: 0 in the child, which has this thread alone.
+        /// POSIX fork: returns 0 in the child, which has this thread alone.
         pub(super) safe fn fork() -> i32;
     }
 }

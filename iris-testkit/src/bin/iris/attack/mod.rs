@@ -242,7 +242,7 @@ impl Row {
             line(text, BLAMES).map(|it| it.split(':').next() == Some(&part.victim.to_string()))
         };
         let innocent = match (part.kill, part.hostile) {
-            // Nobody is lost: the job goes on.
+            // A stop loses nobody, so the job must end well.
             (Some(_), _) if part.blow == Blow::Stop => !outcome.ok() && *self == before,
             (Some(stage), _) => {
                 let wrong = others().any(|(_, it)| match (it.end, blamed(&it.stdout)) {

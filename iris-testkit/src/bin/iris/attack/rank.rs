@@ -85,9 +85,11 @@ impl FromStr for Plant {
 pub(super) struct Part {
     /// The rank that attacks; the number of ranks: none does.
     pub(super) victim: usize,
-    /// What happens to it, where, and how long after the beginning of the stage, at the latest at its end.
+    /// Kind of blow that the victim gets.
     pub(super) blow: Blow,
+    /// Stage in which the victim gets it.
     pub(super) kill: Option<Stage>,
+    /// Microseconds from the beginning of the stage; the blow comes at the stage's end at the latest.
     pub(super) delay_us: u64,
     /// Frames it sends, as strangers before it joins, or as the rank that it is.
     pub(super) frames: usize,
