@@ -51,9 +51,11 @@ impl Job {
         let mut job = Job::new(case);
         job.limit = Some(limit);
         if rustix::process::geteuid().is_root() {
-            // Where the program lies may be closed to others.
+            // Where the program lies may be closed to others. Another process copies it: a process that a thread of
+            // this one forks meanwhile would hold the copy open for writing, and the system runs no such file.
             let copy = job.temp.path().with_extension("program");
-            std::fs::copy(&job.program, &copy).unwrap();
+            let copied = Command::new("cp").args([&job.program, &copy]).status();
+            assert!(copied.unwrap().success());
             std::os::unix::fs::chown(job.temp.path(), Some(user), Some(user)).unwrap();
             (job.program, job.user) = (copy, Some(user));
         }
