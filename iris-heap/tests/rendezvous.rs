@@ -459,7 +459,8 @@ fn strangers_hurt_nobody() {
     let zero = job.rank(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29512")]);
     let socket = job.socket();
     let connect = || {
-        let stream = UnixStream::connect(&socket).unwrap();
+        // A socket has its name before it listens.
+        let stream = wait_for("rank 0 listens", || UnixStream::connect(&socket).ok());
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
         stream
