@@ -370,7 +370,9 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
         let job = Job::new("barrier");
         let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
         let zero = with("0");
-        job.socket();
+        let socket = job.socket();
+        // A socket has its name before it listens.
+        drop(wait_for("rank 0 listens", || UnixStream::connect(&socket).ok()));
         stop(&zero);
         let others = ["1", "2", "3"].map(with).map(result);
         kill_process(Pid::from_child(&zero), Signal::CONT).unwrap();
