@@ -47,8 +47,7 @@ const LOCKED: Duration = Duration::from_secs(10);
 const NOTE: Duration = Duration::from_secs(3600);
 /// Interval between two looks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// How long a socket has to refuse before its rank 0 counts as dead: one that is just about to listen
-/// refuses, too.
+/// Shortest time for which a socket must refuse before its rank 0 counts as dead.
 const REFUSED: Duration = Duration::from_millis(300);
 /// Ranks of one run are started one after the other. What happened so shortly before this one began
 /// may still concern it.
@@ -162,7 +161,7 @@ impl Place {
     /// Binds the socket; `None` if another process listens there.
     fn bind(&self) -> Result<Option<Door>> {
         let _lock = self.lock()?;
-        match connect(self.short()?.as_path()) {
+        match connect(self.short(&self.socket)?.as_path()) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                 self.unlink_stale()?;
             }
@@ -177,8 +176,12 @@ impl Place {
         let failed = |e| self.error(format!("listening: {}", explain(&e)));
         let spare = || File::open(&self.folder).map_err(failed);
         let reserve = vec![spare()?, spare()?];
-        let listener = UnixListener::bind(self.short()?.as_path()).map_err(failed)?;
+        // Under another name until it listens: a socket that refuses is a dead process's.
+        let part = self.socket.with_extension("part0");
+        let _ = fs::remove_file(&part);
+        let listener = UnixListener::bind(self.short(&part)?.as_path()).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
+        fs::rename(&part, &self.socket).map_err(failed)?;
         Ok(Some(Door { listener, reserve }))
     }
 
@@ -249,7 +252,7 @@ impl Place {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Tried::Absent),
             Err(e) => return Err(self.error(e.to_string())),
         }
-        match connect(self.short()?.as_path()) {
+        match connect(self.short(&self.socket)?.as_path()) {
             Ok(socket) => {
                 check_user(&socket).map_err(|e| self.error(e))?;
                 Ok(Tried::Connected(socket))
@@ -410,10 +413,10 @@ impl Place {
         Err(std::io::Error::new(ErrorKind::PermissionDenied, text))
     }
 
-    /// The socket's path, by way of an open folder where it is too long for a socket.
-    fn short(&self) -> Result<ShortPath> {
-        if self.socket.as_os_str().len() <= LONGEST {
-            return Ok(ShortPath { path: self.socket.clone(), _folder: None });
+    /// The path of a socket in the folder, by way of the open folder where it is too long for a socket.
+    fn short(&self, socket: &Path) -> Result<ShortPath> {
+        if socket.as_os_str().len() <= LONGEST {
+            return Ok(ShortPath { path: socket.into(), _folder: None });
         }
         use std::os::fd::AsRawFd;
         let folder = match File::open(&self.folder) {
@@ -424,7 +427,7 @@ impl Place {
             }
             Err(e) => return Err(self.error(e.to_string())),
         };
-        let name = self.socket.file_name().unwrap_or_default();
+        let name = socket.file_name().unwrap_or_default();
         let path = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
         Ok(ShortPath { path, _folder: Some(folder) })
     }
