@@ -164,7 +164,7 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&baseline, &["--staging", "m_contiguous"]),
         (&["run", "all-reduce"], &["--fetchers", "1"]),
         (&["run", "matmul"], &["--library", "ours"]),
-        // Of four workgroups all would fetch.
+        // All four workgroups would fetch.
         (&staged, &["--fetchers", "10000"]),
         (&staged, &["--fetchers", "4"]),
     ];

@@ -161,7 +161,7 @@ fn what_a_program_says_is_compared_before_what_follows() {
     .unwrap();
 }
 
-/// What the started program does.
+/// Plays the part of the started program.
 const PART: &str = "ORDER_PROGRAM";
 
 fn start(part: &str, stderr: Stdio) -> Child {

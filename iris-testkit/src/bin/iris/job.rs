@@ -46,7 +46,7 @@ impl Place {
         if self.threads { "threads of one process" } else { "processes" }
     }
 
-    /// What a job was asked to do, for its result.
+    /// Options of a job, for its result.
     pub(crate) fn options(self, job: &impl Job) -> Result<serde_json::Value> {
         let mut options = serde_json::to_value(job)?;
         options["threads_as_ranks"] = self.threads.into();

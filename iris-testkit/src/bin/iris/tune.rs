@@ -63,7 +63,7 @@ const SHAPES: [Shape; 5] = [
 fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
-        // Those that take A in any memory: an automatic choice is for all calls of its plan.
+        // Variants that take A in any memory: an automatic choice is for all calls of its plan.
         Op::AllGatherMatmul => (&["baseline", "unfused"], &[[64, 256]]),
         _ => (&["one_shot", "two_shot"], &[]),
     };
