@@ -172,9 +172,11 @@ mod tests {
     #[test]
     fn calls_that_one_board_no_longer_holds_are_not_compared() {
         let [ahead, late] = boards();
-        issue(&late, [1, 2]);
         issue(&ahead, (0..CALLS + 1).map(|_| 2));
-        // Call 1 of the first is overwritten, call 2 is the same.
+        // The place of call 1 holds a later call.
+        let behind = Behind { call: 1, operator: None, ranks: vec![1] };
+        assert_eq!(ahead.behind().unwrap(), Some(behind));
+        issue(&late, [1, 2]);
         assert_eq!(ahead.difference().unwrap(), None);
         issue(&late, [3]);
         assert_eq!(late.difference().unwrap().unwrap().call, 3);

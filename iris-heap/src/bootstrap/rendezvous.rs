@@ -47,8 +47,6 @@ const LOCKED: Duration = Duration::from_secs(10);
 const NOTE: Duration = Duration::from_secs(3600);
 /// Interval between two looks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// Shortest time for which a socket must refuse before its rank 0 counts as dead.
-const REFUSED: Duration = Duration::from_millis(300);
 /// Ranks of one run are started one after the other. What happened so shortly before this one began
 /// may still concern it.
 const STARTS: Duration = Duration::from_secs(2);
@@ -206,20 +204,20 @@ impl Place {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
-        let mut refused: Option<Instant> = None;
         loop {
-            match self.try_connect()? {
+            // Before the attempt: meanwhile rank 0 of this run may replace the socket of an earlier run.
+            let bound = self.bound();
+            let died = match self.try_connect()? {
                 Tried::Connected(socket) => return Ok(socket),
-                Tried::Absent => refused = None,
-                Tried::Refused => {
-                    let since = *refused.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= REFUSED && self.died(started) {
-                        return Err(Error::PeerLost { rank: 0 });
-                    }
-                }
-            }
+                Tried::Absent => false,
+                // A socket that once listened, so its process has ended.
+                Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
+            };
             if let Some(error) = self.came_to_nothing(Some(started)) {
                 return Err(error);
+            }
+            if died {
+                return Err(Error::PeerLost { rank: 0 });
             }
             let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
             if let Some(rank) = self.lost(&others, started) {
@@ -293,11 +291,10 @@ impl Place {
         first.map(|(_, rank)| rank)
     }
 
-    /// Whether the socket that refuses is of this run, and not of a rank 0 of an earlier one.
-    fn died(&self, started: Instant) -> bool {
+    /// Time at which a rank 0, of this run or an earlier one, made the socket, counted from the system's start.
+    fn bound(&self) -> Option<Duration> {
         let is_socket = fs::symlink_metadata(&self.socket).is_ok_and(|m| m.file_type().is_socket());
-        let bound = since_boot(&self.socket).filter(|_| is_socket);
-        bound.is_some_and(|bound| self.concerns(bound, started))
+        since_boot(&self.socket).filter(|_| is_socket)
     }
 
     /// Why the world of this run's rank 0 came to nothing, if it did: then no other is to be expected
@@ -554,7 +551,14 @@ mod tests {
         assert!(matches!(place.connect(1, 2, soon()), Err(Error::Absent { .. })));
         drop(place.listen().unwrap());
         assert!(place.socket.exists(), "a dead process leaves its socket");
-        assert!(place.connect(1, 2, soon()).is_err());
+        let lost = place.connect(1, 2, soon()).unwrap_err();
+        assert!(matches!(lost, Error::PeerLost { rank: 0 }), "{lost}");
+        // A socket of an earlier run says nothing about this one.
+        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+        let time = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = Timestamps { last_access: time, last_modification: time };
+        utimensat(CWD, &place.socket, &times, AtFlags::empty()).unwrap();
+        assert!(matches!(place.connect(1, 2, soon()), Err(Error::Absent { .. })));
         let listener = place.listen().unwrap();
         assert!(place.connect(1, 2, soon()).is_ok());
         let e = place.listen().unwrap_err().to_string();

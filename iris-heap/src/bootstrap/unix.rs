@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use super::frames::{Frame, Part};
 use super::hub::Hub;
 use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
-use super::rendezvous::Place;
+use super::rendezvous::{Door, Place};
 use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
 use crate::util::lock;
@@ -48,17 +48,25 @@ impl Processes {
         let started = Instant::now();
         let deadline = started + timeout;
         let (socket, hub) = if rank == 0 {
-            let door = place.listen()?;
+            let door = Arc::new(Mutex::new(Some(place.listen()?)));
             let pair = UnixStream::pair().map_err(|e| Error::system("socketpair", e));
             let started = pair.and_then(|(mine, own)| {
-                let (place, size) = (place.clone(), size);
-                let run = move || Hub::run(place, door, own, size, deadline);
+                let (place, door, size) = (place.clone(), door.clone(), size);
+                let run = move || {
+                    let door = lock(&door).take();
+                    if let Some(door) = door {
+                        Hub::run(place, door, own, size, deadline);
+                    }
+                };
                 let thread = std::thread::Builder::new().name("iris-hub".into()).spawn(run);
                 Ok((mine, thread.map_err(|e| Error::system("starting thread iris-hub", e))?))
             });
             match started {
                 Ok((mine, hub)) => (mine, Some(hub)),
                 Err(e) => {
+                    // Ranks that have connected find the note when the socket closes.
+                    let mut door = lock(&door).take();
+                    door.iter_mut().for_each(Door::make_room);
                     place.clear(Some(&failed(0, &e)));
                     return Err(e);
                 }
