@@ -1,7 +1,7 @@
 //! The host's side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::board::{Behind, Boards, Difference};
 use crate::error::{Error, Result, odd_ranks};
 use crate::root::{self, Told};
-use crate::util::lock;
+use crate::util::{lock, unsupported};
 
 const WORDS: usize = 2 + FAULT_WORDS;
 
@@ -32,6 +32,8 @@ pub struct Control {
     disorder: OnceLock<Error>,
     /// When each wait of the host for enqueued work that is under way began.
     waits: Mutex<Vec<Instant>>,
+    /// For tests: number of launches on the CPU until one fails; `u32::MAX` if none is to fail.
+    launches_left: AtomicU32,
 }
 
 /// The words of a `ControlBlock`, on a cache line of their own: every waiting workgroup reads them.
@@ -90,6 +92,7 @@ impl Control {
             boards: OnceLock::new(),
             disorder: OnceLock::new(),
             waits: Mutex::default(),
+            launches_left: AtomicU32::new(u32::MAX),
         }
     }
 
@@ -153,6 +156,26 @@ impl Control {
     pub fn has_seen_time_pass(&self) -> bool {
         let word = |at: usize| self.words()[at / 4].load(Ordering::Relaxed);
         word(SEEN) == word(PASSED)
+    }
+
+    /// For tests of calls that are enqueued in part: after `count` more launches on the CPU backend, one fails.
+    #[doc(hidden)]
+    pub fn fail_launch_after(&self, count: u32) {
+        self.launches_left.store(count, Ordering::Relaxed);
+    }
+
+    /// Counts a launch on the CPU backend.
+    ///
+    /// # Errors
+    /// That of the launch that a test lets fail.
+    pub(crate) fn count_launch(&self, name: &'static str) -> Result<()> {
+        let left = &self.launches_left;
+        let next =
+            |count: u32| (count != u32::MAX).then(|| count.checked_sub(1).unwrap_or(u32::MAX));
+        match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+            Ok(0) => Err(unsupported(name, "a test lets this launch fail")),
+            _ => Ok(()),
+        }
     }
 
     /// The id of a new op of this name: ranks that make the same ops in the same order give them the

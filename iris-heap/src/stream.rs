@@ -85,6 +85,7 @@ impl Stream {
     /// [`Error::Unsupported`] on a GPU's stream. The kernel's own errors come from
     /// [`Stream::sync`].
     pub fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
+        self.inner.control().count_launch(name)?;
         self.inner.launch_cpu(name, groups, kernel)
     }
 

@@ -168,6 +168,7 @@ impl Backend for CpuBackend {
             arch: std::env::consts::ARCH.into(),
             uuid: String::new(),
             workgroups: self.shared.threads,
+            multiprocessors: 0,
         }
     }
 

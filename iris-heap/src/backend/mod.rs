@@ -34,6 +34,8 @@ pub struct DeviceInfo {
     pub uuid: String,
     /// Workgroups that can run at the same time for this rank.
     pub workgroups: u32,
+    /// Number of multiprocessors (NVIDIA) or compute units (AMD), however many ranks share them; 0 for a host.
+    pub multiprocessors: u32,
 }
 
 /// Memory as one rank sees it: its own or a peer's. It is unmapped when the last `Arc` goes.
@@ -176,6 +178,14 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// # Errors
     /// Those of the device.
     fn is_captured(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Makes the capture that is under way invalid; returns whether one was.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device).
+    fn discard_capture(&self) -> Result<bool> {
         Ok(false)
     }
 

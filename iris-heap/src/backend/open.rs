@@ -29,6 +29,16 @@ impl BackendKind {
         self.vendor()?.devices()
     }
 
+    /// The GPU that a heap takes for the rank with this number on its host, unless
+    /// [`HeapOptions::device`](crate::HeapOptions::device) names another: the ranks of a host take the GPUs in turns.
+    /// Asking makes no context on the device.
+    ///
+    /// # Errors
+    /// As [`BackendKind::devices`]; [`Error::Invalid`](crate::Error::Invalid) if there is no GPU.
+    pub fn device_of(self, local_rank: usize) -> Result<DeviceInfo> {
+        self.vendor()?.device_of(local_rank)
+    }
+
     /// How many GPUs of this kind this process sees, at least one.
     ///
     /// # Errors

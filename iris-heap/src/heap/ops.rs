@@ -68,4 +68,13 @@ impl Issuing<'_> {
             _ => Ok(()),
         }
     }
+
+    /// Makes the capture that is under way on a stream invalid, so that it ends in an error and no graph; returns
+    /// whether one was under way.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device).
+    pub fn discard_capture(&self, stream: &Stream) -> Result<bool> {
+        stream.backend().discard_capture()
+    }
 }

@@ -6,7 +6,7 @@ use std::any::Any;
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use bytemuck::Zeroable;
 
@@ -18,13 +18,14 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// A device with its primary context, which is retained until the process ends: heaps come and go,
-/// the context and what others of the process have in it stay.
+/// A device with its primary context, which is retained when the device is first used, and until the process
+/// ends: heaps come and go, the context and what others of the process have in it stay.
 pub(super) struct Device {
     pub(super) driver: &'static Api,
     pub(super) ordinal: c_int,
     pub(super) handle: api::Device,
-    context: RawContext,
+    /// Empty until [`Device::context`]: whoever only asks what a device is takes none of its memory.
+    context: OnceLock<RawContext>,
     pub(super) uuid: [u8; 16],
     pub(super) name: String,
     /// Compute capability, as 90 for 9.0.
@@ -100,16 +101,11 @@ impl Device {
         let virtual_memory = attribute(api::VIRTUAL_MEMORY)?;
         let descriptors = attribute(api::DESCRIPTORS)?;
         let multiprocessors = attribute(api::MULTIPROCESSORS)?;
-        // Last, so that nothing that can fail comes after it: it is never released.
-        let mut context = RawContext::default();
-        // SAFETY: `context` is where the answer goes.
-        let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, handle) };
-        check("cuDevicePrimaryCtxRetain", code)?;
         Ok(Device {
             driver,
             ordinal,
             handle,
-            context,
+            context: OnceLock::new(),
             uuid,
             name: name.to_string_lossy().into_owned(),
             arch: 10 * major + minor,
@@ -121,16 +117,29 @@ impl Device {
         })
     }
 
+    /// The primary context, retained the first time.
+    fn context(&self) -> Result<RawContext> {
+        if let Some(&context) = self.context.get() {
+            return Ok(context);
+        }
+        let mut context = RawContext::default();
+        // SAFETY: `context` is where the answer goes.
+        let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&mut context, self.handle) };
+        check("cuDevicePrimaryCtxRetain", code)?;
+        // Two threads that come at the same time retain it twice, which is nothing: it is never released.
+        Ok(*self.context.get_or_init(|| context))
+    }
+
     /// Makes the context current on this thread until the guard is dropped.
     pub(super) fn bind(&self) -> Result<Bound> {
-        let driver = self.driver;
+        let (driver, context) = (self.driver, self.context()?);
         let mut current = RawContext::default();
         // SAFETY: `current` is where the answer goes.
         check("cuCtxGetCurrent", unsafe { (driver.cuCtxGetCurrent)(&mut current) })?;
-        let pushed = current != self.context;
+        let pushed = current != context;
         if pushed {
             // SAFETY: the context is retained until the process ends.
-            let code = unsafe { (driver.cuCtxPushCurrent_v2)(self.context) };
+            let code = unsafe { (driver.cuCtxPushCurrent_v2)(context) };
             check("cuCtxPushCurrent", code)?;
         }
         Ok(Bound { driver, pushed, mode: None, thread: PhantomData })
@@ -243,9 +252,10 @@ impl Device {
     /// Lets kernels of this device access plain memory of the other: needed for memory that was
     /// not mapped for this device by name.
     pub(super) fn access_memory_of(&self, other: &Device) -> Result<()> {
+        let other = other.context()?;
         let _bound = self.bind_apart()?;
         // SAFETY: the other context is retained until the process ends; the flags must be zero.
-        match unsafe { (self.driver.cuCtxEnablePeerAccess)(other.context, 0) } {
+        match unsafe { (self.driver.cuCtxEnablePeerAccess)(other, 0) } {
             api::ALREADY_ENABLED => Ok(()),
             code => check("cuCtxEnablePeerAccess", code),
         }
@@ -351,7 +361,7 @@ impl Driver for Device {
         // SAFETY: the stream is alive, as the caller says; `context` is where the answer goes.
         let code = unsafe { (self.driver.cuStreamGetCtx)(stream, &mut context) };
         check("cuStreamGetCtx", code)?;
-        Ok(context == self.context)
+        Ok(context == self.context()?)
     }
 
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {

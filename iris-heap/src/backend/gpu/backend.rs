@@ -128,7 +128,11 @@ impl Gpu {
     /// The device has the memory mapped, and it lives until the copies are over, and every replay of a
     /// graph that they are captured in.
     #[allow(unsafe_code, reason = "copies between addresses")]
-    pub unsafe fn copy_beside(&self, stream: &Stream, copies: &[DeviceCopy]) -> Result<()> {
+    pub unsafe fn copy_beside(
+        &self,
+        stream: &Stream,
+        copies: impl IntoIterator<Item = DeviceCopy>,
+    ) -> Result<()> {
         let queue = self.beside(stream)?;
         let side = self.sides.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
         // SAFETY: as the caller says.

@@ -72,14 +72,18 @@ impl Side {
     ///
     /// # Safety
     /// The memory is mapped, and stays so until the copies are over.
-    pub(super) unsafe fn fork(&self, stream: &Queue, copies: &[DeviceCopy]) -> Result<()> {
+    pub(super) unsafe fn fork(
+        &self,
+        stream: &Queue,
+        copies: impl IntoIterator<Item = DeviceCopy>,
+    ) -> Result<()> {
         let device = &stream.shared().device;
         self.begin.record(stream.raw())?;
         self.begin.before(&**device, self.queue.raw())?;
         self.forked.store(true, Ordering::Relaxed);
         let in_order = device.kind().traits().copies_in_order;
-        let enqueued = copies.iter().try_for_each(|copy| {
-            let &DeviceCopy { to, from, bytes, lines, apart, signal } = copy;
+        let enqueued = copies.into_iter().try_for_each(|copy| {
+            let DeviceCopy { to, from, bytes, lines, apart, signal } = copy;
             if signal && !in_order {
                 // A release at system scope, which PROTOCOL.md (Copy engines) says more of.
                 self.end.record(self.queue.raw())?;
@@ -89,7 +93,7 @@ impl Side {
                 unsafe { device.copy(to, from, bytes * lines, self.queue.raw()) }
             } else {
                 // SAFETY: as above.
-                unsafe { device.copy_lines(copy, self.queue.raw()) }
+                unsafe { device.copy_lines(&copy, self.queue.raw()) }
             }
         });
         // Also behind those of before one that failed.

@@ -363,6 +363,35 @@ fn ops_are_in_order_over_streams() {
     shared.forget_order();
 }
 
+/// An op that went out is not told as an error: the next one on another stream is, before it is enqueued.
+#[test]
+fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
+    let (fake, shared) = shared();
+    // SAFETY: the fake's handles are numbers.
+    let theirs = GpuStream(unsafe { Queue::caller(&shared, RawStream(99)) }.unwrap());
+    let ours = stream(&shared);
+    let fails = |name| *fake.fails.lock().unwrap() = name;
+    fails(Some("record"));
+    op(&theirs).unwrap();
+    assert_eq!(fake.taken(), ["copy on 99"]);
+    fails(None);
+    let error = op(&ours).unwrap_err();
+    assert!(error.to_string().contains("record"), "{error}");
+    assert!(fake.taken().is_empty());
+    op(&theirs).unwrap();
+    op(&ours).unwrap();
+    // A stream that is kept is asked again by the next op.
+    fails(Some("record"));
+    op(&ours).unwrap();
+    fails(None);
+    fake.taken();
+    op(&theirs).unwrap();
+    let calls = fake.taken();
+    let on_ours = format!(" on {}", ours.raw_handle());
+    assert!(calls[0].starts_with("record") && calls[0].ends_with(&on_ours), "{calls:?}");
+    shared.forget_order();
+}
+
 /// The op before the capture is on the stream that is captured now: nothing can be put behind it.
 #[test]
 fn an_op_behind_a_stream_that_is_captured_is_refused() {

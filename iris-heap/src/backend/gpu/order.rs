@@ -30,12 +30,17 @@ enum Last {
     Unrecorded { raw: RawStream, number: u64, _keeper: Keeper },
     /// Of the stream of this number; the event is recorded behind it.
     Recorded(u64),
+    /// An op on the stream of this number, which may be gone, behind which the event could not be recorded, with the
+    /// error.
+    Lost(u64, Error),
 }
 
 impl Last {
     fn number(&self) -> u64 {
         match *self {
-            Last::Unrecorded { number, .. } | Last::Recorded(number) => number,
+            Last::Unrecorded { number, .. } | Last::Recorded(number) | Last::Lost(number, _) => {
+                number
+            }
         }
     }
 }
@@ -74,6 +79,10 @@ impl Order {
     ///
     /// Ops of a capture are ordered among themselves; how their graph is ordered with other work of
     /// the heap is for the caller to see to, who launches it.
+    ///
+    /// Except in a capture, an error says that `f` was not called or has failed: an op that was enqueued is never
+    /// told as an error. If its event cannot be recorded and its stream may be gone, the next op on another stream fails
+    /// before it is enqueued.
     pub(super) fn op(
         &mut self,
         place: Place,
@@ -90,14 +99,13 @@ impl Order {
             return Ok(());
         }
         let records = keeper.is_none() || self.several;
-        if let Some(keeper) = keeper {
-            self.live = Some(Last::Unrecorded { raw, number, _keeper: keeper });
-        }
-        // If this fails, the next op tries again.
-        if records {
-            self.live_event.record(raw)?;
-            self.live = Some(Last::Recorded(number));
-        }
+        let recorded = if records { self.live_event.record(raw) } else { Ok(()) };
+        self.live = Some(match (recorded, keeper) {
+            (Ok(()), _) if records => Last::Recorded(number),
+            (_, Some(keeper)) => Last::Unrecorded { raw, number, _keeper: keeper },
+            (Ok(()), None) => Last::Recorded(number),
+            (Err(error), None) => Last::Lost(number, error),
+        });
         Ok(())
     }
 
@@ -130,6 +138,9 @@ impl Order {
         let Some(last) = &self.live else { return Ok(()) };
         if last.number() == place.number {
             return Ok(());
+        }
+        if let Last::Lost(_, error) = last {
+            return Err(error.clone());
         }
         if let Last::Unrecorded { raw, .. } = last {
             // SAFETY: the stream is kept alive.

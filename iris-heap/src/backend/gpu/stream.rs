@@ -498,6 +498,17 @@ impl StreamBackend for GpuStream {
         Ok(self.0.capture()?.is_some())
     }
 
+    fn discard_capture(&self) -> Result<bool> {
+        let queue = &self.0;
+        let captured = queue.capture()?.is_some();
+        if captured {
+            // No stream that is captured can be asked this: its capture ends in an error.
+            // SAFETY: the stream is alive.
+            unsafe { queue.shared.device.stream_is_done(queue.raw) };
+        }
+        Ok(captured)
+    }
+
     fn control(&self) -> &Arc<Control> {
         &self.0.shared.control
     }

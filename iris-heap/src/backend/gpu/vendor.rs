@@ -21,11 +21,13 @@ pub(crate) struct Vendor {
 
 impl Vendor {
     pub(crate) fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        let info = |index| {
-            let device = (self.get)(index)?;
-            Ok(info(&*device, device.multiprocessors()))
-        };
-        (0..(self.count)()?).map(info).collect()
+        let device = |index| Ok(unshared(&*(self.get)(index)?));
+        (0..(self.count)()?).map(device).collect()
+    }
+
+    /// The device that [`Vendor::choose`] gives a rank that asks for none, in words.
+    pub(crate) fn device_of(&self, local_rank: usize) -> Result<DeviceInfo> {
+        Ok(unshared(&*self.choose(local_rank, None)?))
     }
 
     /// How many there are, at least one.
@@ -55,6 +57,11 @@ impl Vendor {
     }
 }
 
+/// A device in words, with all of its workgroups.
+fn unshared(device: &dyn MemoryDriver) -> DeviceInfo {
+    info(device, device.multiprocessors())
+}
+
 /// A device in words, with so many workgroups for a rank.
 pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
     DeviceInfo {
@@ -64,6 +71,7 @@ pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
         arch: device.arch(),
         uuid: device.uuid(),
         workgroups,
+        multiprocessors: device.multiprocessors(),
     }
 }
 

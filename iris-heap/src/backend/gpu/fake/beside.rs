@@ -17,7 +17,7 @@ fn copied_on(calls: &[String]) -> u64 {
 fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
     fake.taken();
     // SAFETY: the fake copies nothing.
-    unsafe { gpu.copy_beside(stream, &[COPY; 2]) }.unwrap();
+    unsafe { gpu.copy_beside(stream, [COPY; 2]) }.unwrap();
     let calls: Vec<_> =
         fake.taken().into_iter().filter(|call| !call.starts_with("current")).collect();
     (copied_on(&calls), calls)
@@ -84,7 +84,7 @@ fn a_signal_stands_behind_a_record_and_in_no_capture() {
     assert!(gpu.copies_signal(&stream).unwrap());
     let copies = [COPY, DeviceCopy::signal(0x1000, 0x2000)];
     // SAFETY: the fake copies nothing.
-    unsafe { gpu.copy_beside(&stream, &copies) }.unwrap();
+    unsafe { gpu.copy_beside(&stream, copies) }.unwrap();
     let calls = fake.taken();
     let side = copied_on(&calls);
     let on_side = calls.iter().filter(|call| call.ends_with(&format!(" on {side}")));
@@ -103,7 +103,7 @@ fn copies_that_fail_are_joined() {
     let stream = Stream::from_backend(gpu.stream().unwrap());
     *fake.fails.lock().unwrap() = Some("copy");
     // SAFETY: the fake copies nothing.
-    unsafe { gpu.copy_beside(&stream, &[COPY]) }.unwrap_err();
+    unsafe { gpu.copy_beside(&stream, [COPY]) }.unwrap_err();
     let last = fake.taken().pop().unwrap();
     let end = last.strip_prefix("record ").expect("behind what was enqueued").split(' ').next();
     gpu.join_copies(&stream).unwrap();
@@ -124,6 +124,6 @@ fn where_nothing_was_copied_nothing_is_waited_for() {
     };
     assert_eq!(waits(), 0);
     // SAFETY: the fake copies nothing.
-    unsafe { gpu.copy_beside(&stream, &[COPY]) }.unwrap();
+    unsafe { gpu.copy_beside(&stream, [COPY]) }.unwrap();
     assert_eq!((waits(), waits()), (1, 0));
 }
