@@ -176,7 +176,7 @@ impl OpBuild {
         let name = match kernel {
             Kernel::Barrier { .. } => "barrier",
             Kernel::Local if self.product => "matmul",
-            Kernel::Local | Kernel::Norm => "copy",
+            Kernel::Local | Kernel::Norm | Kernel::Stamp { .. } => "copy",
             _ if self.norm => &format!("{}_norm", self.op),
             _ => self.op,
         };

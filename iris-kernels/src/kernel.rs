@@ -74,6 +74,13 @@ pub enum Kernel {
     AllToAllLl,
     /// [`Kernel::Broadcast`] of a small message, likewise.
     BroadcastLl,
+    /// The time before a GEMM that writes no trace itself, or the span that ends after it.
+    Stamp {
+        /// Whether the GEMM is over.
+        after: bool,
+        /// Rows that the GEMM multiplies.
+        rows: u32,
+    },
     /// A barrier. `phase` tells two of one call apart; `last` ends the call.
     Barrier {
         /// 0 or 1.
@@ -83,6 +90,29 @@ pub enum Kernel {
         /// Whether the call is over after it.
         last: bool,
     },
+}
+
+/// The meaning of a launch, or of another step of a call, to other ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Effects {
+    /// Peers are told that this rank is in the call.
+    pub opens: bool,
+    /// Peers' memory or words are written, or peers are waited for.
+    pub peers: bool,
+    /// The call is over when it is.
+    pub ends: bool,
+}
+
+impl Effects {
+    /// Nothing that a peer sees.
+    pub(crate) const NONE: Effects = Effects { opens: false, peers: false, ends: false };
+    /// A call in one launch.
+    pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
+
+    /// Whether a peer can see that it was enqueued: a call that stops after it can never end.
+    pub fn are_visible(self) -> bool {
+        self.opens || self.peers || self.ends
+    }
 }
 
 impl Kernel {
@@ -107,12 +137,44 @@ impl Kernel {
             | Sums
             | Gate { .. }
             | Close
+            | Stamp { .. }
             | Barrier { .. }
             | OneShotLl
             | ReduceScatterLl
             | AllGatherLl
             | AllToAllLl
             | BroadcastLl => false,
+        }
+    }
+
+    /// The meaning of a launch to other ranks.
+    pub fn effects(self) -> Effects {
+        use Kernel::*;
+        let peers = Effects { peers: true, ..Effects::NONE };
+        match self {
+            Local | Norm | Sums | Gate { .. } | Stamp { .. } => Effects::NONE,
+            Open => Effects { opens: true, ..Effects::NONE },
+            Close => Effects { ends: true, ..Effects::NONE },
+            Zero | Gather => Effects { opens: true, ..peers },
+            Convert | Gathered => Effects { ends: true, ..peers },
+            AddLocked | AddAtomic | Copies | Blocks | Results | Barrier { last: false, .. } => {
+                peers
+            }
+            OneShot
+            | TwoShot
+            | ReduceScatter
+            | Pull
+            | Staged
+            | AllGather
+            | AllToAll
+            | Broadcast
+            | Relay
+            | OneShotLl
+            | ReduceScatterLl
+            | AllGatherLl
+            | AllToAllLl
+            | BroadcastLl
+            | Barrier { last: true, .. } => Effects::ALL,
         }
     }
 
@@ -170,6 +232,7 @@ impl Kernel {
             Kernel::Sums => "sums",
             Kernel::Gate { .. } => "gate",
             Kernel::Close => "close",
+            Kernel::Stamp { .. } => "stamp",
             Kernel::OneShotLl => "one_shot_ll",
             Kernel::ReduceScatterLl => "reduce_scatter_ll",
             Kernel::AllGatherLl => "all_gather_ll",

@@ -8,7 +8,7 @@
 //! is what a kernel is given, laid out alike on both sides; [`schedule`] says who computes what
 //! and who waits for what; [`cpu`] runs it here.
 //!
-//! **Running.** Ops launch kernels through [`Launcher`]; nobody else needs to. Kernels of one's own,
+//! **Running.** Operators are [`program`]s, which an [`Executor`] runs; nobody else needs to launch kernels. Kernels of one's own,
 //! from source that includes the same headers, are [`UserKernel`]s: `examples/ring.rs` is one, and
 //! `kernels/README.md` says what they may call.
 //!
@@ -21,12 +21,14 @@ pub mod args;
 pub mod build;
 pub mod cache;
 pub mod cpu;
+mod execute;
 pub mod gemm;
 pub mod gemm_config;
 mod kernel;
-mod launch;
 mod library;
 mod parallel;
+pub mod program;
+mod recent;
 pub mod rtc;
 pub mod schedule;
 pub mod source;
@@ -36,8 +38,8 @@ mod user_kernel;
 pub mod vendor;
 mod whole;
 
+pub use execute::{Executor, Failure, Then, Workgroups};
 pub use kernel::Kernel;
-pub use launch::{Launcher, Workgroups};
 pub use library::{Kept, Library, Whole};
 pub use target::Target;
 pub use user_kernel::UserKernel;

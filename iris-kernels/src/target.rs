@@ -22,9 +22,17 @@ impl Target {
     /// # Errors
     /// [`Error::Unsupported`] for a device that runs the host's code.
     pub fn of(device: &DeviceInfo) -> Result<Target> {
-        match device.kind {
-            BackendKind::Cuda => Ok(Target::nvidia(&device.arch)),
-            BackendKind::Hip => Ok(Target { vendor: Vendor::Amd, arch: device.arch.clone() }),
+        Self::new(device.kind, &device.arch)
+    }
+
+    /// The target for an architecture, as the driver names it: `sm_90`, `gfx942`.
+    ///
+    /// # Errors
+    /// As [`Target::of`].
+    pub fn new(kind: BackendKind, arch: &str) -> Result<Target> {
+        match kind {
+            BackendKind::Cuda => Ok(Target::nvidia(arch)),
+            BackendKind::Hip => Ok(Target { vendor: Vendor::Amd, arch: arch.into() }),
             other => Err(Error::Unsupported {
                 what: format!("compiled kernels on {other}"),
                 why: "those of this device are the host's own code".into(),

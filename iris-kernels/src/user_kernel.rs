@@ -3,7 +3,7 @@
 use iris_heap::{Error, Function, LaunchShape, Result, Stream, SymmetricHeap};
 
 use crate::args::TileView;
-use crate::launch::{fits, share};
+use crate::execute::{fits, share};
 use crate::rtc::{self, KernelSource, Options};
 use crate::target::Target;
 
@@ -28,7 +28,7 @@ impl UserKernel {
     /// kernel of `IRIS_KERNEL`; `shared_bytes` is its dynamic shared memory.
     ///
     /// # Errors
-    /// As [`Launcher::new`](crate::Launcher::new).
+    /// As [`Executor::new`](crate::Executor::new).
     pub fn new(
         heap: &SymmetricHeap,
         source: KernelSource<'_>,

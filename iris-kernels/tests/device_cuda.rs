@@ -51,11 +51,12 @@ fn nvrtc() -> &'static Compiler {
     Compiler::nvrtc().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Every type, and every tile of one; iris-testkit's checks compile all kernels for sm_80, too.
+/// Compiles products for every type and two of the three tiles. The third tile, and messages, which have neither
+/// type nor tile, are left to iris-testkit's checks: they compile all kernels for sm_90a, with one constant changed.
 fn every_kernel_compiles() {
-    let [first, second, third, ..] = TileSize::ALL;
-    compile_all(&[second], &[("sm_90a", 0), ("sm_90a", 2)], true);
-    compile_all(&[first, third], &[("sm_90a", 1)], false);
+    let [first, second, _] = TileSize::ALL;
+    compile_all(&[second], &[("sm_90a", 0), ("sm_90a", 2)], false);
+    compile_all(&[first], &[("sm_90a", 1)], false);
 }
 
 fn every_kernel_compiles_for_every_build() {

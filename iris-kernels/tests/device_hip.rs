@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use iris_kernels::build::multiplies;
 use iris_kernels::rtc::{Compiler, Options};
 use iris_kernels::source::KERNELS;
 use iris_testkit::harness::{self, Group, named, over_all};
@@ -53,6 +54,8 @@ fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String 
     String::from_utf8(output.stdout).expect("assembly is text")
 }
 
+/// Compiles products for bf16, and only parses messages, which have no type: iris-testkit's checks compile these to
+/// instructions, with one constant changed, but do not ask for warnings.
 fn every_kernel_compiles() {
     let clang = clang();
     let arches = ["gfx90a", "gfx942"];
@@ -60,8 +63,10 @@ fn every_kernel_compiles() {
         arches.iter().flat_map(|arch| KERNELS.iter().map(move |it| (arch, it))).collect();
     over_all(&jobs, |(arch, text)| {
         let source = Path::new(KERNEL_FOLDER).join(text.name);
-        let text = assembly(clang, &source, arch, &["-DIRIS_DTYPE=2"]);
-        assert!(text.contains("\niris_"), "{} has a kernel", source.display());
+        let product = multiplies(text.name);
+        let how = if product { "-O3" } else { "-fsyntax-only" };
+        let text = assembly(clang, &source, arch, &["-DIRIS_DTYPE=2", how]);
+        assert!(!product || text.contains("\niris_"), "{} has a kernel", source.display());
     });
 }
 

@@ -12,8 +12,11 @@ use iris_heap::{BackendKind, DType, Error, Stream, SymSlice, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, epilogue};
 use iris_kernels::vendor::{Addresses, Blas, Layout, Multiplier, Prepared, Problem, Product};
 use iris_kernels::{Kept, Library, Whole, WholeProduct};
+use iris_testkit::allocations::Counting;
 use iris_testkit::harness::{self, Group, named};
 
+#[path = "host/described.rs"]
+mod described;
 #[path = "../../iris-testkit/tests/hip/fake.rs"]
 #[allow(dead_code, reason = "other tests need the rest")]
 mod fake;
@@ -21,8 +24,12 @@ mod fake;
 mod numbers;
 #[path = "vendor/sample.rs"]
 mod sample;
+use described::a_problem_is_described_once;
 use numbers::{the_numbers_are_those_of_the_header, wrong_numbers_are_found};
 use sample::{CHILD, Case, POISON, Sample, here, on_the_gpu};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 fn main() -> ExitCode {
     let products = named![
@@ -46,7 +53,11 @@ fn main() -> ExitCode {
         Group::new(cuda, named![a_first_call_may_be_captured]),
         Group::new(
             harness::no_program("g++"),
-            named![products_over_a_library_of_our_own, wrong_numbers_are_found],
+            named![
+                products_over_a_library_of_our_own,
+                wrong_numbers_are_found,
+                a_problem_is_described_once,
+            ],
         ),
         Group::new(numbers::no_header(), named![the_numbers_are_those_of_the_header]),
     ])

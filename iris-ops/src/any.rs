@@ -8,13 +8,15 @@ use iris_kernels::trace::TraceSpan;
 
 use crate::args::{Matrices, NormArgs};
 use crate::counters::Counters;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::matrix::MatRef;
 use crate::operator::Operator;
 use crate::ops;
-use crate::options::{Ranks, Request};
-use crate::plan::Plan;
+use crate::options::Request;
+use crate::plan::{Plan, on_device};
+use crate::ranks::Ranks;
 use crate::spec::Part;
 use crate::workspace::Workspace;
 
@@ -124,6 +126,11 @@ impl Op {
     /// Its variants.
     pub fn variants(self) -> Vec<Variant> {
         ops::row(self).forms.iter().map(|form| form.variant).collect()
+    }
+
+    /// Its variants that a device has kernels for: all but `epilogue`, unless GEMMs there store to peers.
+    pub fn variants_on(self, device: Device) -> Vec<Variant> {
+        on_device::variants(ops::row(self), device).collect()
     }
 
     /// Its variant of this name, where hyphens are as good as underscores; none for `auto`, which leaves the choice

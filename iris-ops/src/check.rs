@@ -251,7 +251,8 @@ mod tests {
 
     use super::*;
     use crate::ops::broadcast;
-    use crate::options::{Ranks, Request};
+    use crate::options::Request;
+    use crate::ranks::Ranks;
     use crate::spec::Row;
 
     /// As a sum that the root alone gets.

@@ -1,11 +1,13 @@
 use iris_heap::{DType, ErrorKind};
+use iris_kernels::Then;
 
 use crate::kind::{Op, UnknownName};
 
 /// Short for a result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong with plans and ops. Nothing is launched when one of these comes from `run`.
+/// Errors of plans and operators. Of those that `run` returns, only [`Error::Step`] can come after something was
+/// enqueued: it says what follows.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -107,6 +109,18 @@ pub enum Error {
         /// What went wrong before.
         cause: Box<iris_heap::Error>,
     },
+    /// A step of a call could not be enqueued.
+    #[error("{op}: step {step}: {cause}; {then}")]
+    Step {
+        /// The op.
+        op: Op,
+        /// The step, as the plan's program shows it.
+        step: String,
+        /// The heap's error.
+        cause: Box<iris_heap::Error>,
+        /// Recovery: retry, close the heap, or discard the capture.
+        then: Then,
+    },
     /// The heap or its world failed.
     #[error("{}", named(op.name(), cause))]
     Heap {
@@ -128,7 +142,9 @@ impl Error {
     /// What a caller can do about it: the same kinds as those of the heap's errors.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Error::Poisoned { cause, .. } | Error::Heap { cause, .. } => cause.kind(),
+            Error::Poisoned { cause, .. }
+            | Error::Heap { cause, .. }
+            | Error::Step { cause, .. } => cause.kind(),
             _ => ErrorKind::Usage,
         }
     }

@@ -2,7 +2,8 @@
 
 use iris_kernels::schedule::{Collective, Items};
 
-use crate::options::{Ranks, Request};
+use crate::options::Request;
+use crate::ranks::Ranks;
 
 /// The items of a call of a shape, in words that carry their data.
 pub(crate) fn of(

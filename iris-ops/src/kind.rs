@@ -93,6 +93,17 @@ named! {
 }
 
 impl Op {
+    /// The collective that an operator's product is fused with; itself for one without a product, or with no other
+    /// rank.
+    pub(crate) const fn message(self) -> Op {
+        match self {
+            Op::MatmulAllReduce => Op::AllReduce,
+            Op::MatmulReduceScatter => Op::ReduceScatter,
+            Op::AllGatherMatmul | Op::MatmulAllGather => Op::AllGather,
+            alone => alone,
+        }
+    }
+
     /// Whether there is a product in it.
     pub const fn multiplies(self) -> bool {
         match self {

@@ -10,10 +10,9 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use iris_heap::abi::abort;
 use iris_heap::{DevWords, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
-use iris_kernels::{Kernel, Launcher, Workgroups};
+use iris_kernels::{Executor, Failure, Then, Workgroups};
 
 use crate::args::Matrices;
 use crate::check::{self, Call};
@@ -42,13 +41,12 @@ pub(crate) struct Operator {
     ready: Vec<Ready>,
 }
 
-/// What is needed to launch calls that are done in one way.
+/// Executor and arguments for calls of one choice.
 struct Ready {
-    launcher: Launcher,
+    executor: Arc<Executor>,
+    /// Most workgroups of a launch.
     groups: u32,
-    /// In the order of a call; with the number of workgroups, where that is fixed.
-    launches: Vec<(Kernel, Option<u32>)>,
-    /// All but what a call brings.
+    /// All arguments but those that a call brings.
     args: OpArgs,
 }
 
@@ -59,63 +57,39 @@ impl fmt::Debug for Operator {
 }
 
 impl Operator {
-    /// Check the matrices of a call and launch its kernels.
+    /// Checks the matrices of a call and enqueues its steps, which follow each other, whoever else issues calls of
+    /// this heap.
     pub(crate) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
-        let op = self.plan.op().name();
+        let op = self.plan.op();
         let call = check::call(&self.plan, matrices)?;
-        let ready = self.ready(&call);
-        let all = self.groups_for(&call);
-        let choice = self.plan.at(call.size(&self.plan));
-        let threads = self.plan.threads(choice, (call.m, call.n));
-        self.issue(stream, &call, |kernel, groups, args| {
-            let groups = match (kernel, groups) {
-                (_, Some(count)) => count.into(),
-                (Kernel::Norm, _) if !self.plan.on_cpu() => Workgroups::of_rows(call.m as u32),
-                _ => Workgroups { count: all, threads },
-            };
-            // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it;
-            // the workspace is that of this op.
-            #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
-            unsafe {
-                ready.launcher.launch(&self.heap, stream, (op, kernel), args, groups)
-            }
-        })
-    }
-
-    /// Check a call, then `launch` its kernels: all launches of a call follow each other, whoever
-    /// else issues ops of this heap.
-    ///
-    /// A call whose first launch is enqueued and a later one is not can never end, and its number is
-    /// taken: the heap takes no further calls, on any rank.
-    fn issue(
-        &self,
-        stream: &Stream,
-        call: &Call,
-        launch: impl Fn(Kernel, Option<u32>, OpArgs) -> iris_heap::Result<()>,
-    ) -> Result<()> {
+        self.heap.check_stream(op.name(), stream).in_op(op)?;
         let issuing = self.heap.issue();
-        let args = self.checked(call)?;
+        let args = self.checked(&call)?;
         // All ranks count all calls, except those of some ranks' barrier.
         let counted = self.plan.request().members.is_none();
         if counted {
-            issuing.announce(stream, args.channel.op).in_op(self.plan.op())?;
+            issuing.announce(stream, args.channel.op).in_op(op)?;
         }
-        for (enqueued, &(kernel, groups)) in self.ready(call).launches.iter().enumerate() {
-            let launched = launch(kernel, groups, args);
-            if launched.is_err() {
-                let (op, rank) = (self.plan.op(), self.heap.rank());
-                let told = match enqueued {
-                    0 if counted => issuing.retract(stream),
-                    0 => Ok(()),
-                    _ => self.heap.poison(abort::INCOMPLETE),
-                };
-                if let Err(error) = told {
-                    tracing::warn!(%op, rank, %error, "the peers learn by their deadlines");
-                }
+        let choice = self.plan.at(call.size(&self.plan));
+        let threads = self.plan.threads(choice, (call.m, call.n));
+        let count = self.groups_for(&call);
+        let several_items = self.plan.has_several_items(choice, (call.m, call.n), count);
+        let groups = Workgroups { count, threads, several_items };
+        let executor = &self.ready(&call).executor;
+        // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it; the workspace is that of
+        // this op.
+        #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
+        let done = unsafe { executor.run(&self.heap, &issuing, stream, &args, groups) };
+        done.map_err(|failure| {
+            let Failure { step, cause, then } = *failure;
+            let told =
+                if then == Then::Retry && counted { issuing.retract(stream) } else { Ok(()) };
+            if let Err(error) = told {
+                let rank = self.heap.rank();
+                tracing::warn!(%op, rank, %error, "a call is counted that was not made");
             }
-            launched.in_op(self.plan.op())?;
-        }
-        Ok(())
+            Error::Step { op, step: step.to_string(), cause: Box::new(cause), then }
+        })
     }
 
     fn ready(&self, call: &Call) -> &Ready {

@@ -2,65 +2,18 @@
 //!
 //! Long because every option stands here once, with its documentation, for the operators that read it.
 
-use iris_heap::{BackendKind, DType, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
 use iris_kernels::build::Injected;
 use iris_kernels::gemm_config::TileSize;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
+use crate::ranks::Ranks;
 use crate::spec::{Form, Norm, Row};
 
 /// Rows, and columns, that a tile may have.
 pub(crate) const WIDEST: usize = 65536;
-
-/// A rank among others, and the kind of device they have: all that planning needs of a world or heap.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ranks {
-    /// This rank.
-    pub rank: usize,
-    /// How many there are.
-    pub size: usize,
-    /// What they run on.
-    pub backend: BackendKind,
-    /// Whether the products of whole matrices there store to peers: taken for granted where no heap says
-    /// otherwise.
-    pub(crate) stores: bool,
-}
-
-impl Ranks {
-    /// Rank `rank` of `size`, on the CPU.
-    pub fn new(rank: usize, size: usize) -> Self {
-        Self { rank, size, backend: BackendKind::Cpu, stores: true }
-    }
-
-    /// The same ranks on another kind of device.
-    #[must_use]
-    pub fn on(self, backend: BackendKind) -> Self {
-        Self { backend, ..self }
-    }
-}
-
-impl From<&World> for Ranks {
-    /// On the CPU: a world does not know of devices. [`Ranks::on`] says another.
-    fn from(world: &World) -> Self {
-        Self::new(world.rank(), world.size())
-    }
-}
-
-impl From<&SymmetricHeap> for Ranks {
-    /// On the device of the heap.
-    fn from(heap: &SymmetricHeap) -> Self {
-        let stores = iris_kernels::gemm::Gemm::is_there_for(&heap.device());
-        Self { stores, ..Self::new(heap.rank(), heap.size()).on(heap.options().backend) }
-    }
-}
-
-impl From<&std::sync::Arc<SymmetricHeap>> for Ranks {
-    fn from(heap: &std::sync::Arc<SymmetricHeap>) -> Self {
-        Self::from(&**heap)
-    }
-}
 
 /// Rows and columns of a tile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -249,12 +202,6 @@ impl Request {
         self.counted || self.trace_spans > 0
     }
 
-    /// Whether nothing is asked of the kernels but their result: they are not traced, counted, held up or
-    /// told how many workgroups they have. A test may hold up those that do it otherwise.
-    pub(crate) fn is_plain(&self) -> bool {
-        !self.is_observed() && !self.injected.is_by_messages() && self.workgroups.is_none()
-    }
-
     /// Element type of C.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
@@ -312,13 +259,13 @@ impl Request {
             if m.min(n) == 0 || m.max(n) > WIDEST {
                 return invalid("tile", &tile, &format!("from 1 to {WIDEST} either way"));
             }
-            if !ranks.backend.traits().host_threads
+            if !ranks.device.backend.traits().host_threads
                 && op.multiplies()
                 && !self.form().is_some_and(Form::is_unfused)
                 && TileSize::fitting(m as u32, n as u32).is_none()
             {
                 let TileSize { m: most_m, n: most_n } = TileSize::ALL[0];
-                let expected = format!("at most {most_m} x {most_n} on {}", ranks.backend);
+                let expected = format!("at most {most_m} x {most_n} on {}", ranks.device.backend);
                 return invalid("tile", &tile, &expected);
             }
         }
@@ -333,7 +280,7 @@ impl Request {
         {
             return invalid("fetchers", &fetchers, &most);
         }
-        if self.injected != Injected::default() && ranks.backend.traits().host_threads {
+        if self.injected != Injected::default() && ranks.device.backend.traits().host_threads {
             return invalid("injected", &format!("{:?}", self.injected), "nothing on the CPU");
         }
         if self.workgroups == Some(0) {
@@ -536,7 +483,8 @@ macro_rules! setter {
         }
     };
     (workgroups) => {
-        /// Workgroups of a launch: at most what can be resident, which is the default.
+        /// Number of workgroups of a launch of the operator's kernels: at most what can be resident, which is the
+        /// default. It changes neither the variant nor the launches of GEMMs, which may fill the device.
         #[must_use]
         pub fn workgroups(mut self, workgroups: usize) -> Self {
             self.request.workgroups = Some(workgroups);
@@ -563,7 +511,9 @@ macro_rules! setter {
         }
     };
     (trace_spans) => {
-        /// Spans that each workgroup has room for in a trace; 0, the default, for none.
+        /// Number of spans that each workgroup has room for in a trace; 0, the default, for no trace. The variant and
+        /// what moves the message are those of calls without a trace. A GEMM of a library, or of ours that does more
+        /// than a product, is one span of the first workgroup's.
         #[must_use]
         pub fn trace_spans(mut self, trace_spans: u32) -> Self {
             self.request.trace_spans = trace_spans;
@@ -571,8 +521,8 @@ macro_rules! setter {
         }
     };
     (counted) => {
-        /// Whether kernels on GPUs count what they move, which takes time. On the CPU they always do,
-        /// and on GPUs where they leave a trace.
+        /// Whether kernels on GPUs count what they move, which takes time; on the CPU they always do. The variant is
+        /// that of calls that are not counted, but workgroups move what copy engines and GEMMs would.
         #[must_use]
         pub fn counted(mut self, counted: bool) -> Self {
             self.request.counted = counted;

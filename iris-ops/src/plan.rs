@@ -1,10 +1,12 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
 mod launches;
+pub(crate) mod on_device;
 pub(crate) mod words;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::{Arc, Once};
 
 use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
@@ -15,7 +17,8 @@ use iris_sync::barrier::Members;
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant, Why};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
-use crate::options::{Ranks, Request, Shard, StagingLayout, TileShape};
+use crate::options::{Request, Shard, StagingLayout, TileShape};
+use crate::ranks::Ranks;
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
 use crate::tune;
@@ -30,6 +33,8 @@ pub struct Plan {
     pub(crate) request: Request,
     /// By size; at least one, and the last is for the largest call.
     choices: Vec<Choice>,
+    /// Whether it was logged whose figures chose.
+    told: Arc<Once>,
 }
 
 /// How calls up to a size are done.
@@ -46,6 +51,7 @@ pub struct Choice {
     pub why: Why,
     pub(crate) form: &'static Form,
     pub(crate) needs: Needs,
+    pub(crate) sizing: tune::Sizing,
 }
 
 impl Plan {
@@ -56,7 +62,8 @@ impl Plan {
             request.m = if request.row.tiles == Tiles::Whole { 1 } else { ranks.size };
         }
         request.check(ranks)?;
-        let mut plan = Self { ranks, request, choices: Vec::new() };
+        let told = Arc::new(Once::new());
+        let mut plan = Self { ranks, request, choices: Vec::new(), told };
         for upto in plan.sizes() {
             let choice = plan.choose(upto)?;
             // The larger of two that are done alike is for both.
@@ -111,6 +118,7 @@ impl Plan {
         })?;
         if !self.alone() {
             sized.check_form(form)?;
+            on_device::check_form(self.row(), form, self.ranks.device)?;
         }
         let tile = sized.tile.unwrap_or_else(|| tune::tile(self.ranks, &sized, form));
         let sized = Self { request: sized, ..self.clone() };
@@ -132,7 +140,8 @@ impl Plan {
             })
         });
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
-        Ok(Choice { upto, variant, tile, why, form, needs })
+        let sizing = tune::Sizing::of(self.ranks, request, form);
+        Ok(Choice { upto, variant, tile, why, form, needs, sizing })
     }
 
     /// What a form of this plan's largest call needs.
@@ -189,7 +198,7 @@ impl Plan {
     }
 
     /// The product of whole matrices of a form of this plan's largest call, for calls of up to so many rows with
-    /// this tile. What is traced, counted, held up or told how many workgroups it has are other kernels.
+    /// this tile. A test that holds up the kernels of messages has the tile core multiply, which it holds up, too.
     pub(crate) fn whole(&self, form: &Form, (rows, tile): (usize, TileShape)) -> Option<Whole> {
         let Request { m, n, k, dtype, library, .. } = self.request;
         let request = &self.request;
@@ -198,20 +207,20 @@ impl Plan {
             spec::Whole::Partial if !self.alone() => request.wire_dtype(),
             _ => request.output_dtype(),
         };
-        let plain = request.is_plain();
-        if !plain && (!form.is_unfused() || self.alone()) {
+        let held_up = request.injected.is_by_messages();
+        if held_up && (!form.is_unfused() || self.alone()) {
             return None;
         }
         let signalled = form.stores.then_some([tile.m as u32, tile.n as u32]);
         let tile = tune::whole_tile(self.ranks, request);
-        let library = if plain { library } else { Library::None };
-        let (backend, tile) = (self.ranks.backend, (tile.m as u32, tile.n as u32));
+        let library = if held_up { Library::None } else { library };
+        let (backend, tile) = (self.ranks.device.backend, (tile.m as u32, tile.n as u32));
         Some(Whole { library, backend, shape: [m, n, k], rows, dtype, output, tile, signalled })
     }
 
     /// Columns of A in a unit of a gather.
     fn k_group(&self) -> u32 {
-        let columns = self.request.columns_per_flag(self.ranks.backend);
+        let columns = self.request.columns_per_flag(self.ranks.device.backend);
         columns.min(self.request.k.max(1)) as u32
     }
 
@@ -316,12 +325,12 @@ impl Plan {
     /// [`Error::Invalid`] if they are for different devices; [`Error::NoPlan`].
     pub fn heap_options(plans: &[&Plan], more: u64) -> Result<HeapOptions> {
         let first = plans.first().ok_or(Error::NoPlan)?;
-        let backend = first.ranks.backend;
-        if let Some(other) = plans.iter().find(|plan| plan.ranks.backend != backend) {
+        let backend = first.ranks.device.backend;
+        if let Some(other) = plans.iter().find(|plan| plan.ranks.device.backend != backend) {
             return Err(Error::Invalid {
                 op: other.op(),
                 what: "backend".into(),
-                value: other.ranks.backend.to_string(),
+                value: other.ranks.device.backend.to_string(),
                 expected: format!("{backend}, that of {}", first.op()),
             });
         }
@@ -366,6 +375,7 @@ impl Plan {
         let mut items = vec![
             ("op", self.op().to_string()),
             ("world", self.size().to_string()),
+            ("device", self.ranks.device.deciding()),
             ("dtype", request.dtype.to_string()),
             ("output", request.output_dtype().to_string()),
             ("wire", request.wire_dtype().to_string()),
@@ -446,15 +456,16 @@ impl Plan {
 
     /// Whether it runs on the host's cores.
     pub(crate) fn on_cpu(&self) -> bool {
-        self.ranks.backend.traits().host_threads
+        self.ranks.device.backend.traits().host_threads
     }
 }
 
 impl fmt::Display for Plan {
-    /// What it will do, what it takes, as one line: `all_reduce of f32, rank 0 of 4 on cpu: two_shot
-    /// up to 512 by tiles of 4 x 4096 (by rule); 8192 bytes of data, 20480 of signals`.
+    /// One line: what was asked, the device, whose figures stand in for the device's own, how calls are done, and the
+    /// memory that this takes: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512 by tiles of 4 x 4096 (by rule);
+    /// 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ranks { rank, size, backend, .. } = self.ranks;
+        let Ranks { rank, size, device, .. } = self.ranks;
         let Request { m, n, k, dtype, elements, .. } = self.request;
         write!(f, "{}", self.op())?;
         match (self.op(), elements) {
@@ -463,7 +474,11 @@ impl fmt::Display for Plan {
             (_, true) => write!(f, " of {n} {dtype}")?,
             (_, false) => write!(f, " of {m} x {n} {dtype}")?,
         }
-        write!(f, ", rank {rank} of {size} on {backend}: ")?;
+        write!(f, ", rank {rank} of {size} on {device}")?;
+        if let Some(gpu) = self.figures() {
+            write!(f, ", figures of an {gpu}")?;
+        }
+        f.write_str(": ")?;
         for (index, Choice { upto, variant, tile, why, .. }) in self.choices.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             match self.op() {

@@ -2,9 +2,9 @@
 //! matrices a rank has. Plans, the automatic choice, workspaces, checks, records and launches read
 //! the row and know no operator by name; each row stands with its operator, in `ops/`.
 
-use iris_kernels::Kernel;
+use iris_kernels::program::Alternative;
+pub(crate) use iris_kernels::program::Norm;
 use iris_kernels::schedule::Collective;
-use iris_sync::barrier::Members;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
@@ -80,8 +80,8 @@ pub(crate) enum Tiles {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     pub(crate) variant: Variant,
-    /// The launches of a call, in their order.
-    pub(crate) launches: &'static [Step],
+    /// Steps of a call, as alternatives.
+    pub(crate) program: &'static [Alternative],
     /// The memory that it takes.
     pub(crate) memory: Memory,
     /// Whether one rank sends all tiles, and not a part of them.
@@ -118,43 +118,6 @@ pub(crate) enum Whole {
     Gathered,
 }
 
-/// Where in a form rows of the result are normalised.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Norm {
-    /// Nowhere.
-    None,
-    /// In the kernel, whose workgroups have whole rows; behind a product that does the message itself, whose have
-    /// tiles, in a launch of its own.
-    Within,
-    /// In a launch of its own, behind all others.
-    Behind,
-}
-
-/// One launch of a call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
-    /// Of as many workgroups as have something to do.
-    Tiles(Kernel),
-    /// Of one workgroup.
-    One(Kernel),
-    /// A barrier of all ranks between two launches; the number tells two of one call apart.
-    Barrier(u32),
-    /// The barrier that is a call by itself.
-    Call,
-}
-
-impl Step {
-    /// The kernel, and the number of its workgroups if that is fixed.
-    pub(crate) fn launch(self, all: Members, members: Members) -> (Kernel, Option<u32>) {
-        match self {
-            Step::Tiles(kernel) => (kernel, None),
-            Step::One(kernel) => (kernel, Some(1)),
-            Step::Barrier(phase) => (Kernel::Barrier { phase, members: all, last: false }, Some(1)),
-            Step::Call => (Kernel::Barrier { phase: 0, members, last: true }, Some(1)),
-        }
-    }
-}
-
 /// What the inbox and the other memory of a workspace hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
@@ -188,11 +151,15 @@ pub(crate) enum Memory {
 }
 
 impl Form {
-    /// A form that pushes, in one launch of `kernel`.
-    pub(crate) const fn push(variant: Variant, kernel: &'static [Step], memory: Memory) -> Form {
+    /// A form of this program, whose peers neither read A nor write C.
+    pub(crate) const fn push(
+        variant: Variant,
+        program: &'static [Alternative],
+        memory: Memory,
+    ) -> Form {
         Form {
             variant,
-            launches: kernel,
+            program,
             memory,
             sends_all: false,
             pulls: false,
@@ -220,9 +187,9 @@ impl Form {
         Form { sends_all: true, ..self }
     }
 
-    /// The same by another name.
-    pub(crate) const fn of(self, variant: Variant) -> Form {
-        Form { variant, ..self }
+    /// A form with the same memory, for another variant and its program.
+    pub(crate) const fn of(self, variant: Variant, program: &'static [Alternative]) -> Form {
+        Form { variant, program, ..self }
     }
 
     /// The same, which normalises rows in this place.

@@ -1,17 +1,21 @@
 //! Which variant and which tile: a table first, then a rule. Both depend only on values that all
 //! ranks have in common.
 
-mod device;
+mod figures;
 mod table;
 
-use iris_heap::{BackendKind, DType};
+use std::ops::Range;
+
+use iris_heap::DType;
 use iris_kernels::Library;
 use iris_kernels::gemm::{Exchanging, Scattering};
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
+use crate::device::Device;
 use crate::items;
 use crate::kind::{Op, Variant, Why};
-use crate::options::{Epilogue, Ranks, Request, Shard, TileShape, WIDEST};
+use crate::options::{Epilogue, Request, Shard, TileShape, WIDEST};
+use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Rule, Tiles, Whole};
 
 /// Most items, of eight bytes, that one rank sends another in words that carry their data: 2 MiB. Of two
@@ -25,6 +29,12 @@ pub(crate) const LL_GROUPS: u32 = 128;
 /// eighth of what a heap has by default, and a quarter for rows that are normalised.
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
+/// The GPU whose figures choose for a device, if it is another: `H200` or `MI300X`.
+pub(crate) fn figures_of(device: Device) -> Option<&'static str> {
+    let figures = figures::of(device).filter(|figures| figures.stand_in_for(device));
+    figures.map(|figures| figures.of)
+}
+
 /// The largest message from one rank to another that goes in words that carry their data, in bytes.
 pub(crate) fn most_in_words(ranks: Ranks, request: &Request) -> usize {
     let world = match ranks.size {
@@ -32,88 +42,102 @@ pub(crate) fn most_in_words(ranks: Ranks, request: &Request) -> usize {
         4 => 1,
         _ => return 0,
     };
-    let Some(device) = device::of(ranks.backend) else { return 0 };
-    let row = device.words.iter().find(|(of, _)| *of == request.op());
+    let Some(figures) = figures::of(ranks.device) else { return 0 };
+    let row = figures.words.iter().find(|(of, _)| *of == request.op());
     let most = row.map_or(0, |(_, by_world)| by_world[world]);
-    let times = if request.rms_norm.is_some() { device.words_of_norms[world] } else { 1 };
+    let times = if request.rms_norm.is_some() { figures.words_of_norms[world] } else { 1 };
     // Two slots of each source, and twice the bytes.
     times * most.min(LL_SIGNAL_BYTES / (4 * ranks.size))
 }
 
 /// Elements of a sum up to which its tiles have a vector for every other thread.
 fn spread_sums(ranks: Ranks) -> usize {
-    device::of(ranks.backend).map_or(0, |device| device.spread_sums)
+    figures::of(ranks.device).map_or(0, |figures| figures.spread_sums)
 }
 
-/// Most workgroups of a message.
+/// Most workgroups of a message: an odd number on GPUs, as [`figures::Figures::message_groups`] says.
 pub(crate) fn message_groups(ranks: Ranks) -> u32 {
-    device::of(ranks.backend).map_or(u32::MAX, |device| device.message_groups)
+    let odd = |multiprocessors: u32| (multiprocessors.max(1) - 1) | 1;
+    let each = || odd(ranks.device.multiprocessors);
+    figures::of(ranks.device)
+        .map_or(u32::MAX, |figures| figures.message_groups.unwrap_or_else(each))
 }
 
-/// Threads of a workgroup of a message of so many items in words that carry their data: few of a small one,
-/// since a workgroup meets sooner, and its items are spread over more multiprocessors.
-pub(crate) fn threads_of_words(ranks: Ranks, items: u32) -> u32 {
-    threads(device::of(ranks.backend).map(|device| device.threads_of_words), items as usize)
+/// Number of tiles of a product from which on larger tiles are taken: half of the device's multiprocessors have one.
+/// Tiles come in eights where M and N do, so that 64 are enough for 132 multiprocessors.
+fn enough_tiles(device: Device) -> usize {
+    (device.multiprocessors as usize / 2 / 8 * 8).max(1)
 }
 
-/// Those of a message of this shape that is reduced in tiles; none for others, and for what adds a residual, of which
-/// a thread reads one part more.
-pub(crate) fn threads_of_sums(
-    ranks: Ranks,
-    request: &Request,
-    memory: Memory,
-    shape: (usize, usize),
-) -> Option<u32> {
-    let sums = [Memory::AllTiles, Memory::OwnedAndResults, Memory::PartialParts];
-    let steps = device::of(ranks.backend).map(|device| device.threads_of_sums);
-    let bytes = message_bytes(request, shape);
-    (sums.contains(&memory) && request.rms_norm.is_none()).then(|| threads(steps, bytes))
+/// Figures by which the calls of a choice size their launches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizing {
+    /// Most workgroups of a message.
+    pub(crate) most_groups: u32,
+    /// Threads of a workgroup for messages up to a size, the smallest first; larger ones have as many as kernels are
+    /// built for. A size is a number of items of the LL protocol, or of bytes that are summed. None for other messages
+    /// and for rows that are normalised, which a workgroup holds in as many threads as there are.
+    threads: Option<&'static [(usize, u32)]>,
+    /// Sizes of messages, in bytes, of which some workgroups only send, and how many eighths of them do.
+    senders: Option<&'static (Range<usize>, u32)>,
+}
+
+impl Sizing {
+    /// Figures of a form of this request.
+    pub(crate) fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
+        let figures = figures::of(ranks.device).filter(|_| request.rms_norm.is_none());
+        // Few threads for few items, since a workgroup meets sooner, and its items are spread over more
+        // multiprocessors.
+        let threads = match form.memory {
+            Memory::Pairs(_) => figures.map(|it| it.threads_of_words),
+            Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts => {
+                figures.map(|it| it.threads_of_sums)
+            }
+            _ => None,
+        };
+        let measured = figures.filter(|_| ranks.size == 2);
+        let senders = measured.and_then(|it| match form.memory {
+            Memory::OwnedAndResults => Some(&it.senders_to_all),
+            Memory::PartialParts => Some(&it.senders_to_owners),
+            Memory::Parts => Some(&it.senders_of_parts),
+            _ => None,
+        });
+        Sizing { most_groups: message_groups(ranks), threads, senders }
+    }
+
+    /// Threads of a workgroup of a message of this size; none for as many as its kernels are built for.
+    pub(crate) fn threads(&self, size: usize) -> Option<u32> {
+        let step = self.threads?.iter().find(|(most, _)| size <= *most);
+        step.map(|&(_, threads)| threads)
+    }
+
+    /// Number of eighths of the workgroups that only send in a message of so many bytes; 0 if all send, and take or add
+    /// up.
+    pub(crate) fn sending_eighths(&self, bytes: usize) -> u32 {
+        self.senders.filter(|(range, _)| range.contains(&bytes)).map_or(0, |&(_, eighths)| eighths)
+    }
 }
 
 /// Bytes of the whole message, as it travels.
-fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
+pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
     m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
-}
-
-/// How many eighths of the workgroups only send, of a message of this shape; none where all send, and take or add up.
-pub(crate) fn sending_eighths(
-    ranks: Ranks,
-    request: &Request,
-    memory: Memory,
-    shape: (usize, usize),
-) -> Option<u32> {
-    let measured = ranks.size == 2 && request.rms_norm.is_none();
-    let device = device::of(ranks.backend).filter(|_| measured)?;
-    let (bytes, eighths) = match memory {
-        Memory::OwnedAndResults => &device.senders_to_all,
-        Memory::PartialParts => &device.senders_to_owners,
-        Memory::Parts => &device.senders_of_parts,
-        _ => return None,
-    };
-    bytes.contains(&message_bytes(request, shape)).then_some(*eighths)
-}
-
-/// Those of the first step that is large enough, else as many as the kernels of messages are built for.
-fn threads(steps: Option<&[(usize, u32)]>, size: usize) -> u32 {
-    let step = steps.unwrap_or_default().iter().find(|(most, _)| size <= *most);
-    step.map_or(MESSAGE_THREADS, |&(_, threads)| threads)
 }
 
 /// Results up to this many bytes are pushed to everybody rather than reduced by an owner: below it the
 /// second hop costs more than the extra bytes.
 fn one_shot_bytes(ranks: Ranks) -> usize {
-    match (device::of(ranks.backend), ranks.size) {
+    match (figures::of(ranks.device), ranks.size) {
         (None, 0..=2) => usize::MAX,
         (None, _) => 64 << 10,
-        (Some(device), 0..=2) => device.one_shot_bytes_of_two,
-        (Some(device), _) => device.one_shot_bytes,
+        (Some(figures), 0..=2) => figures.one_shot_bytes_of_two,
+        (Some(figures), _) => figures.one_shot_bytes,
     }
 }
 
 /// Messages of a root of so many bytes and more are passed on by those that get them.
 fn relayed_bytes(ranks: Ranks) -> usize {
-    match device::of(ranks.backend) {
-        Some(device) if ranks.size > 2 => device.relayed_bytes,
+    match figures::of(ranks.device) {
+        Some(figures) if ranks.size > 2 => figures.relayed_bytes,
         _ => usize::MAX,
     }
 }
@@ -152,14 +176,13 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
 /// What the rules say.
 fn ruled(ranks: Ranks, request: &Request) -> Variant {
     let Request { row, m, n, .. } = *request;
-    let cpu = ranks.backend.traits().host_threads;
+    let cpu = ranks.device.backend.traits().host_threads;
     let bytes = m.saturating_mul(n).saturating_mul(request.wire_dtype().size());
     // On 2 x H200 the product of whole matrices and then the message took 0.35 to 0.95 of the time of
     // the fused kernels in each row of bench/cuda.toml (commit acbe146, 2026-11-21), an all-gather and then
-    // the product 0.4 to 0.6 of what all_gather_matmul took (9665f85, 2026-11-22). What is traced,
-    // counted or held up, or told its workgroups, are the fused kernels. On AMD's GPUs nobody has measured.
-    // What is normalised are rows of a message, whoever has multiplied.
-    let unfused = !cpu && ranks.size > 1 && request.is_plain() || request.rms_norm.is_some();
+    // the product 0.4 to 0.6 of what all_gather_matmul took (9665f85, 2026-11-22). On AMD's
+    // GPUs nobody has measured. What is normalised are rows of a message, whoever has multiplied.
+    let unfused = !cpu && ranks.size > 1 || request.rms_norm.is_some();
     if unfused && row.form(Variant::Unfused).is_some() {
         if let Some(variant) = in_words(ranks, request, Variant::UnfusedLl) {
             return variant;
@@ -199,13 +222,13 @@ fn ruled(ranks: Ranks, request: &Request) -> Variant {
 /// What one rank must send another for a product with a message to be done in this way, in bytes: by copy
 /// engines, or by a product that stores to others itself.
 fn least_bytes(ranks: Ranks, request: &Request, variant: Variant) -> Option<usize> {
-    let device = device::of(ranks.backend)?;
+    let figures = figures::of(ranks.device)?;
     let sizes = match (variant, request.rms_norm) {
-        (Variant::Epilogue, Some(_)) => device.stored_of_norms,
-        (Variant::Epilogue, None) => device.stored,
+        (Variant::Epilogue, Some(_)) => figures.stored_of_norms,
+        (Variant::Epilogue, None) => figures.stored,
         // Nobody has measured copies behind which rows are normalised.
         (_, Some(_)) => &[],
-        (_, None) => device.copied,
+        (_, None) => figures.copied,
     };
     let (_, by_world) = sizes.iter().find(|(of, _)| *of == request.op())?;
     Some(by_world[usize::from(ranks.size > 2)])
@@ -224,25 +247,24 @@ fn by_size(ranks: Ranks, request: &Request, variant: Variant) -> bool {
         // Columns that come are multiplied before all are there, or not sooner than without engines.
         _ => rows || has_stores(ranks, request),
     };
-    bytes >= least && request.tile.is_none() && request.is_plain() && takes
+    bytes >= least && request.tile.is_none() && takes
 }
 
 /// Whether the device multiplies such operands by wgmma.
 fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
-    ranks.stores
-        && ranks.backend == BackendKind::Cuda
-        && matches!(request.dtype, DType::F16 | DType::BF16)
+    ranks.device.has_wgmma() && matches!(request.dtype, DType::F16 | DType::BF16)
 }
 
-/// Whether a call is done as the rows of its table were measured. On GPUs nothing is observed, or asked for besides
-/// the product and the message, and what stores to others does so.
+/// Whether a call is done as the rows of its table were measured. On GPUs nothing is asked for besides the product and
+/// the message, and what stores to others does so. What is traced, counted or held up, and the number of workgroups,
+/// are no part of the choice: whoever observes a call observes what is done without that.
 fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
-    if ranks.backend.traits().host_threads {
+    if ranks.device.backend.traits().host_threads {
         return true;
     }
     let Request { dtype, epilogue, library, rms_norm, tile, .. } = *request;
     let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;
-    let plain = request.is_plain() && epilogue == Epilogue::None && rms_norm.is_none();
+    let plain = epilogue == Epilogue::None && rms_norm.is_none();
     let by_rule = library == Library::Auto && tile.is_none();
     alike && plain && by_rule && (!form.stores || has_stores(ranks, request))
 }
@@ -289,12 +311,16 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if form.stores && !product {
         // Of what a rank multiplies.
         let rows = if form.whole == Whole::Rows { m.div_ceil(ranks.size) } else { m };
-        let [m, n] = Scattering::signalled(rows, n).map(|it| it as usize);
+        // On a host all tiles are one wave: its cores have no others beside them.
+        let host = ranks.device.backend.traits().host_threads;
+        let multiprocessors = if host { u32::MAX } else { ranks.device.multiprocessors };
+        let [m, n] = Scattering::signalled(rows, n, multiprocessors).map(|it| it as usize);
         return TileShape { m, n };
     }
     // Those of a product that does the message itself.
     let exchanges = form.variant == Variant::UnfusedOneShot && has_stores(ranks, request);
-    if let Some([m, n]) = Exchanging::tile(m, n).filter(|_| exchanges && !product)
+    let exchanged = || Exchanging::tile(m, n, ranks.device.multiprocessors);
+    if let Some([m, n]) = (exchanges && !product).then(exchanged).flatten()
         && (ranks.size == 2 || request.library == Library::Ours)
     {
         return TileShape { m: m as usize, n: n as usize };
@@ -306,9 +332,9 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
         };
         return copied_tile(Message::of(ranks, request, form), request.dtype.size(), (most, ranks));
     }
-    if let Some(device) = device::of(ranks.backend) {
+    if !ranks.device.backend.traits().host_threads {
         return match product {
-            true => device_tile(ranks, request, device.enough_tiles),
+            true => device_tile(ranks, request, enough_tiles(ranks.device)),
             false => device_message_tile(ranks, request, form),
         };
     }
@@ -342,7 +368,9 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     const ENOUGH: usize = 8 << 10;
     let Message { m, n, all, parts } = Message::of(ranks, request, form);
     let few = all / parts / TILES;
-    let threads = threads_of_sums(ranks, request, form.memory, (request.m, request.n));
+    let bytes = message_bytes(request, (request.m, request.n));
+    let in_words = matches!(form.memory, Memory::Pairs(_));
+    let threads = Sizing::of(ranks, request, form).threads(bytes).filter(|_| !in_words);
     let vectors = match threads {
         Some(threads) if all <= spread_sums(ranks) => threads / 2,
         threads => threads.unwrap_or(MESSAGE_THREADS),

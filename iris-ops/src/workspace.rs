@@ -6,6 +6,7 @@ use std::sync::Arc;
 use iris_heap::{DevWords, RawSlice, Request as Block, Segment, SymmetricHeap};
 use iris_sync::{Call, Channel, LINE_WORDS, PRIVATE_SEQUENCE, RESERVED_WORDS};
 
+use crate::device::Device;
 use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::needs::{Area, Extent};
@@ -272,7 +273,7 @@ fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
     Ok(())
 }
 
-/// Whether a plan was made for this rank and device.
+/// Checks that a plan was made for this rank and kind of device, and that the device can run it.
 pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     let (op, ranks) = (plan.op(), plan.ranks());
     if (ranks.rank, ranks.size) != (heap.rank(), heap.size()) {
@@ -284,7 +285,7 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
             size: heap.size(),
         });
     }
-    let (planned, backend) = (ranks.backend, heap.options().backend);
+    let (planned, backend) = (ranks.device.backend, heap.options().backend);
     if planned != backend {
         return Err(Error::Invalid {
             op,
@@ -293,6 +294,9 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
             expected: format!("{backend}, the device of the heap"),
         });
     }
+    let device = Device::from(heap);
+    plan.check_device(device)?;
+    plan.tell_device(device);
     Ok(())
 }
 

@@ -7,6 +7,7 @@
 //! a fault. [`model::headers`] does the same for a header that runs on a device;
 //! `examples/check_my_protocol.rs` is both, in some forty lines.
 
+pub mod allocations;
 pub mod check;
 pub mod harness;
 pub mod launch;

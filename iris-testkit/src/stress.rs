@@ -290,7 +290,7 @@ impl<T: Element> Bench<T> {
         setting: &Setting,
         room: usize,
     ) -> anyhow::Result<Self> {
-        let ranks = Ranks::from(heap.world());
+        let ranks = Ranks::from(heap);
         let report = heap.zeros::<i32>(8)?;
         let lines = ranks.size.max(2) * LINE_WORDS as usize;
         let words = heap.full::<i32>(lines, setting.first_call.wrapping_sub(1))?;
@@ -346,7 +346,7 @@ impl<T: Element> Bench<T> {
             self.given.call = self.first_call.wrapping_add(index as i32) as u32;
             return launch(&self.kernels[0], &self.stream, 1, &self.given);
         };
-        let ranks = Ranks::from(self.heap.world());
+        let ranks = Ranks::from(&self.heap);
         let most = case.options.m / self.step;
         let m = case.options.m - (index * 5 + index / 7) % (most + 1) * self.step;
         let shapes = case.shapes(ranks, m);

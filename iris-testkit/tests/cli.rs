@@ -70,15 +70,19 @@ fn every_op_and_variant_runs_and_says_what_it_did() {
         for (turn, variant) in ["auto"].into_iter().chain(variants).enumerate() {
             let name = op.name().replace('_', "-");
             let dtype = ["f32", "f16", "bf16"][turn % 3];
-            let mut arguments =
-                vec!["run", &name, "--ranks", "3", "--m", "37", "--n", "29", "--k", "31"];
+            let (message, product) = (op != Op::Barrier, op.multiplies());
+            let mut arguments = vec!["run", &name, "--ranks", "3"];
+            arguments.extend(["--m", "37", "--n", "29"].iter().filter(|_| message));
+            arguments.extend(["--k", "31"].iter().filter(|_| product));
             arguments.extend(["--variant", variant, "--dtype", dtype, "--iters", "2"]);
             if turn > 0 {
                 arguments.push("--threads-as-ranks");
             }
             let it = object(&arguments);
             assert_eq!(it["op"], op.name(), "{it}");
-            assert_eq!((&it["m"], &it["n"], &it["k"]), (&37.into(), &29.into(), &31.into()));
+            let [m, n] = if message { [37, 29] } else { [0; 2] };
+            let k = if product { 31 } else { 0 };
+            assert_eq!((&it["m"], &it["n"], &it["k"]), (&m.into(), &n.into(), &k.into()));
             assert_eq!(
                 (&it["ranks"], &it["dtype"], &it["ok"]),
                 (&3.into(), &dtype.into(), &true.into())
@@ -163,6 +167,9 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&baseline, &["--k-per-flag", "2"]),
         (&baseline, &["--staging", "m_contiguous"]),
         (&["run", "all-reduce"], &["--fetchers", "1"]),
+        (&["run", "all-reduce"], &["--k", "5"]),
+        (&["run", "barrier"], &["--m", "4"]),
+        (&["run", "barrier"], &["--n", "4"]),
         (&["run", "matmul"], &["--library", "ours"]),
         // All four workgroups would fetch.
         (&staged, &["--fetchers", "10000"]),

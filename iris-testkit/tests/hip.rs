@@ -53,6 +53,7 @@ fn main() -> ExitCode {
                 products_leave_by_copy_engines_as_they_are_finished,
                 a_release_before_6_has_other_numbers,
                 streams_without_a_queue_of_their_own_are_told_of,
+                a_plan_is_for_the_device_that_the_driver_describes,
                 what_cannot_be_is_said,
                 the_callers_device_memory_and_streams_stay_his,
                 a_doctor_sees_the_devices,
@@ -153,7 +154,7 @@ fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
     signals
 }
 
-/// What `--trace` writes to, for a test: what is traced is moved by workgroups.
+/// Option for a trace into a file of this test's.
 fn traced(test: &str) -> String {
     let file = format!("iris-{test}-{}.json", std::process::id());
     format!(" --trace {}", std::env::temp_dir().join(file).display())
@@ -219,10 +220,11 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
     // Rows of 17 elements do not follow each other in the gathered matrix.
     let (lines, pushed, copied, _) = count(17, "");
     assert_eq!((pushed, copied), (0, [0, lines, lines]));
-    let (calls, pushed, copied, others) = count(16, &trace);
-    assert_eq!((pushed, copied), (calls, [0; 3]));
     // Copies begin behind what opens their call, and it ends behind them.
-    assert_eq!(waits, others + 2 * calls);
+    assert!(waits >= 2 * calls, "{waits} waits in {calls} calls");
+    // Engines move what is traced, too.
+    let (calls, pushed, copied, _) = count(16, &trace);
+    assert_eq!((pushed, copied), (0, [calls, 0, calls]));
 }
 
 fn products_leave_by_copy_engines_as_they_are_finished() {
@@ -256,10 +258,12 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
         let (lines, pushed, copied, _) = count(17, "");
         let all = rounds * lines;
         assert_eq!((pushed, copied), (0, [0, all, all]), "{op}");
-        let (calls, pushed, copied, others) = count(24, &trace);
-        assert_eq!((pushed, copied), (rounds * calls, [0; 3]), "{op}");
         // Copies begin behind what they copy, and the call ends behind the last.
-        assert_eq!(waits, others + (rounds + 1) * calls, "{op}");
+        assert!(waits >= (rounds + 1) * calls, "{op}: {waits} waits in {calls} calls");
+        // Engines move what is traced, too.
+        let (calls, pushed, copied, _) = count(24, &trace);
+        let all = rounds * calls;
+        assert_eq!((pushed, copied), (0, [all, 0, all]), "{op}");
     }
 }
 
@@ -279,6 +283,24 @@ fn streams_without_a_queue_of_their_own_are_told_of() {
     assert!(!calls_of(&calls, "hipStreamCreateWithFlags").is_empty(), "{calls}");
     // The program sees to it that there are enough.
     assert!(!said.contains("GPU_MAX_HW_QUEUES"), "{said}");
+}
+
+/// A plan that is made before the heap asks the driver; whose figures chose is said once a plan.
+fn a_plan_is_for_the_device_that_the_driver_describes() {
+    let line = "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65";
+    let (_, said) = right(Fake::of(7), line, &[("IRIS_LOG", "info")]);
+    let told = said.lines().filter(|line| line.contains("chosen by figures of an MI300X"));
+    let told: Vec<_> = told.collect();
+    assert_eq!(told.len(), 2, "{said}");
+    let device = "hip (a fake of HIP, gfx942, 8 compute units)";
+    assert!(told.iter().all(|line| line.contains(device)), "{said}");
+    let words =
+        "run matmul-reduce-scatter --variant epilogue --backend hip --ranks 2 --m 40 --n 24";
+    let words: Vec<&str> = words.split(' ').collect();
+    let (output, _) = Fake::of(7).run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let refused = format!("variant on {device} is epilogue, expected auto, push, unfused");
+    assert!(!output.status.success() && said.contains(&refused), "{said}");
 }
 
 fn what_cannot_be_is_said() {

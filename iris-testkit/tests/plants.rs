@@ -374,13 +374,13 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
     let entries: String = code
         .split("IRIS_KERNEL ")
         .skip(1)
-        .filter_map(|rest| rest.split('(').next())
-        .map(|name| {
-            if matches!(name, "iris_barrier" | "iris_gate") {
-                format!("{name}(args, 0, 3, 1);")
-            } else {
-                format!("{name}(args);")
-            }
+        .filter_map(|rest| rest.split_once('('))
+        .map(|(name, rest)| {
+            // The first parameter, behind `IRIS_ARGS`, is `OpArgs`; the others are integers.
+            let parameters = rest.split(')').next().expect("a list of parameters");
+            let others = ["0", "3", "1"].iter().take(parameters.matches(',').count());
+            let all: Vec<_> = std::iter::once("args").chain(others.copied()).collect();
+            format!("{name}({});", all.join(", "))
         })
         .collect();
     let output = compiler(folder)

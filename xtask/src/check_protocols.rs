@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::hip;
 use crate::program;
 use crate::steps::Step;
 
@@ -21,10 +22,10 @@ pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
 
 /// The same as a step of `cargo xtask test`. A person's machine may lack a compiler; CI's may not.
 pub(crate) fn step(root: &Path, full: bool) -> Step {
-    let mut arguments = vec!["run", "--release", "--package", "iris-testkit", "--bin", PROGRAM];
-    arguments.extend(["--", "--json"]);
-    arguments.extend(full.then_some("--full"));
+    let run = ["run", "--release", "--package", "iris-testkit", "--bin", PROGRAM];
+    let mut command = hip::with_feature(program::cargo(root, &run));
+    command.args(["--", "--json"]).args(full.then_some("--full"));
     let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
-    arguments.extend((!ci).then_some("--allow-skips"));
-    Step::command("models", program::cargo(root, &arguments))
+    command.args((!ci).then_some("--allow-skips"));
+    Step::command("models", command)
 }

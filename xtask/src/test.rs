@@ -64,7 +64,7 @@ pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
 
 /// The workspace's tests at one level.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
-    let mut command = cargo(root, &["test", "--release", "--workspace"]);
+    let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
     // Whatever the caller's environment says.
     command.env(Level::VARIABLE, level.name());
     if level == Level::Full {

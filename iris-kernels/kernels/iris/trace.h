@@ -49,6 +49,20 @@ class Trace {
         port::write<u32>(count_word, ++used);
     }
 
+    /// A span that two launches stand around: the first leaves the time in the place of the next span.
+    IRIS_DEVICE void leave_begin() const {
+        if (!OBSERVED || count_word == 0 || used >= capacity) return;
+        port::write<u64>(slots + u64(used) * SPAN_BYTES, port::now());
+    }
+
+    /// The second launch of such a span.
+    IRIS_DEVICE void end_left(Span span, u32 about) {
+        if (!OBSERVED || count_word == 0) return;
+        if (used < capacity) began = port::read<u64>(slots + u64(used) * SPAN_BYTES);
+        what = about;
+        end(span);
+    }
+
     /// Count. One thread.
     IRIS_DEVICE void add(Counter counter, u64 amount) const {
         if (!OBSERVED || counters == 0) return;

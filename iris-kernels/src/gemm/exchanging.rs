@@ -14,10 +14,10 @@
 //! many fewer, partials of the type of A. No other rank has workgroups on the device; and since a workgroup takes
 //! most of a multiprocessor's shared memory, such calls of two heaps on the same devices must not overlap.
 
-use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
+use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use super::choice::FLIPPED_ROWS;
-use super::{Config, Gemm};
+use super::{Arguments, Config, Gemm};
 use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
@@ -40,9 +40,11 @@ pub struct Exchanging {
 }
 
 impl Exchanging {
-    /// Rows and columns of a tile of such a product, for messages by tiles, where there is one on an H200.
-    pub fn tile(rows: usize, cols: usize) -> Option<[u32; 2]> {
-        let groups = Config::consumers_of_tiles(cols, 132).filter(|_| rows <= FLIPPED_ROWS)?;
+    /// Rows and columns of a tile of such a GEMM, for messages by tiles, on a device with this many multiprocessors;
+    /// `None` if there are more than 128 rows, or too many or too few tiles for one on each multiprocessor.
+    pub fn tile(rows: usize, cols: usize, multiprocessors: u32) -> Option<[u32; 2]> {
+        let groups = Config::consumers_of_tiles(cols, multiprocessors);
+        let groups = groups.filter(|_| rows <= FLIPPED_ROWS)?;
         Some([rows.next_multiple_of(8) as u32, 64 * groups])
     }
 
@@ -82,26 +84,23 @@ impl Exchanging {
         Ok(Some(Exchanging { gemm, kernel, resident }))
     }
 
-    /// Enqueues a call, if there is a build for it; whether there is. `product` is what is multiplied, with a C that
-    /// is not written, and `message` what is to be done with it, of which A is not read.
-    ///
-    /// # Errors
-    /// As [`Gemm::launch`].
-    ///
-    /// # Safety
-    /// As for [`Gemm::launch`], of the C of the message.
-    #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
-    pub unsafe fn launch(
+    /// Whether there is a build for this call. `product` is what is multiplied, with a C that is not written, and
+    /// `message` what is to be done with it, whose A is not read.
+    pub fn fits(&self, kernel: Kernel, of: (&OpArgs, &OpArgs)) -> bool {
+        self.fitting(kernel, of).is_some()
+    }
+
+    /// The build for this call, if there is one, and its launch.
+    fn fitting(
         &self,
-        (gpu, stream): (&Gpu, &Stream),
         kernel: Kernel,
         (product, message): (&OpArgs, &OpArgs),
-    ) -> Result<bool> {
-        let fitting = self.gemm.fitting(product).filter(|_| kernel == self.kernel);
-        let Some((config, function)) = fitting else { return Ok(false) };
+    ) -> Option<(&(Config, Function), Arguments, LaunchShape)> {
+        let fitting = self.gemm.fitting(product).filter(|_| kernel == self.kernel)?;
+        let (config, _) = fitting;
         // Of more rows the message that normalises them within is faster.
         if message.normed.address != 0 && message.m > NORMED_ROWS && kernel == Kernel::OneShotLl {
-            return Ok(false);
+            return None;
         }
         // A message by tiles has those of the product.
         let alike = kernel == Kernel::OneShotLl
@@ -109,14 +108,48 @@ impl Exchanging {
         let (given, shape) = self.gemm.given(config, product);
         // A tile each.
         let tiles = given.row_units * given.col_tiles;
-        if !alike || shape.groups != tiles || tiles > self.resident {
+        let fits = alike && shape.groups == tiles && tiles <= self.resident;
+        fits.then_some((fitting, given, shape))
+    }
+
+    /// Enqueues a call, if there is a build for it; returns whether there is. `of` is as for [`Exchanging::fits`].
+    ///
+    /// # Errors
+    /// Errors of [`Gemm::launch`].
+    ///
+    /// # Safety
+    /// The conditions of [`Gemm::launch`] hold, for the C of the message.
+    #[allow(unsafe_code, reason = "the kernel is given the addresses of matrices")]
+    pub unsafe fn launch(
+        &self,
+        (gpu, stream): (&Gpu, &Stream),
+        kernel: Kernel,
+        of: (&OpArgs, &OpArgs),
+    ) -> Result<bool> {
+        let Some(((config, function), given, shape)) = self.fitting(kernel, of) else {
             return Ok(false);
-        }
+        };
+        let (product, message) = of;
         let [b, a, _] =
             gpu.current(|| config.maps(self.gemm.dtype, [&product.a, &product.b, &product.c]))?;
         let given = [b.bytes(), a.bytes(), bytemuck::bytes_of(&given), bytemuck::bytes_of(message)];
         // SAFETY: the parameters are those of both kernels; the caller vouches for the matrices;
         // workgroups wait for what peers push before they wait.
         unsafe { function.launch(stream, shape, &given) }.map(|()| true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_multiprocessor_has_a_tile_or_nearly_each() {
+        assert_eq!(Exchanging::tile(100, 8192, 132), Some([104, 64]));
+        assert_eq!(Exchanging::tile(128, 16896, 132), Some([128, 128]));
+        assert_eq!([Exchanging::tile(129, 8192, 132), Exchanging::tile(100, 4096, 132)], [None; 2]);
+        // 128 tiles of 64 columns are too many for 114, 64 of 128 too few.
+        assert_eq!(Exchanging::tile(100, 8192, 114), None);
+        assert_eq!(Exchanging::tile(100, 7168, 114), Some([104, 64]));
     }
 }

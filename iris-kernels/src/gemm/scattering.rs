@@ -63,16 +63,14 @@ pub struct Scattering {
 }
 
 impl Scattering {
-    /// Rows and columns that have a signal in a product of up to so many rows and columns: the rows of a
-    /// consumer, of a tile. If the widest tiles made one wave, all that goes to others would leave at its end; so
-    /// there are two, and the first leaves beside the second: on 2 x H200 an all-reduce of 512 rows took 73.7 us
-    /// with tiles of 128 columns, 81.3 with those of 256, a reduce-scatter of 1024 rows, two waves, 112 and 100
-    /// (2026-11-22).
-    pub fn signalled(rows: usize, cols: usize) -> [u32; 2] {
-        /// Tiles that a device multiplies at a time.
-        const WAVE: usize = 132;
+    /// Number of rows and columns that share a signal, in a GEMM with up to this many rows and columns on a device with
+    /// this many multiprocessors: the rows of a consumer, the columns of a tile. If the widest tiles made one wave, all
+    /// that goes to peers would leave at its end. Narrower tiles make two waves, and the first leaves beside the second:
+    /// on 2 x H200 an all-reduce of 512 rows took 73.7 us with tiles of 128 columns, 81.3 with those of 256, a
+    /// reduce-scatter of 1024 rows, two waves, 112 and 100 (2026-11-22).
+    pub fn signalled(rows: usize, cols: usize, multiprocessors: u32) -> [u32; 2] {
         let [tall, wide] = [128, 256];
-        let narrow = rows.div_ceil(tall) * cols.div_ceil(wide) <= WAVE;
+        let narrow = rows.div_ceil(tall) * cols.div_ceil(wide) <= multiprocessors as usize;
         [tall as u32 / 2, if narrow { 128 } else { wide as u32 }]
     }
 
@@ -225,3 +223,16 @@ impl Scattering {
 }
 
 const _: () = assert!(size_of::<Blocks>() == 28);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_narrow_while_the_widest_make_one_wave_of_the_device() {
+        // 4 x 32 tiles of 128 x 256, and 4 x 33.
+        let columns = |cols, multiprocessors| Scattering::signalled(512, cols, multiprocessors)[1];
+        assert_eq!([columns(8192, 132), columns(8448, 132), columns(8449, 132)], [128, 128, 256]);
+        assert_eq!([columns(8192, 114), columns(7168, 114)], [256, 128]);
+    }
+}

@@ -348,10 +348,16 @@ pub fn key(
     arch: &str,
     version: Option<(i32, i32)>,
 ) -> Key {
+    // The headers are most of what is hashed, and the same for all kernels.
+    static OF_HEADERS: OnceLock<[u8; 16]> = OnceLock::new();
+    let headers = OF_HEADERS.get_or_init(|| {
+        let texts = HEADERS.iter().flat_map(|header| [header.name, header.text]);
+        iris_heap::fnv(&texts.map(str::as_bytes).collect::<Vec<_>>()).to_le_bytes()
+    });
     let (words, version) = (options.words(), format!("{version:?}"));
-    let headers = HEADERS.iter().flat_map(|header| [header.name, header.text]);
-    let words = words.iter().map(String::as_str);
-    let texts = [source.text].into_iter().chain(headers).chain(words).chain([arch, &version]);
-    let parts: Vec<&[u8]> = texts.map(str::as_bytes).collect();
+    let words = words.iter().map(String::as_bytes);
+    let others = [arch.as_bytes(), version.as_bytes()];
+    let parts: Vec<&[u8]> =
+        [source.text.as_bytes(), headers].into_iter().chain(words).chain(others).collect();
     Key::new(source.name, arch, iris_heap::fnv(&parts))
 }

@@ -5,10 +5,10 @@
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::dialect::{Dialect, Handle, Tells, Version};
-use super::problem::{Addresses, ByColumns, Problem, Stored};
+use super::problem::{Addresses, Problem, Stored};
 use super::{Error, Result, find, library, open};
 
 /// An algorithm that the library chose: opaque, and as long as the library's are.
@@ -129,7 +129,7 @@ pub struct Multiplier {
 
 // SAFETY: the library's handle may be used by any thread.
 unsafe impl Send for Multiplier {}
-// SAFETY: as for Send; the library does its own locking, and the products of a heap are enqueued one by one.
+// SAFETY: as for Send; the library does its own locking.
 unsafe impl Sync for Multiplier {}
 
 impl std::fmt::Debug for Multiplier {
@@ -138,14 +138,18 @@ impl std::fmt::Debug for Multiplier {
     }
 }
 
-/// What a call describes to the library: destroyed when dropped.
-struct Described<'a> {
-    blas: &'a Blas,
+/// The library's descriptions of a product and its matrices, destroyed when dropped.
+struct Described {
+    blas: Arc<Blas>,
     desc: Handle,
     /// Left, right, result, and what is added to it.
     layouts: [Handle; 4],
-    seen: ByColumns,
+    /// Whether the left one is B's.
+    swapped: bool,
 }
+
+// SAFETY: the library's descriptions are memory of this process that belongs to no thread.
+unsafe impl Send for Described {}
 
 impl Multiplier {
     /// On the device that is current.
@@ -200,7 +204,7 @@ impl Multiplier {
         if odd || types.contains(&None) || problem.shape.contains(&0) {
             return Err(none());
         }
-        let blas = &*self.blas;
+        let blas = &self.blas;
         // No address is known yet: one that is aligned as all will be.
         let described = Described::new(blas, problem, u64::from(problem.alignment))?;
         let preference = Preference::new(blas, problem)?;
@@ -233,55 +237,6 @@ impl Multiplier {
         found.retain(|it| it.workspace <= problem.workspace);
         if found.is_empty() { Err(none()) } else { Ok(found) }
     }
-
-    /// Enqueues a product by an algorithm that the heuristic named for it; of a library that looks
-    /// whether an algorithm fits (cuBLASLt), also by one for a problem that differs only in a larger m or
-    /// other leading dimensions of the same alignment.
-    ///
-    /// # Errors
-    /// [`Error::Call`].
-    ///
-    /// # Safety
-    /// The device is current and `stream` is one of it, as its driver has it. The addresses are
-    /// those of matrices of the problem, and of its workspace, on the device; they are multiples of
-    /// its alignment, and live until the stream has finished the product, and every replay of a graph
-    /// that it is captured in. An addend is C itself, with C's leading dimension, or nowhere overlaps it.
-    pub unsafe fn enqueue(
-        &self,
-        problem: &Problem,
-        algorithm: &Algorithm,
-        at: Addresses,
-        stream: u64,
-    ) -> Result<()> {
-        let described = Described::new(&self.blas, problem, at.bias)?;
-        let one = 1.0_f32;
-        let (beta, addend) = problem.addend.map_or((0.0_f32, at.c), |_| (one, at.addend));
-        let [left, right, result, _] = described.layouts;
-        let (a, b) = if described.seen.swapped { (at.b, at.a) } else { (at.a, at.b) };
-        // SAFETY: the caller vouches for the addresses and the stream; the scales are f32, as the
-        // description says, and are read before the call returns; all handles are alive.
-        let code = unsafe {
-            (self.blas.table.Matmul)(
-                self.handle,
-                described.desc,
-                (&raw const one).cast(),
-                a,
-                left,
-                b,
-                right,
-                (&raw const beta).cast(),
-                addend,
-                described.addend(),
-                at.c,
-                result,
-                algorithm.words.as_ptr(),
-                at.workspace,
-                problem.workspace as usize,
-                stream as usize as Handle,
-            )
-        };
-        self.blas.check("Matmul", code)
-    }
 }
 
 impl Drop for Multiplier {
@@ -291,11 +246,12 @@ impl Drop for Multiplier {
     }
 }
 
-impl<'a> Described<'a> {
-    fn new(blas: &'a Blas, problem: &Problem, bias: u64) -> Result<Described<'a>> {
+impl Described {
+    fn new(blas: &Arc<Blas>, problem: &Problem, bias: u64) -> Result<Described> {
         let (table, dialect) = (&blas.table, &blas.dialect);
         let seen = problem.by_columns();
-        let mut new = Described { blas, desc: null_mut(), layouts: [null_mut(); 4], seen };
+        let (of, layouts, swapped) = (blas.clone(), [null_mut(); 4], seen.swapped);
+        let mut new = Described { blas: of, desc: null_mut(), layouts, swapped };
         let sums = (dialect.compute_f32, dialect.f32);
         // SAFETY: the first argument is where the answer goes.
         let code = unsafe { (table.MatmulDescCreate)(&mut new.desc, sums.0, sums.1) };
@@ -313,7 +269,7 @@ impl<'a> Described<'a> {
         };
         if problem.bias {
             new.set(dialect.desc_epilogue, &dialect.epilogue_bias)?;
-            new.set(dialect.desc_bias, &bias)?;
+            new.set_bias(bias)?;
             if let Some(attribute) = dialect.desc_bias_type {
                 new.set(attribute, &kind(problem.c.dtype)?)?;
             }
@@ -335,6 +291,11 @@ impl<'a> Described<'a> {
         if addend.is_null() { result } else { addend }
     }
 
+    /// Sets the address of the bias, of a product that has one.
+    fn set_bias(&self, address: u64) -> Result<()> {
+        self.set(self.blas.dialect.desc_bias, &address)
+    }
+
     fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {
         let (at, bytes) = (std::ptr::from_ref(value).cast(), size_of::<T>());
         let set = self.blas.table.MatmulDescSetAttribute;
@@ -344,7 +305,7 @@ impl<'a> Described<'a> {
     }
 }
 
-impl Drop for Described<'_> {
+impl Drop for Described {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|it| !it.is_null()) {
             // SAFETY: the handle is this value's.
@@ -397,31 +358,53 @@ impl Drop for Preference<'_> {
     }
 }
 
-/// A product with its algorithm, to be enqueued any number of times.
-#[derive(Debug)]
+/// A product with its algorithm, described to the library, to be enqueued any number of times.
 pub struct Product {
+    /// Locked while a call sets the address of its bias there and is enqueued.
+    described: Mutex<Described>,
     of: Arc<Multiplier>,
     problem: Problem,
     algorithm: Algorithm,
 }
 
+impl std::fmt::Debug for Product {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Product({} by {:?})", self.problem, self.of)
+    }
+}
+
 impl Product {
-    /// By the first algorithm of the heuristic. The device is current.
+    /// Uses the first algorithm of the heuristic. The device is current.
     ///
     /// # Errors
     /// As [`Multiplier::algorithms`].
     pub fn new(of: &Arc<Multiplier>, problem: Problem) -> Result<Product> {
         let algorithm = of.algorithms(&problem, 1)?[0];
-        Ok(Product { of: of.clone(), problem, algorithm })
+        Product::by(algorithm, of, problem)
     }
 
-    /// By each of the first algorithms of the heuristic, at most so many: for whoever times them.
+    /// Uses an algorithm that the heuristic named for this problem; with a library that refuses an algorithm
+    /// which does not fit (cuBLASLt), also one for a problem that differs only in a larger m or other leading
+    /// dimensions of the same alignment.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub(super) fn by(
+        algorithm: Algorithm,
+        of: &Arc<Multiplier>,
+        problem: Problem,
+    ) -> Result<Product> {
+        let described = Mutex::new(Described::new(&of.blas, &problem, 0)?);
+        Ok(Product { described, of: of.clone(), problem, algorithm })
+    }
+
+    /// One product for each of the heuristic's first `most` algorithms, to be timed.
     ///
     /// # Errors
     /// As [`Multiplier::algorithms`].
     pub fn all(of: &Arc<Multiplier>, problem: Problem, most: usize) -> Result<Vec<Product>> {
-        let product = |algorithm| Product { of: of.clone(), problem, algorithm };
-        Ok(of.algorithms(&problem, most)?.into_iter().map(product).collect())
+        let algorithms = of.algorithms(&problem, most)?;
+        algorithms.into_iter().map(|algorithm| Product::by(algorithm, of, problem)).collect()
     }
 
     /// What it multiplies.
@@ -429,15 +412,48 @@ impl Product {
         &self.problem
     }
 
-    /// Enqueues it.
+    /// Enqueues the product. Creates and allocates nothing unless the library fails.
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Safety
-    /// As for [`Multiplier::enqueue`].
+    /// The device is current and `stream` is one of it, as its driver has it. The addresses are
+    /// those of matrices of the problem, and of its workspace, on the device; they are multiples of
+    /// its alignment, and live until the stream has finished the product, and every replay of a graph
+    /// that it is captured in. An addend is C itself, with C's leading dimension, or nowhere overlaps it.
     pub unsafe fn enqueue(&self, at: Addresses, stream: u64) -> Result<()> {
-        // SAFETY: the caller vouches for it.
-        unsafe { self.of.enqueue(&self.problem, &self.algorithm, at, stream) }
+        let Product { of, problem, algorithm, .. } = self;
+        let described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
+        if problem.bias {
+            described.set_bias(at.bias)?;
+        }
+        let one = 1.0_f32;
+        let (beta, addend) = problem.addend.map_or((0.0_f32, at.c), |_| (one, at.addend));
+        let [left, right, result, _] = described.layouts;
+        let (a, b) = if described.swapped { (at.b, at.a) } else { (at.a, at.b) };
+        // SAFETY: the caller vouches for the addresses and the stream; the scales are f32, as the
+        // description says, and are read before the call returns; all handles are alive.
+        let code = unsafe {
+            (of.blas.table.Matmul)(
+                of.handle,
+                described.desc,
+                (&raw const one).cast(),
+                a,
+                left,
+                b,
+                right,
+                (&raw const beta).cast(),
+                addend,
+                described.addend(),
+                at.c,
+                result,
+                algorithm.words.as_ptr(),
+                at.workspace,
+                problem.workspace as usize,
+                stream as usize as Handle,
+            )
+        };
+        of.blas.check("Matmul", code)
     }
 }

@@ -5,8 +5,8 @@
 //!
 //! **Solution.** The library is looked for when it is first needed, and its functions are called by
 //! name: [`Blas`]. It is asked for an algorithm when a product is prepared, by its heuristic and under
-//! a stated workspace; nothing is timed. A call then only enqueues: it allocates nothing and may be
-//! captured in a graph.
+//! a stated workspace; nothing is timed. The first call of a problem describes it to the library; each later
+//! call only enqueues, allocates nothing and may be captured in a graph, as the first may be.
 //!
 //! **Running.** A [`Product`] is of one [`Problem`]. [`Prepared`] has the algorithms of an operator
 //! whose rows, layouts and alignment change from call to call. To a product may be added a bias, which is

@@ -2,15 +2,15 @@
 
 #![allow(unsafe_code, reason = "a product is enqueued on addresses that the caller vouches for")]
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use iris_heap::DType;
 
-use super::blas::{Algorithm, Multiplier};
+use super::blas::{Algorithm, Multiplier, Product};
 use super::problem::{Addresses, Layout, Problem};
 use super::{Error, Result};
 use crate::args::{Matrix, OpArgs, dtype_code};
+use crate::recent::Recent;
 
 /// The library's products for all calls of an operator of up to so many rows.
 ///
@@ -20,6 +20,9 @@ use crate::args::{Matrix, OpArgs, dtype_code};
 /// such number of rows, so the bits of a call depend on the plan, too. Of another (hipBLASLt) it is only asked for
 /// the most rows then, to know whether it multiplies such matrices; the first call of a problem asks for this problem,
 /// and those after it take the same.
+///
+/// The first call of a problem describes it to the library. Calls of the last [`Prepared::PRODUCTS`] problems find
+/// description and algorithm, and make and allocate nothing.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,
@@ -29,8 +32,8 @@ pub struct Prepared {
     output: DType,
     workspace: u64,
     algorithms: Vec<Option<Algorithm>>,
-    /// What was asked for one problem.
-    own: Mutex<HashMap<Problem, Option<Algorithm>>>,
+    /// Products of the last calls' problems; `None` for a problem that the library does not do.
+    products: Mutex<Recent<Problem, Option<Product>>>,
 }
 
 /// The fewest rows above one that have algorithms of their own.
@@ -64,6 +67,10 @@ impl Prepared {
     /// Bytes of workspace that a library's products are given on an architecture (90 for 9.0).
     pub const WORKSPACE: u64 = 32 << 20;
 
+    /// Number of problems for which descriptions and algorithm are kept: the problem that was called longest ago
+    /// makes room for another.
+    pub const PRODUCTS: usize = 64;
+
     /// Of C (up to `shape[0]` x `shape[1]`, of type `output`) = A B of depth `shape[2]` and type
     /// `dtype`. The device is current.
     ///
@@ -84,7 +91,7 @@ impl Prepared {
             output,
             workspace,
             algorithms: Vec::new(),
-            own: Mutex::default(),
+            products: Mutex::new(Recent::new(Prepared::PRODUCTS)),
         };
         let mut refused = None;
         let last = bucket_of(most, most);
@@ -216,7 +223,8 @@ impl Prepared {
     /// [`Error::Call`].
     ///
     /// # Safety
-    /// As for [`Multiplier::enqueue`], of the matrices in `args` and the addend.
+    /// The matrices in `args`, the addend and the workspace are on the device, and live until the stream has finished the
+    /// product, and every replay of a graph that it is captured in.
     pub unsafe fn enqueue(
         &self,
         args: &OpArgs,
@@ -225,36 +233,36 @@ impl Prepared {
         stream: u64,
     ) -> Result<bool> {
         let Some((problem, named)) = self.fitting(args, addend) else { return Ok(false) };
-        let refuses = self.of.dialect().refuses;
-        let algorithm = if refuses { Some(*named) } else { self.own(&problem)? };
-        let Some(algorithm) = algorithm else { return Ok(false) };
         let OpArgs { a, b, c, bias, .. } = args;
         let [a, b, c, bias] = [a, b, c, bias].map(|it| it.address);
         let addend = addend.map_or(0, |it| it.address);
         let at = Addresses { a, b, c, bias, addend, workspace };
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = products.get_or_make(problem, || self.product(problem, *named))?;
+        let Some(product) = kept else { return Ok(false) };
+        let dialect = self.of.dialect();
         // SAFETY: the caller vouches for it.
-        match unsafe { self.of.enqueue(&problem, &algorithm, at, stream) } {
-            // It was chosen for more rows.
-            Err(Error::Call { code, .. }) if refuses && code == self.of.dialect().not_supported => {
+        match unsafe { product.enqueue(at, stream) } {
+            // The algorithm was chosen for more rows.
+            Err(Error::Call { code, .. }) if dialect.refuses && code == dialect.not_supported => {
+                *kept = None;
                 Ok(false)
             }
             outcome => outcome.map(|()| true),
         }
     }
 
-    /// The algorithm of this very problem, if the library has one.
-    fn own(&self, problem: &Problem) -> Result<Option<Algorithm>> {
-        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = own.get(problem) {
-            return Ok(*known);
-        }
-        let found = match self.of.algorithms(problem, 1) {
-            Ok(found) => found.first().copied(),
-            Err(Error::NoAlgorithm { .. }) => None,
-            Err(error) => return Err(error),
+    /// The product of a problem, if the library does it: by the algorithm that was named for its rows, or by one of
+    /// its own where a call does not look whether an algorithm fits.
+    fn product(&self, problem: Problem, named: Algorithm) -> Result<Option<Product>> {
+        let made = match self.of.dialect().refuses {
+            true => Product::by(named, &self.of, problem),
+            false => Product::new(&self.of, problem),
         };
-        own.insert(*problem, found);
-        Ok(found)
+        match made {
+            Err(Error::NoAlgorithm { .. }) => Ok(None),
+            made => made.map(Some),
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use super::fake;
 
 /// A library of our own on this host, in the form of a vendor's.
-fn built(dialect: &Dialect) -> TempDir {
+pub(crate) fn built(dialect: &Dialect) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (file, options): (_, &[&str]) = match dialect.name {
         "cuBLASLt" => ("libcublasLt.so.13", &["-DFAKE_CUBLASLT"]),
@@ -29,14 +29,14 @@ fn built(dialect: &Dialect) -> TempDir {
 }
 
 /// A matrix on the host, in words that are aligned to 16 bytes, with lines of whole vectors.
-struct Held {
+pub(crate) struct Held {
     layout: Layout,
     shape: (usize, usize),
     words: Vec<u128>,
 }
 
 impl Held {
-    fn new(dtype: DType, shape: (usize, usize), columns: bool) -> Held {
+    pub(crate) fn new(dtype: DType, shape: (usize, usize), columns: bool) -> Held {
         let (rows, cols) = shape;
         let (lines, len) = if columns { (cols, rows) } else { (rows, cols) };
         let ld = len.next_multiple_of(8);
@@ -55,7 +55,7 @@ impl Held {
     }
 
     /// Small whole numbers, whose sums are exact.
-    fn fill(mut self, by: usize) -> Held {
+    pub(crate) fn fill(mut self, by: usize) -> Held {
         for row in 0..self.shape.0 {
             for col in 0..self.shape.1 {
                 let value = ((row * self.shape.1 + col) * by % 7) as f32 - 3.0;
@@ -73,7 +73,7 @@ impl Held {
         self
     }
 
-    fn at(&self, row: usize, col: usize) -> f32 {
+    pub(crate) fn at(&self, row: usize, col: usize) -> f32 {
         let bytes: &[u8] = &bytemuck::cast_slice(&self.words)[self.place(row, col)..];
         match self.layout.dtype {
             DType::F32 => f32::from_ne_bytes(bytes[..4].try_into().unwrap()),
@@ -82,7 +82,7 @@ impl Held {
         }
     }
 
-    fn matrix(&self) -> Matrix {
+    pub(crate) fn matrix(&self) -> Matrix {
         Matrix {
             address: self.address(),
             ld: self.layout.ld,
@@ -95,7 +95,7 @@ impl Held {
 }
 
 /// Bytes of the workspace.
-const WORKSPACE: u64 = 1 << 16;
+pub(crate) const WORKSPACE: u64 = 1 << 16;
 
 /// Products by a library that is called so, in all layouts and types, alone and as an operator has them; what was
 /// wrong.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use iris_heap::{DevWords, SymmetricHeap};
 use iris_kernels::args::{OpArgs, dtype_code, epilogue, producer};
 use iris_kernels::build::OpBuild;
-use iris_kernels::{Kernel, Launcher, source, trace};
+use iris_kernels::{Executor, source, trace};
 
 use super::{Operator, Ready};
 use crate::error::{Error, InOp, Result};
@@ -19,7 +19,7 @@ use crate::workspace::{Workspace, check_plan, give_words_back, outcome};
 /// What a rank has for an op by itself.
 struct Own {
     /// By the choices of the plan.
-    launchers: Vec<(Launcher, u32)>,
+    executors: Vec<(Arc<Executor>, u32)>,
     words: DevWords,
 }
 
@@ -40,17 +40,17 @@ impl Own {
         }
         check_plan(heap, plan)?;
         workspace.map_or(Ok(()), |workspace| workspace.check(plan))?;
-        let mut launchers: Vec<(Launcher, u32)> = Vec::new();
+        let mut executors: Vec<(Arc<Executor>, u32)> = Vec::new();
         for (index, choice) in plan.choices().iter().enumerate() {
             // The tile of a message is no matter of its kernels.
             let alike = plan.choices()[..index].iter().position(|before| {
                 before.variant == choice.variant && (before.tile == choice.tile || !op.multiplies())
             });
-            let launcher = match alike {
-                Some(before) => launchers[before].0.clone(),
-                None => launcher(heap, plan, choice)?,
+            let executor = match alike {
+                Some(before) => executors[before].0.clone(),
+                None => Arc::new(executor(heap, plan, choice)?),
             };
-            let resident = launcher.resident();
+            let resident = executor.resident();
             let asked = plan.request().workgroups;
             let groups = asked.map_or(Ok(resident), u32::try_from).ok();
             let groups =
@@ -60,19 +60,21 @@ impl Own {
                     value: asked.unwrap_or_default().to_string(),
                     expected: format!("at most {resident}, which can be resident"),
                 })?;
-            launchers.push((launcher, groups));
+            executors.push((executor, groups));
         }
         // The call counter stays as long as the heap: it comes first, and leaves no gap.
         heap.sequence_word().in_op(op)?;
-        Ok(Self { launchers, words: heap.alloc_device_words(OWN_WORDS).in_op(op)? })
+        Ok(Self { executors, words: heap.alloc_device_words(OWN_WORDS).in_op(op)? })
     }
 }
 
-fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launcher> {
+fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Executor> {
     let (op, request) = (plan.op(), plan.request());
+    // Beside a GEMM, the kernels are those of the message.
+    let unfused = choice.form.is_unfused() && !plan.alone();
     let build = OpBuild {
-        op: op.name(),
-        product: op.multiplies(),
+        op: if unfused { op.message().name() } else { op.name() },
+        product: op.multiplies() && !unfused,
         norm: request.rms_norm.is_some(),
         dtype: request.dtype,
         tile_m: choice.tile.m as u32,
@@ -80,17 +82,10 @@ fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launch
         injected: request.injected,
         observed: request.is_observed(),
     };
-    let kernels: Vec<_> = plan.launches(choice).into_iter().map(|(kernel, _)| kernel).collect();
     // A choice is that of calls up to a size; the library is asked for the largest.
     let whole = plan.whole(choice.form, (choice.upto, choice.tile));
-    match (whole, &kernels[..]) {
-        (None, _) => Launcher::new(heap, &build, &kernels),
-        (Some(whole), [Kernel::Local, ..]) => {
-            Launcher::new(heap, &build, &kernels).and_then(|it| it.with_whole(heap, &whole))
-        }
-        (Some(whole), kernels) => Launcher::unfused(heap, &build, kernels, &whole),
-    }
-    .in_op(op)
+    let program = plan.program(choice);
+    Executor::new(heap, &build, &program, whole.as_ref(), request.counted).in_op(op)
 }
 
 /// All ranks have a product of whole matrices from the same library, or none has. Collective where there
@@ -99,20 +94,20 @@ fn launcher(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Launch
 fn agree_on_libraries(
     heap: &SymmetricHeap,
     plan: &Plan,
-    launchers: &mut [(Launcher, u32)],
+    executors: &mut [(Arc<Executor>, u32)],
 ) -> Result<()> {
     let whole = plan.choices().iter().any(|choice| choice.form.whole != spec::Whole::None);
     if plan.on_cpu() || !whole || plan.alone() {
         return Ok(());
     }
-    let libraries: Vec<_> = launchers.iter().map(|(it, _)| it.library()).collect();
+    let libraries: Vec<_> = executors.iter().map(|(it, _)| it.library()).collect();
     let mine = format!("{libraries:?}").into_bytes();
     let all = heap.world().allgather(&mine).in_op(plan.op())?;
     if all.iter().any(|theirs| *theirs != mine) {
         let rank = heap.rank();
         tracing::warn!(op = %plan.op(), rank, ?libraries, "other ranks have others: none is used");
-        for (launcher, _) in launchers {
-            *launcher = launcher.clone().without_library();
+        for (executor, _) in executors {
+            *executor = Arc::new(executor.without_library());
         }
     }
     Ok(())
@@ -154,8 +149,8 @@ impl Operator {
         world.agree(op.name(), &agreed(plan)).in_op(op)?;
         let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace));
         let told = world.all_ok(op.name(), outcome(&own)).in_op(op);
-        let Own { mut launchers, words } = own?;
-        let told = told.and_then(|()| agree_on_libraries(heap, plan, &mut launchers));
+        let Own { mut executors, words } = own?;
+        let told = told.and_then(|()| agree_on_libraries(heap, plan, &mut executors));
         let workspace = told.and_then(|()| match shared {
             Some(workspace) => Ok(Arc::clone(workspace)),
             None => Workspace::make(heap, &[plan], prepare).map(Arc::new),
@@ -185,15 +180,14 @@ impl Operator {
         }
         // Named when it is certain that all ranks have it, so that they count alike.
         let id = heap.control().name_op(op.name());
-        let template = |(launcher, groups): (Launcher, u32), choice: &Choice| Ready {
-            launches: plan.launches(choice),
+        let ready = |(executor, groups): (Arc<Executor>, u32), choice: &Choice| Ready {
             args: operator.template(id, choice, groups),
-            launcher,
+            executor,
             groups,
         };
         let choices = plan.choices().iter();
         operator.ready =
-            launchers.into_iter().zip(choices).map(|(own, choice)| template(own, choice)).collect();
+            executors.into_iter().zip(choices).map(|(own, choice)| ready(own, choice)).collect();
         Ok(operator)
     }
 

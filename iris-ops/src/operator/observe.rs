@@ -10,12 +10,12 @@ use crate::error::{Error, InOp, Result};
 impl Operator {
     pub(crate) fn counters(&self) -> Result<Counters> {
         let op = self.plan.op();
-        if !self.plan.on_cpu() && !self.plan.request().is_observed() {
+        if !self.plan.on_cpu() && !self.plan.request().counted {
             return Err(Error::Invalid {
                 op,
                 what: "counters of an op on a GPU".into(),
                 value: "not counted".into(),
-                expected: "a plan with Options::counted(true), or with a trace".into(),
+                expected: "a plan with Options::counted(true)".into(),
             });
         }
         let words = self.heap.read_device_words(self.words).in_op(op)?;

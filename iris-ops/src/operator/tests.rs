@@ -1,6 +1,6 @@
-//! What becomes of ops that one rank cannot make, and of calls that one rank issues in part.
+//! Operators that one rank cannot make.
 
-use iris_heap::{ErrorKind, HeapOptions, Segment, World};
+use iris_heap::{HeapOptions, Segment, World};
 
 use super::*;
 use crate::all_reduce::{Options, Variant};
@@ -61,37 +61,6 @@ fn kernel_sources_are_compared_when_an_op_is_made() {
     let items = make::agreed(&plan);
     let sources = items.iter().find(|(name, _)| *name == "kernel sources");
     assert_eq!(sources.map(|(_, hash)| hash.len()), Some(32));
-}
-
-#[test]
-fn a_call_that_is_enqueued_in_part_is_the_last() {
-    World::run_threads(2, |world| {
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-        let other = AllReduce::new(&heap, &plan(&world, Variant::TwoShot)).expect("an op");
-        let op = Operator::new(OP, &heap, &plan(&world, Variant::Atomic)).expect("an op");
-        let (a, c) = (heap.ones::<f32>(48)?, heap.zeros::<f32>(48)?);
-        let (a, c) = (MatRef::sym(a, 8, 6), MatRef::sym(c, 8, 6));
-        let (stream, args) = (heap.stream()?, CollectiveArgs::new(a, c));
-        let call = check::call(op.plan(), &(&args).into()).expect("a call");
-        let closed = || iris_heap::Error::Closed { what: "the queue" };
-        if world.rank() == 0 {
-            // What fails before anything is enqueued changes nothing.
-            let none = op.issue(&stream, &call, |_, _, _| Err(closed())).unwrap_err();
-            assert_eq!(none.kind(), ErrorKind::Closed, "{none}");
-            heap.check()?;
-            let part = op.issue(&stream, &call, |kernel, _, _| match kernel {
-                Kernel::Zero => Ok(()),
-                _ => Err(closed()),
-            });
-            assert_eq!(part.unwrap_err().kind(), ErrorKind::Closed);
-            assert!(heap.check().is_err());
-            let next = other.run(&args, &stream).unwrap_err();
-            assert!(matches!(&next, Error::Poisoned { .. }), "{next}");
-            assert!(next.to_string().contains("enqueued in part"), "{next}");
-        }
-        heap.close()
-    })
-    .expect("every rank");
 }
 
 #[test]

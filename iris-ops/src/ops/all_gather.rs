@@ -1,6 +1,7 @@
 //! Each rank has a part, and all ranks get all parts.
 
 use iris_kernels::Kernel;
+use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
@@ -8,7 +9,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::ops::matmul_all_gather::FORMS;
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
 
 operator! {
     /// Output (on all ranks): every rank's input, by rank. Planned by rows, its rows
@@ -45,7 +46,7 @@ pub(crate) const ROW: Row = Row {
         FORMS[0],
         Form::push(
             kind::Variant::Ll,
-            &[Step::Tiles(Kernel::AllGatherLl)],
+            &[always(&[kernel(Kernel::AllGatherLl)])],
             Memory::Pairs(Collective::AllGather),
         ),
     ],

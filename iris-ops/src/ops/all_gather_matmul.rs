@@ -2,13 +2,15 @@
 //! sequence-parallel layer.
 
 use iris_kernels::Kernel;
+use iris_kernels::program::{always, kernel};
 
 use crate::MatmulArgs;
 use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 pub use crate::options::Staged;
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
+use crate::programs::{GATHER, GATHER_COPIED, UNFUSED_GATHER};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered) B (`k` x `n`, each rank its own),
@@ -57,21 +59,19 @@ pub(crate) const ROW: Row = Row {
     in_place: false,
     forms: &[
         Form::push(kind::Variant::Baseline, GATHER, Memory::Gathered),
-        Form::push(kind::Variant::Pull, &[Step::Tiles(Kernel::Pull)], Memory::None).pulls(),
+        Form::push(kind::Variant::Pull, &[always(&[kernel(Kernel::Pull)])], Memory::None).pulls(),
         Form {
             fetches: true,
-            ..Form::push(kind::Variant::Staged, &[Step::Tiles(Kernel::Staged)], Memory::Staged)
-                .pulls()
+            ..Form::push(
+                kind::Variant::Staged,
+                &[always(&[kernel(Kernel::Staged)])],
+                Memory::Staged,
+            )
+            .pulls()
         },
-        Form::push(kind::Variant::Unfused, &[Step::Tiles(Kernel::AllGather)], Memory::Signals)
+        Form::push(kind::Variant::Unfused, UNFUSED_GATHER, Memory::Signals).whole(Whole::Gathered),
+        Form::push(kind::Variant::CopyEngine, GATHER_COPIED, Memory::Copied(1))
             .whole(Whole::Gathered),
-        Form::push(kind::Variant::CopyEngine, COPIED, Memory::Copied(1)).whole(Whole::Gathered),
     ],
     rule: Rule::Gather,
 };
-
-/// The launches of a call in which copy engines take a rank's rows to all.
-pub(super) const COPIED: &[Step] =
-    &[Step::One(Kernel::Open), Step::Tiles(Kernel::Copies), Step::One(Kernel::Close)];
-const GATHER: &[Step] =
-    &[Step::Tiles(Kernel::Gather), Step::Barrier(0), Step::Tiles(Kernel::Gathered)];

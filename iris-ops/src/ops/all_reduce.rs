@@ -45,8 +45,8 @@ pub(crate) const ROW: Row = Row {
     tiles: Tiles::Whole,
     in_place: true,
     forms: &[
-        FORMS[0].norms(Norm::Behind),
-        FORMS[1].norms(Norm::Behind),
+        FORMS[0].norms(Norm::Last),
+        FORMS[1].norms(Norm::Last),
         FORMS[2],
         FORMS[3],
         LL.norms(Norm::Within),

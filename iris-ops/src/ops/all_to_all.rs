@@ -1,13 +1,14 @@
 //! Each rank has a part for every rank.
 
 use iris_kernels::Kernel;
+use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
 use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
 
 operator! {
     /// Output: block s is what rank s has for this rank, in block `rank` of its input. Planned by rows,
@@ -41,11 +42,11 @@ pub(crate) const ROW: Row = Row {
     tiles: Tiles::Own,
     in_place: false,
     forms: &[
-        Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::AllToAll)], Memory::Parts)
+        Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::AllToAll)])], Memory::Parts)
             .direct(None),
         Form::push(
             kind::Variant::Ll,
-            &[Step::Tiles(Kernel::AllToAllLl)],
+            &[always(&[kernel(Kernel::AllToAllLl)])],
             Memory::Pairs(Collective::AllToAll),
         ),
     ],

@@ -9,7 +9,8 @@ use crate::facade::common_methods;
 use crate::kind::{Op, Variant};
 use crate::operator::Operator;
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::programs::BARRIER;
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
 
 /// A barrier of all ranks of the heap, or of those in [`Options::members`]. All ranks make it; only
 /// members run it.
@@ -52,6 +53,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::None,
     tiles: Tiles::Whole,
     in_place: false,
-    forms: &[Form::push(Variant::Flat, &[Step::Call], Memory::None)],
+    forms: &[Form::push(Variant::Flat, BARRIER, Memory::None)],
     rule: Rule::Only,
 };

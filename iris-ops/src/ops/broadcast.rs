@@ -2,13 +2,14 @@
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
+use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
 
 operator! {
     /// Output (on all ranks) = input of the root. The other ranks have no input; on the root the output
@@ -45,14 +46,14 @@ pub(crate) const ROW: Row = Row {
     tiles: Tiles::Whole,
     in_place: true,
     forms: &[
-        Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::Broadcast)], Memory::OneSource)
+        Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::Broadcast)])], Memory::OneSource)
             .sends_all()
             .direct(Some(arrival::ROOT)),
-        Form::push(kind::Variant::TwoShot, &[Step::Tiles(Kernel::Relay)], Memory::OneSource)
+        Form::push(kind::Variant::TwoShot, &[always(&[kernel(Kernel::Relay)])], Memory::OneSource)
             .direct(Some(arrival::RELAYS)),
         Form::push(
             kind::Variant::Ll,
-            &[Step::Tiles(Kernel::BroadcastLl)],
+            &[always(&[kernel(Kernel::BroadcastLl)])],
             Memory::Pairs(Collective::Broadcast { root: 0 }),
         )
         .sends_all(),

@@ -1,12 +1,11 @@
 //! The product of one rank alone, with the same options as the fused ones.
 
-use iris_kernels::Kernel;
-
 use crate::MatmulArgs;
 use crate::facade::operator;
 use crate::kind::{Op, Variant};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
+use crate::programs::MATMUL;
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias: nobody else takes part in a call.
@@ -29,8 +28,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: false,
-    forms: &[
-        Form::push(Variant::Local, &[Step::Tiles(Kernel::Local)], Memory::None).whole(Whole::All)
-    ],
+    forms: &[Form::push(Variant::Local, MATMUL, Memory::None).whole(Whole::All)],
     rule: Rule::Only,
 };

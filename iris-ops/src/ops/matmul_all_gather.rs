@@ -2,13 +2,14 @@
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
+use iris_kernels::program::{always, kernel};
 
-use super::all_gather_matmul::COPIED;
 use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
+use crate::programs::{ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks): its rows `split(m, size, rank)` are A (those rows x `k`) B
@@ -48,9 +49,9 @@ pub(crate) const ROW: Row = Row {
     in_place: false,
     forms: &[
         FORMS[0],
-        FORMS[0].of(kind::Variant::Unfused).whole(Whole::Rows),
-        Form::push(kind::Variant::CopyEngine, COPIED, Memory::Copied(1)).whole(Whole::Rows),
-        Form::push(kind::Variant::Epilogue, COPIED, Memory::Copied(1))
+        FORMS[0].of(kind::Variant::Unfused, UNFUSED_ROWS).whole(Whole::Rows),
+        Form::push(kind::Variant::CopyEngine, ROWS_COPIED, Memory::Copied(1)).whole(Whole::Rows),
+        Form::push(kind::Variant::Epilogue, ROWS_STORED, Memory::Copied(1))
             .whole(Whole::Rows)
             .direct(None)
             .stores(),
@@ -60,5 +61,5 @@ pub(crate) const ROW: Row = Row {
 
 /// Of all that is gathered from every rank's rows.
 pub(super) const FORMS: [Form; 1] =
-    [Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::AllGather)], Memory::Parts)
+    [Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::AllGather)])], Memory::Parts)
         .direct(Some(arrival::PARTS))];

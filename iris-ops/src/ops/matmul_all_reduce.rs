@@ -2,14 +2,17 @@
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
+use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
-use super::matmul_reduce_scatter::BLOCKS;
 use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Norm, Part, Row, Rule, Step, Tiles, Whole};
+use crate::programs::{
+    ADD_ATOMIC, ADD_LOCKED, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
+};
+use crate::spec::{Common, Form, Memory, Norm, Part, Row, Rule, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias added
@@ -65,40 +68,42 @@ pub(crate) const ROW: Row = Row {
         FORMS[1],
         FORMS[2],
         FORMS[3],
-        FORMS[1].of(kind::Variant::Unfused).whole(Whole::Partial).norms(Norm::Behind),
-        FORMS[0].of(kind::Variant::UnfusedOneShot).whole(Whole::Partial).norms(Norm::Behind),
-        LL.of(kind::Variant::UnfusedLl).whole(Whole::Partial).norms(Norm::Within),
-        Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(2))
+        FORMS[1].of(kind::Variant::Unfused, UNFUSED).whole(Whole::Partial).norms(Norm::Last),
+        FORMS[0]
+            .of(kind::Variant::UnfusedOneShot, UNFUSED_ONE_SHOT)
             .whole(Whole::Partial)
-            .norms(Norm::Behind),
-        Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(2))
+            .norms(Norm::Last),
+        LL.of(kind::Variant::UnfusedLl, UNFUSED_LL).whole(Whole::Partial).norms(Norm::Within),
+        Form::push(kind::Variant::CopyEngine, SUM_COPIED, Memory::Copied(2))
+            .whole(Whole::Partial)
+            .norms(Norm::Last),
+        Form::push(kind::Variant::Epilogue, SUM_STORED, Memory::Copied(2))
             .whole(Whole::Partial)
             .direct(None)
             .stores()
-            .norms(Norm::Behind),
+            .norms(Norm::Last),
     ],
     rule: Rule::Sum,
 };
 
 /// Of all sums that all ranks get.
 pub(super) const FORMS: [Form; 4] = [
-    Form::push(kind::Variant::OneShot, &[Step::Tiles(Kernel::OneShot)], Memory::AllTiles)
+    Form::push(kind::Variant::OneShot, &[always(&[kernel(Kernel::OneShot)])], Memory::AllTiles)
         .sends_all(),
-    Form::push(kind::Variant::TwoShot, &[Step::Tiles(Kernel::TwoShot)], Memory::OwnedAndResults)
-        .direct(Some(arrival::RESULTS)),
-    Form::push(kind::Variant::Spinlock, &add(Kernel::AddLocked), Memory::Sums { locks: true }),
-    Form::push(kind::Variant::Atomic, &add(Kernel::AddAtomic), Memory::Sums { locks: false }),
+    Form::push(
+        kind::Variant::TwoShot,
+        &[always(&[kernel(Kernel::TwoShot)])],
+        Memory::OwnedAndResults,
+    )
+    .direct(Some(arrival::RESULTS)),
+    Form::push(kind::Variant::Spinlock, ADD_LOCKED, Memory::Sums { locks: true }),
+    Form::push(kind::Variant::Atomic, ADD_ATOMIC, Memory::Sums { locks: false }),
 ];
 
 /// The same for small ones.
 pub(super) const LL: Form = Form::push(
     kind::Variant::Ll,
-    &[Step::Tiles(Kernel::OneShotLl)],
+    &[always(&[kernel(Kernel::OneShotLl)])],
     Memory::Pairs(Collective::AllReduce),
 )
 .sends_all();
-
-const fn add(kernel: Kernel) -> [Step; 5] {
-    let [clear, read] = [Step::Tiles(Kernel::Zero), Step::Tiles(Kernel::Convert)];
-    [clear, Step::Barrier(0), Step::Tiles(kernel), Step::Barrier(1), read]
-}

@@ -2,12 +2,14 @@
 //! sequence-parallel layer.
 
 use iris_kernels::Kernel;
+use iris_kernels::program::{always, kernel};
 
 use crate::MatmulArgs;
 use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles, Whole};
+use crate::programs::{SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
 
 operator! {
     /// C (rows `split(m, size, rank)` x `n`) = those rows of the sum over ranks of A (`m` x `k`)
@@ -51,19 +53,19 @@ pub(crate) const ROW: Row = Row {
     in_place: false,
     forms: &[
         FORMS[0],
-        FORMS[0].of(kind::Variant::Unfused).whole(Whole::Partial),
-        Form::push(kind::Variant::CopyEngine, BLOCKS, Memory::Copied(1)).whole(Whole::Partial),
-        Form::push(kind::Variant::Epilogue, BLOCKS, Memory::Copied(1))
+        FORMS[0].of(kind::Variant::Unfused, UNFUSED_SCATTER).whole(Whole::Partial),
+        Form::push(kind::Variant::CopyEngine, SCATTER_COPIED, Memory::Copied(1))
+            .whole(Whole::Partial),
+        Form::push(kind::Variant::Epilogue, SCATTER_STORED, Memory::Copied(1))
             .whole(Whole::Partial)
             .stores(),
     ],
     rule: Rule::Only,
 };
 
-/// The launches of a call in which copy engines take partials to those who add them up.
-pub(super) const BLOCKS: &[Step] =
-    &[Step::One(Kernel::Open), Step::Tiles(Kernel::Blocks), Step::One(Kernel::Close)];
-
 /// Of all sums of which a rank gets its rows.
-pub(super) const FORMS: [Form; 1] =
-    [Form::push(kind::Variant::Push, &[Step::Tiles(Kernel::ReduceScatter)], Memory::PartialParts)];
+pub(super) const FORMS: [Form; 1] = [Form::push(
+    kind::Variant::Push,
+    &[always(&[kernel(Kernel::ReduceScatter)])],
+    Memory::PartialParts,
+)];

@@ -1,6 +1,7 @@
 //! The sum over ranks, each rank getting a part of it.
 
 use iris_kernels::Kernel;
+use iris_kernels::program::{always, kernel};
 use iris_kernels::schedule::Collective;
 
 use crate::CollectiveArgs;
@@ -8,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::ops::matmul_reduce_scatter::FORMS;
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Step, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
 
 operator! {
     /// Output = this rank's part of the sum over ranks of input. Planned by rows, it is the rows
@@ -45,7 +46,7 @@ pub(crate) const ROW: Row = Row {
         FORMS[0],
         Form::push(
             kind::Variant::Ll,
-            &[Step::Tiles(Kernel::ReduceScatterLl)],
+            &[always(&[kernel(Kernel::ReduceScatterLl)])],
             Memory::Pairs(Collective::ReduceScatter),
         ),
     ],

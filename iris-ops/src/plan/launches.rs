@@ -1,27 +1,35 @@
-//! The launches of a call: which kernels, of how many workgroups, of how many threads.
+//! The program of a call, and its launches: of how many workgroups, of how many threads.
 
-use iris_kernels::Kernel;
-use iris_sync::barrier::Members;
+use iris_kernels::program::{Norm, Program};
 
 use super::{Choice, Plan};
-use crate::spec::{self, Memory, Norm, Step, Tiles};
+use crate::kind::Op;
+use crate::programs;
+use crate::spec::{self, Memory, Tiles};
 use crate::tune;
 
 impl Plan {
-    /// The launches of a call, each with the number of its workgroups if that is fixed.
-    pub(crate) fn launches(&self, choice: &Choice) -> Vec<(Kernel, Option<u32>)> {
-        // Alone there is nothing but the product, or the copy.
-        const LOCAL: &[Step] = &[Step::Tiles(Kernel::Local)];
-        let steps = match choice.form.launches {
-            barrier @ [Step::Call] => barrier,
-            _ if self.alone() => LOCAL,
-            steps => steps,
+    /// The steps that calls of a choice enqueue: its alternatives with their conditions, as data and, printed, as text.
+    ///
+    /// ```
+    /// use iris_ops::{Device, Ranks, matmul_all_reduce};
+    /// let options = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(iris_heap::DType::BF16);
+    /// let plan = options.plan(Ranks::new(0, 2).on_device(Device::named("h200")?))?;
+    /// println!("{}", plan.program(plan.at(512)));
+    /// # anyhow::Ok(())
+    /// ```
+    pub fn program(&self, choice: &Choice) -> Program {
+        let Choice { form, .. } = choice;
+        let norm = self.request.rms_norm.is_some();
+        let (alternatives, norm) = match self.op() {
+            Op::Barrier => (form.program, Norm::None),
+            op if self.alone() => {
+                let program = if op.multiplies() { programs::MATMUL } else { programs::LOCAL };
+                (program, if norm { Norm::Last } else { Norm::None })
+            }
+            _ => (form.program, if norm { form.norm } else { Norm::None }),
         };
-        let all = Members::all(self.size());
-        let launches = steps.iter().map(|step| step.launch(all, self.members()));
-        let behind = self.alone() || choice.form.norm == Norm::Behind;
-        let norm = (self.request.rms_norm.is_some() && behind).then_some((Kernel::Norm, None));
-        launches.chain(norm).collect()
+        Program { alternatives, norm, members: self.members() }
     }
 
     /// Workgroups that have something to do in a call of this shape; of those that fetch there may be
@@ -30,7 +38,7 @@ impl Plan {
         if let Memory::Pairs(collective) = choice.form.memory
             && !self.alone()
         {
-            return self.work_on_pairs(collective, (m, n));
+            return self.work_on_pairs(choice, collective, (m, n));
         }
         let grid = self.grid_of(choice.form, choice.tile, (m, n));
         let split = self.split_grid(grid);
@@ -42,8 +50,7 @@ impl Plan {
             Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
             Tiles::Split => split.tiles(),
         };
-        let most =
-            if self.is_product(choice) { u32::MAX } else { tune::message_groups(self.ranks) };
+        let most = if self.is_product(choice) { u32::MAX } else { choice.sizing.most_groups };
         tiles.clamp(1, most)
     }
 
@@ -65,8 +72,10 @@ impl Plan {
         if self.alone() || self.is_product(choice) || in_place {
             return 0;
         }
-        let eighths = tune::sending_eighths(self.ranks, &self.request, choice.form.memory, shape);
-        eighths.map_or(0, |eighths| groups() * eighths / 8)
+        match choice.sizing.sending_eighths(tune::message_bytes(&self.request, shape)) {
+            0 => 0,
+            eighths => groups() * eighths / 8,
+        }
     }
 
     /// Threads of a workgroup of such a call on a GPU, at most; none for as many as its kernels are built for.
@@ -74,8 +83,26 @@ impl Plan {
         let form = choice.form;
         match form.memory {
             _ if self.alone() || self.is_product(choice) || form.is_copied() => None,
-            Memory::Pairs(collective) => Some(self.threads_of_pairs(collective, (m, n))),
-            memory => tune::threads_of_sums(self.ranks, &self.request, memory, (m, n)),
+            Memory::Pairs(collective) => Some(self.threads_of_pairs(choice, collective, (m, n))),
+            _ => choice.sizing.threads(tune::message_bytes(&self.request, (m, n))),
         }
+    }
+
+    /// Whether each thread of such a launch has several items of an LL message that is the same both ways between two
+    /// ranks. The last wave takes no items.
+    pub(crate) fn has_several_items(
+        &self,
+        choice: &Choice,
+        shape: (usize, usize),
+        groups: u32,
+    ) -> bool {
+        const WAVE: u32 = 32;
+        let Memory::Pairs(collective) = choice.form.memory else { return false };
+        let items = self.items(collective, shape);
+        let sent = items.sent(0, 1);
+        let alike =
+            || [(0, 0), (1, 0), (1, 1)].into_iter().all(|(from, to)| items.sent(from, to) == sent);
+        let threads = self.threads_of_pairs(choice, collective, shape);
+        self.size() == 2 && alike() && sent > groups.saturating_mul(threads.saturating_sub(WAVE))
     }
 }

@@ -3,7 +3,7 @@
 use iris_kernels::gemm_config::MESSAGE_THREADS;
 use iris_kernels::schedule::{Collective, Items};
 
-use super::Plan;
+use super::{Choice, Plan};
 use crate::error::{Error, Result};
 use crate::items::{self, are_rows_whole};
 use crate::options::{Request, TileShape};
@@ -23,7 +23,7 @@ impl Plan {
         let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
         let rows = blocks(m, tile.m);
         let tiles = rows * blocks(n, tile.n);
-        let units = rows * blocks(k, self.request.columns_per_flag(self.ranks.backend));
+        let units = rows * blocks(k, self.request.columns_per_flag(self.ranks.device.backend));
         let words = tiles.saturating_mul(2 * self.ranks.size as u64).saturating_add(units);
         let limit = 1 << 30;
         if words <= limit {
@@ -65,18 +65,26 @@ impl Plan {
         items::of(self.ranks, &self.request, collective, (m, n))
     }
 
-    /// Threads of a workgroup of such a call. One whose rows are normalised holds them in as many as there are.
-    pub(super) fn threads_of_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
-        match self.request.rms_norm {
-            Some(_) => MESSAGE_THREADS,
-            None => tune::threads_of_words(self.ranks, self.items(collective, shape).most()),
-        }
+    /// Threads of a workgroup of such a call.
+    pub(super) fn threads_of_pairs(
+        &self,
+        choice: &Choice,
+        collective: Collective,
+        shape: (usize, usize),
+    ) -> u32 {
+        let items = self.items(collective, shape).most();
+        choice.sizing.threads(items as usize).unwrap_or(MESSAGE_THREADS)
     }
 
     /// Workgroups that have something to do in such a call: an item a thread, as far as there are workgroups.
     /// A row that is normalised has its workgroup; the others push.
-    pub(super) fn work_on_pairs(&self, collective: Collective, shape: (usize, usize)) -> u32 {
-        let threads = self.threads_of_pairs(collective, shape) - WAVE;
+    pub(super) fn work_on_pairs(
+        &self,
+        choice: &Choice,
+        collective: Collective,
+        shape: (usize, usize),
+    ) -> u32 {
+        let threads = self.threads_of_pairs(choice, collective, shape) - WAVE;
         let pushing = self.items(collective, shape).most().div_ceil(threads);
         let rows = if self.request.rms_norm.is_some() { shape.0 as u32 } else { 1 };
         pushing.max(rows).clamp(1, tune::LL_GROUPS)

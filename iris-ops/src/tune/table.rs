@@ -7,7 +7,8 @@ use iris_heap::BackendKind;
 use serde::Deserialize;
 
 use crate::kind::{Op, Variant};
-use crate::options::{Ranks, Request, Shard, TileShape};
+use crate::options::{Request, Shard, TileShape};
+use crate::ranks::Ranks;
 
 /// A row: the first that fits is taken.
 #[derive(Debug, Deserialize)]
@@ -75,8 +76,9 @@ fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known>
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
     let Request { n, k, elements, shard, even, .. } = *request;
-    TABLES.get(&ranks.backend).into_iter().flatten().filter(move |Known { op: of, row, .. }| {
-        !elements
+    TABLES.get(&ranks.device.backend).into_iter().flatten().filter(
+        move |Known { op: of, row, .. }| {
+            !elements
             && *of == op
             && row.world == ranks.size
             && row.dtype == dtype
@@ -85,7 +87,8 @@ fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Known>
             // Where N or K is a rank's own, it may not decide: the ranks would choose differently.
             && (row.n == n || !n_decides && !row.even)
             && row.k.is_none_or(|of| of == k || !common.k && !row.even)
-    })
+        },
+    )
 }
 
 fn find(ranks: Ranks, request: &Request) -> Option<&'static Known> {
@@ -111,6 +114,7 @@ pub(super) fn tile(ranks: Ranks, request: &Request, variant: Variant) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
 
     #[test]
     fn every_row_of_the_tables_is_understood() {
@@ -127,7 +131,7 @@ mod tests {
         let rows = |backend| {
             let row = &TABLES[&BackendKind::Cpu][0].row;
             let options = crate::ops::matmul_all_reduce::Options::new(row.m[0], row.n, 512);
-            let ranks = Ranks::new(0, row.world).on(backend);
+            let ranks = Ranks::new(0, row.world).on_device(Device::assumed(backend));
             assert_eq!((row.op.as_str(), row.dtype.as_str()), ("matmul_all_reduce", "f32"));
             like(ranks, &options.request).count()
         };

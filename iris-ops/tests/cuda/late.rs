@@ -23,7 +23,8 @@ fn calls(
     late: Duration,
     (backend, both): (BackendKind, &Barrier),
 ) -> Result<bool> {
-    let options = HeapOptions::new().backend(backend).threads(3).data_bytes(1 << 20);
+    // The workspace of a library GEMM takes 32 MiB.
+    let options = HeapOptions::new().backend(backend).threads(3).data_bytes(64 << 20);
     let heap = SymmetricHeap::open(&world, options)?;
     let sample = Sample::all(Ranks::from(&world)).swap_remove(sample).on(backend, 3);
     let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);

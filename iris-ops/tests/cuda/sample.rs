@@ -42,16 +42,18 @@ impl Sample {
         self
     }
 
-    /// Every op and variant, the barrier too.
+    /// Every op and variant that the GPU has kernels for, the barrier too.
     pub(crate) fn all(ranks: Ranks) -> Vec<Sample> {
+        let device = ranks.on(BackendKind::Cuda).device;
         let mut all = Vec::new();
         for op in Op::ALL {
             let shards: &[Shard] = match op {
                 Op::AllGatherMatmul => &[Shard::Rows, Shard::Columns],
                 _ => &[Shard::Rows],
             };
-            for (&shard, variant) in
-                shards.iter().flat_map(|s| op.variants().into_iter().map(move |v| (s, v)))
+            let variants = op.variants_on(device);
+            for (&shard, &variant) in
+                shards.iter().flat_map(|s| variants.iter().map(move |v| (s, v)))
             {
                 all.push(Sample::new(op, variant, shard, ranks));
             }

@@ -1,6 +1,6 @@
 //! What is put under stress.
 
-use iris_heap::{BackendKind, DType, Element};
+use iris_heap::{BackendKind, DType, DeviceInfo, Element};
 use iris_kernels::build::{Hold, Without};
 use iris_kernels::gemm::Gemm;
 use iris_ops::{Library, Plan, Ranks, Shard, Variant};
@@ -74,12 +74,12 @@ impl Subject {
     /// # Errors
     /// Those of a driver that is there and does not work.
     pub fn missing(self, backend: BackendKind, ranks: usize) -> anyhow::Result<Option<String>> {
-        if !self.is_whole() {
-            return Ok(None);
-        }
         let devices = backend.devices()?;
-        Ok(if !devices.iter().all(Gemm::is_there_for) {
-            Some("there are no such products but on sm_90a".into())
+        let mut unable = devices.iter().filter(|device| !self.has_kernels(device));
+        Ok(if let Some(device) = unable.next() {
+            Some(format!("there are no such products on {}, only on sm_90", device.name))
+        } else if !self.is_whole() {
+            None
         } else if ranks > devices.len() {
             Some(format!("{ranks} ranks share {} devices", devices.len()))
         } else if ranks > Self::MOST_RANKS {
@@ -91,6 +91,17 @@ impl Subject {
 
     /// Ranks that a product stores to, and itself.
     const MOST_RANKS: usize = 8;
+
+    /// Whether a device has the kernels that it is about.
+    fn has_kernels(self, device: &DeviceInfo) -> bool {
+        match self {
+            Subject::Op { whole: true, .. } => Gemm::is_there_for(device),
+            Subject::Op { op, variant, .. } => {
+                op.variants_on(device.into()).iter().any(|it| it.name() == variant)
+            }
+            Subject::Ring => true,
+        }
+    }
 
     /// Whether products of whole matrices take part in it.
     pub(super) fn is_whole(self) -> bool {

@@ -1,4 +1,5 @@
 use iris_kernels::gemm::Config;
+use iris_ops::Device;
 use iris_sync::Access;
 
 use super::*;
@@ -29,7 +30,8 @@ fn subjects_of_whole_products_are_planned_for_every_world() {
         for ranks in 2..=8 {
             let injected = Injected::default();
             let setting = Setting::of(subject, ranks, DType::BF16, 1, injected);
-            let of = Ranks::new(ranks - 1, ranks);
+            let h200 = Device::named("h200").expect("a device");
+            let of = Ranks::new(ranks - 1, ranks).on_device(h200);
             let (plan, case) = subject
                 .plan::<half::bf16>(of, &setting)
                 .unwrap_or_else(|error| panic!("{subject}: {error:#}"))

@@ -133,11 +133,6 @@ impl Options {
         self.wire.unwrap_or(self.output_dtype())
     }
 
-    /// Whether kernels on GPUs are those that trace and count.
-    pub fn is_observed(&self) -> bool {
-        self.counted || self.trace_spans > 0
-    }
-
     fn staged(&self) -> Staged {
         let mut staged = Staged::new().layout(self.staging);
         (staged.columns_per_flag, staged.fetchers) = (self.columns_per_flag, self.fetchers);

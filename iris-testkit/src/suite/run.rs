@@ -118,7 +118,7 @@ pub fn run_case(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report
 }
 
 fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
-    let ranks = Ranks::from(heap.world());
+    let ranks = Ranks::from(heap);
     let plan = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))?;
     let op = AnyOp::new(heap, &plan)?;
     let stream = heap.stream()?;
@@ -128,7 +128,7 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
         calls(heap, case, &op, &stream)?
     };
     op.check()?;
-    let counts = case.options.backend.traits().host_threads || case.options.is_observed();
+    let counts = case.options.backend.traits().host_threads || case.options.counted;
     let counters = counts.then(|| op.counters()).transpose()?;
     if let Some(Counters { pushed, pulled, flags, .. }) = counters {
         let mut promised = Traffic::default();
@@ -165,7 +165,7 @@ fn calls(
     op: &AnyOp,
     stream: &Stream,
 ) -> anyhow::Result<(Vec<Called>, Vec<Duration>)> {
-    let ranks = Ranks::from(heap.world());
+    let ranks = Ranks::from(heap);
     let dtype = case.options.dtype;
     let count = if case.burst { case.rows.len() } else { 1 };
     let rooms = rooms(case, ranks.size);

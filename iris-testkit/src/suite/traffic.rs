@@ -134,7 +134,7 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
         }
         Variant::Pull => traffic(0, remote * bytes * n.div_ceil(tile.n), 0),
         _ => {
-            let group = options.columns_per_flag(plan.ranks().backend).min(k.max(1));
+            let group = options.columns_per_flag(plan.device().backend).min(k.max(1));
             let units = |(rows, cols): (usize, usize)| rows.div_ceil(tile.m) * cols.div_ceil(group);
             let others = (0..size).filter(|&other| other != rank);
             traffic(0, remote * bytes, others.map(|other| units(shard(other))).sum())

@@ -23,7 +23,7 @@ impl Ready {
     }
 
     pub fn on(heap: Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Self> {
-        let ranks = Ranks::from(heap.world());
+        let ranks = Ranks::from(&heap);
         let plan = plan(case.op, &case.variant, ranks, &case.options)?;
         let op = AnyOp::new(&heap, &plan)?;
         let room = 4096;

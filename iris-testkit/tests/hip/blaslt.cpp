@@ -30,7 +30,7 @@ using u64 = std::uint64_t;
 
 #ifdef FAKE_CUBLASLT
 #define NAME(name) cublasLt##name
-enum Status { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum Status { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum Operation { OP_N = 0, OP_T = 1, OP_C = 2 };
 constexpr int COMPUTE_32F = 68;
 enum Attribute { TRANSA = 3, TRANSB = 4, EPILOGUE = 7, BIAS_POINTER = 8, BIAS_TYPE = 26 };
@@ -44,7 +44,7 @@ struct Algorithm {
 #else
 #define NAME(name) hipblasLt##name
 #endif
-enum Status { SUCCESS = 0, INVALID_VALUE = 3, NOT_SUPPORTED = 7 };
+enum Status { SUCCESS = 0, INVALID_VALUE = 3, EXECUTION_FAILED = 5, NOT_SUPPORTED = 7 };
 enum Operation { OP_N = 111, OP_T = 112, OP_C = 113 };
 constexpr int COMPUTE_32F = 2;
 enum Attribute { TRANSA = 0, TRANSB = 1, EPILOGUE = 2, BIAS_POINTER = 3, BIAS_TYPE = 4 };
@@ -93,19 +93,26 @@ template <class... Parts> int outcome(int code, Parts... parts) {
     return code;
 }
 
-/// A function of the runtime, if that is loaded.
+#ifdef FAKE_CUBLASLT
+constexpr const char* RUNTIME = "libcuda.so.1";
+#else
+constexpr const char* RUNTIME = "libamdhip64.so.7";
+#endif
+/// A function of the runtime, if that is loaded and has it.
 template <class Function> Function runtime(const char* name) {
-    static void* library = dlopen("libamdhip64.so.7", RTLD_NOW | RTLD_NOLOAD);
+    static void* library = dlopen(RUNTIME, RTLD_NOW | RTLD_NOLOAD);
     return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
 }
 int current() {
+    if (const auto device = runtime<int (*)()>("standin_device")) return device();
     const auto get = runtime<int (*)(int*)>("hipGetDevice");
     int device = 0;
     return get == nullptr || get(&device) == 0 ? device : -1;
 }
 /// Whether a device reaches so many bytes.
 bool reaches(int device, u64 address, u64 bytes) {
-    const auto may = runtime<bool (*)(int, u64, u64)>("fake_reaches");
+    auto may = runtime<bool (*)(int, u64, u64)>("fake_reaches");
+    if (may == nullptr) may = runtime<bool (*)(int, u64, u64)>("standin_reaches");
     return address != 0 && (may == nullptr || may(device, address, bytes));
 }
 
@@ -130,8 +137,11 @@ std::mutex lock;
 /// All that was made and not destroyed.
 std::set<void*> live;
 std::atomic<int> handles = 0;
+/// How many were ever made, and the rows of products that are refused.
+u64 ever = 0, refused = 0;
 template <class Thing> int made(Thing** to, Thing value) {
     std::lock_guard guard(lock);
+    ++ever;
     live.insert(*to = new Thing(value));
     return SUCCESS;
 }
@@ -224,6 +234,21 @@ constexpr u64 USED = 4096;
 
 extern "C" {
 
+// For tests: objects that were made, those that are there, and rows of products to be refused.
+u64 fake_made() {
+    std::lock_guard guard(lock);
+    return ever;
+}
+u64 fake_live() {
+    std::lock_guard guard(lock);
+    return live.size();
+}
+int fake_refuse(u64 rows) {
+    std::lock_guard guard(lock);
+    refused = rows;
+    return SUCCESS;
+}
+
 #ifdef FAKE_CUBLASLT
 std::size_t cublasLtGetVersion() { return 130102; }
 const char* cublasLtGetStatusName(int code) {
@@ -244,7 +269,7 @@ int NAME(Create)(Handle** handle) {
 int NAME(Destroy)(Handle* handle) {
     const int code = destroyed(handle);
     std::lock_guard guard(lock);
-    // Descriptions do not outlive the call that they are for.
+    // Nothing outlives the last handle.
     if (--handles == 0 && !live.empty()) outcome(INVALID_VALUE, "Destroy leaves", live.size());
     return code;
 }
@@ -329,10 +354,29 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
     if (!there || device != current() || !(same || apart) || bytes < USED || workspace % 16 != 0 || algorithm == nullptr) {
         return outcome(INVALID_VALUE, "Matmul on", current());
     }
+    // The rows of a result by rows are the columns that this library sees.
+    if (size[1] == refused) return NOT_SUPPORTED;
     std::memcpy(of, algorithm->data, sizeof of);
     if (of[0] != problem(*desc, *la, *lb, *lc, *ld, *beta != 0, size) || of[1] < size[1]) {
         // AMD's would do something else by it.
         return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
+    }
+    // A stand-in that runs nothing is told what would be multiplied.
+    if (const auto enqueue = runtime<u32 (*)(void*, const char*, const char*)>("standin_enqueue")) {
+        const auto shown = runtime<const char* (*)(u64)>("standin_shown");
+        std::ostringstream line;
+        line << size[0] << "x" << size[1] << "x" << size[2] << " |";
+        const auto matrix = [&](const char* name, u64 at, const Layout& it) {
+            line << " " << name << "=" << shown(at) << "," << it.rows << "x" << it.cols << "/" << it.ld << ",type" << it.type;
+        };
+        matrix("a", a, *la);
+        matrix("b", b, *lb);
+        matrix("c", c, *lc);
+        matrix("d", d, *ld);
+        line << " transposes=" << desc->left << "," << desc->right << " alpha=" << *alpha << " beta=" << *beta;
+        if (biased) line << " bias=" << shown(desc->bias) << ",type" << bias_type;
+        line << " workspace=" << shown(workspace) << "," << bytes << " algorithm=" << of[0] << "," << of[1];
+        return enqueue(stream, "Matmul", line.str().c_str()) == 0 ? static_cast<int>(SUCCESS) : outcome(EXECUTION_FAILED, "Matmul");
     }
     const Desc to = *desc;
     const Layout left = *la, right = *lb, added = *lc, result = *ld;

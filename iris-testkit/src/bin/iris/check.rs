@@ -75,7 +75,7 @@ fn larger(a: f64, b: f64) -> f64 {
 /// Checks what falls to this rank: of a result that all have, some rows on every rank, else its own
 /// result. All ranks have finished the call.
 pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
-    let ranks = Ranks::from(heap.world());
+    let ranks = Ranks::from(heap);
     let (rows, cols) = c.shape();
     let (rows, holders) = if Meaning::of(op).replicates() {
         let first = (0..ranks.size).map(|step| (ranks.rank + step) % ranks.size);

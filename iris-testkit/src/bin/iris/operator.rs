@@ -193,6 +193,13 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     let variant = options.variant.as_deref().unwrap_or("auto");
     let host = options.backend.traits().host_threads;
     let number = |it: Option<usize>| it.map(|number| number.to_string());
+    if op == Op::Barrier {
+        unread("barrier", &[("--m", number(options.m)), ("--n", number(options.n))])?;
+    }
+    if !op.multiplies() {
+        let library = ("--library", options.library.clone());
+        unread(&format!("{op}, which is no product,"), &[("--k", number(options.k)), library])?;
+    }
     if known_variant("--variant", op, variant)? != Some(Variant::Staged) {
         unread(
             &format!("{op} by {variant}"),

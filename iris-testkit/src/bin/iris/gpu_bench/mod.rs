@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, World};
-use iris_ops::{Shard, TileShape};
+use iris_ops::{Ranks, Shard, TileShape};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
 use serde::Deserialize;
@@ -221,7 +221,9 @@ fn skipped(reason: &str) -> Result<bool> {
     Ok(true)
 }
 
+/// The shapes of the cases, with the variants that the GPU of this machine has kernels for.
 fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
+    let device = Ranks::new(0, 2).on(kind).device;
     let usual = if kind == BackendKind::Cuda { CUDA } else { HIP };
     let rows: Rows = bench::read(cases, usual)?;
     let mut shapes = Vec::new();
@@ -230,7 +232,19 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
         if only.is_some_and(|only| !row.op.contains(only)) {
             continue;
         }
-        row.variants.iter().try_for_each(|name| known_variant("variant", op, name).map(drop))?;
+        let able = op.variants_on(device);
+        let mut variants = Vec::new();
+        for name in row.variants {
+            match known_variant("variant", op, &name)? {
+                Some(variant) if !able.contains(&variant) => {
+                    note!("{op} {name} is left out: there are no kernels for it on {device}");
+                }
+                _ => variants.push(name),
+            }
+        }
+        if variants.is_empty() {
+            continue;
+        }
         for [m, n, k] in row.shapes {
             // All ranks have the same shapes here.
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);
@@ -241,7 +255,7 @@ fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<V
             }
             let tile = row.tile.map(|[m, n]| TileShape { m, n });
             let choice = |variant: &String| Choice { variant: variant.clone(), tile };
-            let choices = row.variants.iter().map(choice).collect();
+            let choices = variants.iter().map(choice).collect();
             shapes.push(Shape { op, choices, options, beside: Beside::Libraries });
         }
     }
@@ -401,7 +415,6 @@ fn all_shapes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use iris_ops::Ranks;
 
     #[test]
     fn a_result_that_is_not_the_libraries_is_wrong() {

@@ -14,7 +14,7 @@ use super::{Buffer, Vendors};
 pub(crate) struct Multiplier(Arc<vendor::Multiplier>);
 
 /// A product with its algorithm: C (m x n) = A (m x k) * B (k x n), or added to C.
-pub(crate) struct Product(vendor::Product);
+pub(crate) struct Product(Box<vendor::Product>);
 
 impl Multiplier {
     /// Bytes of the workspace that products are given.
@@ -40,7 +40,7 @@ impl Multiplier {
             alignment: 16,
             workspace: Self::WORKSPACE as u64,
         };
-        Ok(Product(vendor::Product::new(&self.0, problem)?))
+        Ok(Product(Box::new(vendor::Product::new(&self.0, problem)?)))
     }
 }
 

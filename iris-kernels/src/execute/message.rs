@@ -1,4 +1,5 @@
-//! Who sends which rows to whom, in parts, and by which copies.
+//! The rows that go from rank to rank, in parts: who sends which, the words that say that they came, and the copies
+//! that an engine makes.
 
 use std::ops::Range;
 
@@ -7,9 +8,9 @@ use iris_heap::DeviceCopy;
 use crate::args::{Matrix, OpArgs};
 use crate::schedule::{Grid, SplitGrid, split};
 
-/// Rows of A of each rank, in parts, to places in C of others.
+/// Rows of each rank's A, in parts, to places in C of others.
 pub(super) struct Message {
-    /// Of the kernels that would move them.
+    /// Arguments of the kernels that would move them.
     pub(super) args: OpArgs,
     /// The number of the first signal.
     pub(super) first: u32,
@@ -47,8 +48,7 @@ impl Message {
     }
 
     fn grid(&self) -> SplitGrid {
-        let OpArgs { m, n, tile_m, tile_n, .. } = self.args;
-        SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: self.args.channel.size }
+        grid(&self.args)
     }
 
     /// Tiles side by side.
@@ -64,19 +64,9 @@ impl Message {
         }
     }
 
-    /// The rows of the whole that this rank owns.
-    pub(super) fn own(&self) -> Range<u32> {
-        split(self.args.m, self.args.channel.size, self.args.channel.rank)
-    }
-
     /// How many signals a source has: the first parts are the largest.
     fn signals(&self) -> u32 {
         self.grid().part(0).tiles()
-    }
-
-    /// How many parts one rank sends another at most.
-    pub(super) fn most(&self) -> usize {
-        parts(&self.grid(), 0).count()
     }
 
     /// What this rank sends to `to`.
@@ -94,8 +84,8 @@ impl Message {
         0..self.grid().part(self.whose(source, self.args.channel.rank)).tiles()
     }
 
-    /// Where these rows of what `to` gets lie in this rank's A.
-    pub(super) fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
+    /// The rows of this rank's A that `to` gets as these rows, counted from the first that it gets.
+    fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
         let first = match self.way {
             Way::Gather => 0,
             Way::Scatter => split(self.args.m, self.args.channel.size, to).start,
@@ -103,9 +93,16 @@ impl Message {
         first + rows.start..first + rows.end
     }
 
-    /// Where these rows of what `from` sends lie in the C of all, of a gather.
-    pub(super) fn placed(&self, from: u32, rows: &Range<u32>) -> Range<u32> {
-        let first = split(self.args.m, self.args.channel.size, from).start;
+    /// The rows of a peer's C that these rows of this rank's become.
+    fn placed(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
+        let (size, rank) = (self.args.channel.size, self.args.channel.rank);
+        let first = match self.way {
+            Way::Gather => split(self.args.m, size, rank).start,
+            Way::Scatter => {
+                let block = split(self.args.m, size, peer);
+                rank * (block.end - block.start)
+            }
+        };
         first + rows.start..first + rows.end
     }
 
@@ -115,29 +112,21 @@ impl Message {
         a.transposed == c.transposed && a.dtype == c.dtype
     }
 
-    /// What an engine does for a part: its tiles, each followed by the word that says so.
-    pub(super) fn copies(&self, peer: u32, part: &Part) -> Vec<DeviceCopy> {
-        let OpArgs { ref heap, ref channel, m, n, tile_n, .. } = self.args;
+    /// The copies of an engine for a part: its tiles, each followed by the word that says that it came.
+    pub(super) fn copies(&self, peer: u32, part: Part) -> impl Iterator<Item = DeviceCopy> {
+        let OpArgs { ref heap, ref channel, n, tile_n, .. } = self.args;
         let (own, rank) = (heap.data[heap.rank as usize], channel.rank);
         let allowed = heap.device_words + 4 * u64::from(channel.flag(0).index);
         let from = self.taken(peer, &part.rows);
-        let to = match self.way {
-            Way::Gather => self.placed(rank, &part.rows),
-            Way::Scatter => {
-                let block = split(m, channel.size, peer);
-                let first = rank * (block.end - block.start);
-                first + part.rows.start..first + part.rows.end
-            }
-        };
-        let tiles = part.tiles.clone().zip(0..).flat_map(|(tile, at)| {
+        let to = self.placed(peer, &part.rows);
+        part.tiles.zip(0..).flat_map(move |(tile, at)| {
             let cols = at * tile_n..n.min((at + 1) * tile_n);
             let rows = self.copy((&to, &from), &cols);
             let signal = channel.signal(peer, rank, self.first + tile);
             let word = heap.signal[peer as usize] + 4 * u64::from(signal.index);
             let to = rows.to - own + heap.data[peer as usize];
             [DeviceCopy { to, ..rows }, DeviceCopy::signal(word, allowed)]
-        });
-        tiles.collect()
+        })
     }
 
     /// The copy of these columns of some rows of A to rows of this rank's own C.
@@ -162,8 +151,14 @@ impl Message {
     }
 }
 
+/// The tiles of a message with these arguments.
+pub(super) fn grid(args: &OpArgs) -> SplitGrid {
+    let OpArgs { m, n, tile_m, tile_n, .. } = *args;
+    SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: args.channel.size }
+}
+
 /// The part of the rows that falls to `rank`, a row of tiles at a time.
-fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
+pub(super) fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
     let part = grid.part(rank);
     let across = part.across();
     (0..part.rows.div_ceil(part.tile_m)).map(move |at| {

@@ -4,13 +4,16 @@ use std::ops::Range;
 
 use iris_heap::BackendKind;
 
+use crate::device::Device;
 use crate::kind::Op;
 
-/// What is to be known of a GPU.
-pub(super) struct Device {
-    /// Most workgroups of a message, which fill its links; odd, so that tiles whose owners take turns fall to
-    /// all workgroups alike.
-    pub message_groups: u32,
+/// Figures of one GPU.
+pub(super) struct Figures {
+    /// Word in the name of that GPU, which tells it from the others that it stands in for.
+    pub of: &'static str,
+    /// Most workgroups of a message, if fewer fill the links than there are multiprocessors; odd, so that tiles whose
+    /// owners take turns fall to all workgroups alike. `None` for one workgroup on each multiprocessor.
+    pub message_groups: Option<u32>,
     /// Results of up to so many bytes are pushed to everybody rather than reduced by an owner.
     pub one_shot_bytes: usize,
     /// The same of two ranks, of which each has one peer: `one_shot` sends no byte twice.
@@ -18,8 +21,6 @@ pub(super) struct Device {
     /// Messages of a root of so many bytes and more, of more than two ranks, go to each of the others in
     /// part, and these pass them on.
     pub relayed_bytes: usize,
-    /// Tiles of a product below which smaller ones are taken, so that most of its processors have one.
-    pub enough_tiles: usize,
     /// Messages of up to so many bytes from one rank to another go in words that carry their data, by
     /// operator, in a world of two ranks and in one of four; in others nobody has measured them. Where they
     /// are the quickest, by `iris bench`, write the largest size here, with device, commit and date.
@@ -49,10 +50,11 @@ pub(super) struct Device {
 }
 
 /// Of an H200, which other GPUs of NVIDIA's are taken for.
-const H200: Device = Device {
+const H200: Figures = Figures {
+    of: "H200",
     // On 2 x H200 a reduce-scatter of 128 MiB took 241 us on 131 workgroups and 289 on 65, an all-gather
     // 202 and 215 with larger tiles (2026-11-22).
-    message_groups: 131,
+    message_groups: None,
     // On 4 x H200 an all-reduce of 1 MiB took 19.2 us by one_shot, 20.1 by two_shot; of 4 MiB 47.1 and
     // 32.5; behind a product 39.6 and 40.0 for 1 MiB, 50.7 and 44.8 for 2 MiB (commit 5270d58,
     // 2026-11-22).
@@ -63,8 +65,6 @@ const H200: Device = Device {
     // On 4 x H200 (2026-11-22) a broadcast of 1 MiB took 19.7 us so and 17.3 by `push`, of 4 MiB 35.5 and
     // 42.9, of 128 MiB 440 and 1101. Sizes up to a power of two are done alike.
     relayed_bytes: 2 << 20,
-    // Half of its 132 multiprocessors.
-    enough_tiles: 64,
     // On 2 x H200 (commit 780ce29, 2026-11-22) they were the quickest of ours at all sizes from 8 KiB to 1
     // MiB of the whole message: an all_reduce took 5.3 to 12.2 us where `one_shot` took 8.8 to 11.8 and
     // NCCL 6.9 to 14.1; behind a product 5 us less than `one_shot` for 16 and 256 KiB, 1 us for 1 MiB. On
@@ -126,11 +126,12 @@ const H200: Device = Device {
 
 /// Of an MI300X, which other GPUs of AMD's are taken for: reckoned, since nobody has measured on one. It has
 /// 304 compute units, and to each of seven peers a link of 48 GB/s, which no other peer's bytes can take.
-const MI300X: Device = Device {
+const MI300X: Figures = Figures {
+    of: "MI300X",
     // Seven links are busy while what they carry in the time of a way there and back, some 3 us, is under
     // way: 1 MB. A workgroup has 32 KiB of stores in flight: 32 of them do; twice as many hide that not
     // all push at the same time.
-    message_groups: 65,
+    message_groups: Some(65),
     // Of four ranks one_shot sends a peer all of a result, two_shot twice a quarter: half of it more, at
     // 48 GB/s, against a second hop of some 5 us, which is 480 KB; of eight three quarters, 320 KB.
     one_shot_bytes: 256 << 10,
@@ -139,7 +140,6 @@ const MI300X: Device = Device {
     // Of four ranks a link carries a third of a message at most twice, of eight a seventh, and not all of it:
     // against a second hop of some 5 us at 48 GB/s that is 720 KB, and 340 KB.
     relayed_bytes: 1 << 20,
-    enough_tiles: 152,
     // Not before they were measured: only by name.
     words: &[],
     words_of_norms: [1, 1],
@@ -154,9 +154,16 @@ const MI300X: Device = Device {
     stored_of_norms: &[],
 };
 
-/// Figures of the GPUs of a backend; none for hosts, and for a backend that nothing is known of.
-pub(super) fn of(backend: BackendKind) -> Option<&'static Device> {
-    match backend {
+impl Figures {
+    /// Whether they are another GPU's and stand in for those of `device`, which nobody has measured.
+    pub(super) fn stand_in_for(&self, device: Device) -> bool {
+        device.name.split_whitespace().all(|word| word != self.of)
+    }
+}
+
+/// Figures for plans on a device; `None` for hosts, and for a backend that nothing is known of.
+pub(super) fn of(device: Device) -> Option<&'static Figures> {
+    match device.backend {
         BackendKind::Cuda => Some(&H200),
         BackendKind::Hip => Some(&MI300X),
         _ => None,

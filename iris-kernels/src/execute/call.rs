@@ -1,0 +1,261 @@
+//! One call: which alternative it takes, and the enqueue of each of its steps.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use iris_heap::{Error, Result, Stream, SymmetricHeap};
+use iris_sync::barrier::Members;
+
+use super::kernels::Workgroups;
+use super::message::{Message, Part};
+use super::places::Places;
+use super::{Executor, unsupported};
+use crate::args::OpArgs;
+use crate::kernel::Kernel;
+use crate::program::{Alternative, At, Early, Lane, Step, Transfer, When, Work, walk};
+
+/// Columns of C from which on a row of A takes longer to be multiplied than to come from one peer: on an H200, at
+/// 7.5e14 flop/s and 3.85e11 B/s of two-byte elements, 1950.
+const COLUMNS: u32 = 2048;
+
+/// One call while it is enqueued.
+pub(super) struct Call<'a> {
+    pub(super) of: &'a Executor,
+    pub(super) heap: &'a Arc<SymmetricHeap>,
+    pub(super) stream: &'a Stream,
+    /// The call's arguments.
+    pub(super) args: OpArgs,
+    groups: Workgroups,
+    /// Whether engines move the messages, once that was asked.
+    engines: OnceCell<bool>,
+}
+
+/// Progress of a call while it is enqueued.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Whether a peer can see it.
+    pub(super) visible: bool,
+    /// Whether copies beside have not been joined.
+    pub(super) forked: bool,
+}
+
+impl<'a> Call<'a> {
+    /// A call with these arguments.
+    ///
+    /// # Safety
+    /// The conditions of [`Executor::run`] hold for all that the call enqueues: its methods rest on them.
+    pub(super) unsafe fn new(
+        of: &'a Executor,
+        (heap, stream): (&'a Arc<SymmetricHeap>, &'a Stream),
+        args: &OpArgs,
+        groups: Workgroups,
+    ) -> Self {
+        Call { of, heap, stream, args: *args, groups, engines: OnceCell::new() }
+    }
+
+    pub(super) fn places(&self) -> Places<'_> {
+        let whole = self.of.gemms.as_ref().map(|gemms| &gemms.whole);
+        Places { args: &self.args, whole }
+    }
+
+    /// The first alternative whose conditions the call meets.
+    pub(super) fn alternative(&self) -> Result<&'static Alternative> {
+        for of in &self.of.alternatives {
+            let mut meets = true;
+            for &when in of.when {
+                meets = meets && self.meets(when, of)?;
+            }
+            if meets {
+                return Ok(of);
+            }
+        }
+        Err(unsupported("a call that meets no condition".into(), "its program has no other way"))
+    }
+
+    /// Whether the call meets a condition.
+    fn meets(&self, when: When, of: &Alternative) -> Result<bool> {
+        let OpArgs { shard, n, ref channel, .. } = self.args;
+        let gemm = self.of.program.special_gemm(of);
+        let fits = || gemm.is_some_and(|gemm| self.fits(&gemm));
+        Ok(match when {
+            When::ByColumns => shard == 1,
+            When::Wide => n >= COLUMNS * (channel.size - 1),
+            When::Engines => self.has_engines()?,
+            When::Exchanges => fits(),
+            // Also where a GEMM stores: no rank may share the device, and nothing may be observed.
+            When::Gated | When::Stores => fits() && self.has_engines()?,
+            When::Adds => {
+                // One part would wait for the peer's before it is multiplied, which takes longer than a sum (2 x
+                // H200, 1024 rows: 106 us with a sum, 130 without; 8192 rows in four parts, all_reduce: 806 with
+                // sums, 791 without; 2026-11-22).
+                let places = self.places();
+                let rows = places.own_rows(At::default()).unwrap_or_default();
+                let can = self.args.residual.address == 0
+                    && channel.size == 2
+                    && places.parts() > 1
+                    && !rows.is_empty();
+                let (Some(gemms), Some(gemm)) = (&self.of.gemms, gemm) else { return Ok(false) };
+                can && {
+                    let (args, addend) = places.adding(gemm.to, &rows);
+                    gemms.adds(&args, &addend)
+                }
+            }
+        })
+    }
+
+    /// Whether copy engines move the messages, and not workgroups. Workgroups must where ranks share a device, whose
+    /// engines could stand behind each other; where elements change their type or order; where what is moved is
+    /// counted or held up; and in a capture that cannot order a signal behind its data.
+    fn has_engines(&self) -> Result<bool> {
+        if let Some(&known) = self.engines.get() {
+            return Ok(known);
+        }
+        let kept = self.heap.device().kind.traits().host_threads || self.heap.sharing() > 1;
+        let transfers = self.of.transfers.iter();
+        let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.is_alike());
+        let can = alike && !kept && !self.of.by_workgroups;
+        let has = can && self.heap.gpu()?.copies_signal(self.stream)?;
+        Ok(*self.engines.get_or_init(|| has))
+    }
+
+    /// Enqueues a step, or those that take its place.
+    pub(super) fn step<Peers: Iterator<Item = u32>>(
+        &self,
+        step: &Step,
+        at: At,
+        bounds: (u32, &impl Fn() -> Peers),
+        progress: &mut Progress,
+    ) -> Result<(), Box<(Work, Error)>> {
+        let work = step.work;
+        let effects = work.effects();
+        if effects.ends && std::mem::take(&mut progress.forked) {
+            let joined = self.heap.gpu().and_then(|gpu| gpu.join_copies(self.stream));
+            joined.map_err(|error| Box::new((work, error)))?;
+        }
+        let done = self.enqueue(work, at);
+        // Copies that fail half-way are beside the stream, too.
+        progress.forked |= work.lane() == Lane::Side && !matches!(done, Ok(false));
+        if done.map_err(|error| Box::new((work, error)))? {
+            progress.visible |= effects.are_visible();
+            return Ok(());
+        }
+        let mut visit = |step: &Step, at: At| self.step(step, at, bounds, progress);
+        walk(step.or, at, bounds, &mut visit)
+    }
+
+    /// Enqueues a piece of work; returns whether it was, or need not be: false if it cannot be done in this call.
+    fn enqueue(&self, work: Work, at: At) -> Result<bool> {
+        let places = self.places();
+        let one = Workgroups::from(1);
+        let launch = |kernel: Kernel, args: OpArgs, groups: Workgroups| {
+            let on = (self.heap, self.stream);
+            // SAFETY: as the caller says.
+            unsafe {
+                self.of.kernels.enqueue(on, kernel, args, (groups, self.may_be_early(work)))
+            }?;
+            Ok(true)
+        };
+        let message = |of: Transfer| places.message(of).args;
+        match work {
+            Work::Kernel(kernel, of) => launch(kernel, places.operands(of), self.groups),
+            Work::Gemm(gemm) => self.gemm(&gemm, at),
+            Work::Copies(of) => self.copy(of, at),
+            Work::Open(of) => launch(Kernel::Open, message(of), one),
+            Work::Close(of) => launch(Kernel::Close, message(of), one),
+            Work::Gate(of) => {
+                let message = places.message(of);
+                let Some((source, tiles)) = at.peer.zip(self.tiles(&message, at)) else {
+                    return Ok(true);
+                };
+                let (first, parts) = (message.first + tiles.start, tiles.end - tiles.start);
+                launch(Kernel::Gate { source, first, parts }, message.args, one)
+            }
+            Work::Sums { to } => match places.own_rows(at) {
+                Some(rows) => self.spread(places.sums(to, &rows), &launch),
+                None => Ok(true),
+            },
+            Work::Take(of) => match places.take(of, at) {
+                Some(args) => self.spread(args, &launch),
+                None => Ok(true),
+            },
+            Work::Barrier(phase) => {
+                let members = Members::all(self.args.channel.size);
+                launch(Kernel::Barrier { phase, members, last: false }, self.args, one)
+            }
+            Work::BarrierCall => {
+                let members = self.of.program.members;
+                launch(Kernel::Barrier { phase: 0, members, last: true }, self.args, one)
+            }
+            Work::RmsNorm => {
+                let host = self.heap.device().kind.traits().host_threads;
+                let rows = Workgroups::of_rows(self.args.m);
+                launch(Kernel::Norm, self.args, if host { self.groups } else { rows })
+            }
+        }
+    }
+
+    /// Whether a launch may begin before the one ahead of it is over. What waits on a device that ranks share must
+    /// leave room for those that it waits for.
+    pub(super) fn may_be_early(&self, work: Work) -> bool {
+        work.early() != Early::No && self.heap.sharing() == 1
+    }
+
+    /// The tiles of the loop's peer that have to come; none if the step is left out.
+    fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
+        let peer = at.peer?;
+        match at.part {
+            None => Some(message.all(peer)),
+            Some(part) => Some(message.comes(peer).nth(part as usize)?.tiles),
+        }
+    }
+
+    /// Enqueues a sum of rows that are there, by all workgroups.
+    fn spread(
+        &self,
+        args: OpArgs,
+        launch: &impl Fn(Kernel, OpArgs, Workgroups) -> Result<bool>,
+    ) -> Result<bool> {
+        /// Elements of a tile, at least: several vectors for each thread.
+        const ENOUGH: u32 = 16 << 10;
+        let (rows, tile_n) = (args.a.rows, args.n.clamp(1, ENOUGH));
+        let tile_m = (ENOUGH / tile_n).clamp(1, rows.max(1));
+        let tiles = rows.div_ceil(tile_m).saturating_mul(args.n.div_ceil(tile_n));
+        let groups = tiles.clamp(1, self.of.resident());
+        launch(Kernel::Sums, OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
+    }
+
+    /// Lets an engine copy the rows of a transfer, if engines move it: one part of them or all, to the loop's peer or
+    /// to all.
+    fn copy(&self, of: Transfer, at: At) -> Result<bool> {
+        if !self.has_engines()? {
+            return Ok(false);
+        }
+        let message = self.places().message(of);
+        let rank = self.args.channel.rank;
+        let sent = |to: u32| {
+            let chosen =
+                move |&(number, _): &(u32, Part)| at.part.is_none_or(|part| part == number);
+            let parts = (0..).zip(message.sent(to)).filter(chosen);
+            parts.map(move |(_, part)| (to, part))
+        };
+        if at.part.is_some() && sent(at.peer.unwrap_or(rank)).next().is_none() {
+            return Ok(true);
+        }
+        let peers = || self.args.channel.peers();
+        let copies = |(to, part): (u32, Part)| message.copies(to, part);
+        let (gpu, stream) = (self.heap.gpu()?, self.stream);
+        let done = match at.peer {
+            // SAFETY: as `new` was called.
+            Some(peer) => unsafe { gpu.copy_beside(stream, sent(peer).flat_map(copies)) },
+            None => {
+                // All peers get the same parts; each part goes to all of them before the next.
+                let parts =
+                    sent(rank).flat_map(|(_, part)| peers().map(move |to| (to, part.clone())));
+                // SAFETY: as above.
+                unsafe { gpu.copy_beside(stream, parts.flat_map(copies)) }
+            }
+        };
+        done.map(|()| true)
+    }
+}

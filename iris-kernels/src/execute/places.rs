@@ -1,0 +1,252 @@
+//! The operands of steps: which rows, where they lie in the workspace, and the kernels' arguments made of them.
+//!
+//! The workspace holds the library's own first, then what a call keeps: the gathered A; or this rank's partial, the
+//! blocks that peers send of theirs, and the sums of all ranks; or the rows of C of all ranks.
+
+use std::ops::Range;
+
+use super::message::{self, Message};
+use crate::args::{Matrix, OpArgs, producer, rows_of};
+use crate::library::Whole;
+use crate::program::{At, Gemm, Operands, Rows, Source, Target, Transfer};
+use crate::schedule::split;
+
+/// The operands of one call.
+pub(super) struct Places<'a> {
+    /// The call's arguments.
+    pub(super) args: &'a OpArgs,
+    /// The GEMM whose workspace it is; none for a program without one.
+    pub(super) whole: Option<&'a Whole>,
+}
+
+impl Places<'_> {
+    /// A matrix in the workspace, behind the library's own.
+    fn kept(&self, (rows, cols): (u32, u32), dtype: u32) -> Matrix {
+        let OpArgs { heap, workspace, .. } = self.args;
+        let library = self.whole.map_or(0, Whole::library_bytes);
+        Matrix {
+            address: heap.data[heap.rank as usize] + workspace + library,
+            ld: Whole::line(cols as usize) as u64,
+            rows,
+            cols,
+            dtype,
+            transposed: 0,
+        }
+    }
+
+    /// The gathered A.
+    pub(super) fn gathered(&self) -> Matrix {
+        self.kept((self.args.m, self.args.k), self.args.a.dtype)
+    }
+
+    /// This rank's partial.
+    fn partial(&self) -> Matrix {
+        self.kept((self.args.m, self.args.n), self.args.wire)
+    }
+
+    /// The rows of the whole that this rank owns.
+    pub(super) fn own(&self) -> Range<u32> {
+        self.owned_by(self.args.channel.rank)
+    }
+
+    fn owned_by(&self, rank: u32) -> Range<u32> {
+        split(self.args.m, self.args.channel.size, rank)
+    }
+
+    /// A matrix, or the rows of it that this rank owns.
+    fn target(&self, matrix: Matrix, to: Target) -> Matrix {
+        match to {
+            Target::OwnOfC if matrix.address != 0 => rows_of(matrix, &self.own()),
+            _ => matrix,
+        }
+    }
+
+    /// Number of parts that a rank's rows are sent in, at most.
+    pub(super) fn parts(&self) -> u32 {
+        message::parts(&message::grid(self.args), 0).count() as u32
+    }
+
+    /// Rows of one part among all rows; none if the rank has fewer parts.
+    fn part(&self, at: At) -> Option<Range<u32>> {
+        let rank = at.peer.unwrap_or(self.args.channel.rank);
+        let part = message::parts(&message::grid(self.args), rank).nth(at.part? as usize)?;
+        let first = self.owned_by(rank).start;
+        Some(first + part.rows.start..first + part.rows.end)
+    }
+
+    /// The rows of a GEMM among all; none if the step is left out.
+    fn rows(&self, rows: Rows, at: At) -> Option<Range<u32>> {
+        let (own, all) = (self.own(), 0..self.args.m);
+        match rows {
+            Rows::All => Some(all),
+            Rows::Own => Some(own),
+            Rows::BeforeOwn => Some(all.start..own.start).filter(|rows| !rows.is_empty()),
+            Rows::AfterOwn => Some(own.end..all.end).filter(|rows| !rows.is_empty()),
+            Rows::Part => self.part(at),
+        }
+    }
+
+    /// The rows of this rank's that a step adds up, counted from the first that it owns; none if the step is left
+    /// out.
+    pub(super) fn own_rows(&self, at: At) -> Option<Range<u32>> {
+        let own = self.own();
+        match at.part {
+            None => Some(0..own.end - own.start),
+            Some(_) => {
+                let rows = self.part(At { peer: None, ..at })?;
+                Some(rows.start - own.start..rows.end - own.start)
+            }
+        }
+    }
+
+    /// The arguments of a plain product; none if the step is left out.
+    pub(super) fn product(&self, gemm: &Gemm, at: At) -> Option<OpArgs> {
+        let rows = self.rows(gemm.rows, at)?;
+        let own = self.own();
+        let a = match gemm.source {
+            Source::Input => rows_of(self.args.a, &rows),
+            Source::Shard => rows_of(self.args.a, &(rows.start - own.start..rows.end - own.start)),
+            Source::Gathered => rows_of(self.gathered(), &rows),
+        };
+        let none = Matrix::default();
+        let args = match gemm.to {
+            // Bias, residual and epilogue are applied once, to the sum of all partials.
+            Target::Partial => {
+                OpArgs { c: self.partial(), bias: none, residual: none, epilogue: 0, ..*self.args }
+            }
+            Target::C | Target::Own | Target::OwnOfC => *self.args,
+        };
+        Some(OpArgs { a, c: rows_of(args.c, &rows), m: rows.end - rows.start, ..args })
+    }
+
+    /// The arguments of the product of these rows of this rank's, and the rows of the one peer that are added.
+    pub(super) fn adding(&self, to: Target, rows: &Range<u32>) -> (OpArgs, Matrix) {
+        let own = self.own();
+        let taken = own.start + rows.start..own.start + rows.end;
+        let a = rows_of(self.args.a, &taken);
+        let c = rows_of(self.target(self.args.c, to), rows);
+        // A block from each source, this rank's own, too.
+        let peer = (1 - self.args.channel.rank) * (own.end - own.start);
+        let inbox = self.message(Transfer::Blocks).args.c;
+        let addend = rows_of(inbox, &(peer + rows.start..peer + rows.end));
+        (OpArgs { a, c, m: rows.end - rows.start, ..*self.args }, addend)
+    }
+
+    /// The arguments of a product that stores to peers.
+    pub(super) fn storing(&self, to: Target) -> OpArgs {
+        let [c, residual] = [self.args.c, self.args.residual].map(|it| self.target(it, to));
+        OpArgs { c, residual, ..*self.args }
+    }
+
+    /// The arguments of a sum of these rows of this rank's.
+    pub(super) fn sums(&self, to: Target, rows: &Range<u32>) -> OpArgs {
+        let message = self.message(Transfer::Blocks).args;
+        let own = self.own();
+        let residual = self.target(self.args.residual, to);
+        OpArgs {
+            a: rows_of(rows_of(message.a, &own), rows),
+            b: rows_of(message.c, rows),
+            c: rows_of(self.target(self.args.c, to), rows),
+            bias: self.args.bias,
+            residual: if residual.address == 0 { residual } else { rows_of(residual, rows) },
+            epilogue: self.args.epilogue,
+            slot: u64::from(own.end - own.start) * message.c.ld * message.c.element_bytes(),
+            sources: self.args.channel.size,
+            ..message
+        }
+    }
+
+    /// The arguments of a copy of what a peer sent, to its place in C; none if the step is left out.
+    pub(super) fn take(&self, of: Transfer, at: At) -> Option<OpArgs> {
+        let source = at.peer?;
+        let rows = match at.part {
+            None => self.owned_by(source),
+            Some(_) => self.part(at)?,
+        };
+        let message = self.message(of).args;
+        let (a, c) = (rows_of(message.c, &rows), rows_of(self.args.c, &rows));
+        Some(OpArgs { a, c, sources: 1, root: source, ..message })
+    }
+
+    /// The arguments of a kernel.
+    pub(super) fn operands(&self, of: Operands) -> OpArgs {
+        let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
+        match of {
+            Operands::Call => *self.args,
+            Operands::Partial => loads(self.partial()),
+            Operands::OwnRows => {
+                let args = loads(rows_of(self.args.c, &self.own()));
+                OpArgs { bias: Matrix::default(), epilogue: 0, ..args }
+            }
+            Operands::Of(transfer) => self.message(transfer).args,
+        }
+    }
+
+    /// The message that makes a transfer.
+    pub(super) fn message(&self, of: Transfer) -> Message {
+        let OpArgs { m, n, c, .. } = *self.args;
+        let (size, own) = (self.args.channel.size, self.own());
+        let none = Matrix::default();
+        let moves = |a, c| OpArgs {
+            a,
+            c,
+            b: none,
+            bias: none,
+            residual: none,
+            k: 0,
+            epilogue: 0,
+            producer: producer::LOAD,
+            ..*self.args
+        };
+        let partial = self.partial();
+        let inbox =
+            Matrix { address: partial.end(), rows: size * (own.end - own.start), ..partial };
+        match of {
+            Transfer::Shards => Message::gather(self.shards()),
+            Transfer::Rows => Message::gather(moves(rows_of(c, &own), self.kept((m, n), c.dtype))),
+            Transfer::Blocks => Message::scatter(moves(partial, inbox)),
+            Transfer::Sums => {
+                // Blocks take as many rows from each rank as the largest part has, so that the sums lie at the same
+                // place on all ranks.
+                let rows = size * self.owned_by(0).end;
+                let address = Matrix { rows, ..inbox }.end();
+                let sums = Matrix { address, ..self.kept((m, n), c.dtype) };
+                let blocks = Message::scatter(moves(partial, inbox));
+                Message::gather(moves(rows_of(c, &own), sums)).behind(&blocks)
+            }
+        }
+    }
+
+    /// The arguments of the message that gathers A; where its columns are split, A's transpose, whose rows are.
+    fn shards(&self) -> OpArgs {
+        let args = self.args;
+        let message = OpArgs {
+            c: self.gathered(),
+            b: Matrix::default(),
+            bias: Matrix::default(),
+            n: args.k,
+            k: 0,
+            epilogue: 0,
+            producer: producer::LOAD,
+            ..*args
+        };
+        if args.shard == 0 {
+            return message;
+        }
+        let turned = |it: Matrix| Matrix {
+            rows: it.cols,
+            cols: it.rows,
+            transposed: 1 - it.transposed,
+            ..it
+        };
+        OpArgs {
+            a: turned(message.a),
+            c: turned(message.c),
+            m: args.k,
+            n: args.m,
+            tile_m: args.tile_n,
+            tile_n: args.tile_m,
+            ..message
+        }
+    }
+}

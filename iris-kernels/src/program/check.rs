@@ -1,0 +1,203 @@
+//! The rules that every program keeps.
+
+use std::fmt;
+
+use super::{At, Core, Early, Gemm, Item, Lane, Program, Step, When, Work, walk};
+use crate::kernel::Kernel;
+
+/// The rule that a program breaks, and the step at which it does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Broken {
+    /// Number of the alternative, from 0.
+    pub alternative: usize,
+    /// Rule that is broken, with the step.
+    pub what: String,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "alternative {}: {}", self.alternative, self.what)
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// Progress of a call while its steps are gone through.
+#[derive(Default)]
+struct State {
+    opened: bool,
+    ended: bool,
+    /// The step before on the call's stream.
+    before: Option<Work>,
+    /// Whether copies beside have not been joined.
+    forked: bool,
+}
+
+impl Program {
+    /// Checks, for a call of `parts` parts between `size` ranks with and without the work that can be replaced:
+    ///
+    /// - one step ends the call, and every step that follows it is private; a program of work that no peer sees
+    ///   (`local`) ends none;
+    /// - nothing is visible to peers before a step opens the call, which happens once;
+    /// - copies beside are joined before the call ends: the step that ends it is [`Work::Close`];
+    /// - a launch that may begin while the call is opened directly follows the step that opens it;
+    /// - only calls that meet no condition are left to the last alternative, and only alternatives that ask for
+    ///   engines, or have steps in their place, copy by them.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn check(&self, size: u32, parts: u32) -> Result<(), Broken> {
+        let last = self.alternatives.len().checked_sub(1);
+        let broken = |alternative, what: String| Err(Broken { alternative, what });
+        for (number, of) in self.alternatives.iter().enumerate() {
+            if (Some(number) == last) != of.when.is_empty() {
+                return broken(
+                    number,
+                    format!("conditions {:?} of the last one, or none", of.when),
+                );
+            }
+            for replaced in [false, true] {
+                let mut state = State::default();
+                let items: Vec<&Item> = self.items(of).collect();
+                let peers = || 1..size;
+                let mut visit =
+                    |step: &Step, at: At| state.enter(step, at, of.when, replaced, &peers, parts);
+                let done = walk(items.iter().copied(), At::default(), (parts, &peers), &mut visit);
+                if let Err(what) = done.and_then(|()| state.end()) {
+                    return broken(number, what);
+                }
+            }
+            if let Some(at) = misplaced(of.items, false) {
+                return broken(number, format!("{at:?} outside of a loop over parts"));
+            }
+        }
+        match last {
+            None => broken(0, "no alternative".into()),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// The first item for a part before that is in no loop over parts.
+fn misplaced(items: &[Item], in_parts: bool) -> Option<&Item> {
+    items.iter().find_map(|item| match item {
+        Item::Do(step) => misplaced(step.or, false),
+        Item::Parts(items) => misplaced(items, true),
+        Item::Late(items) if in_parts => misplaced(items, false),
+        Item::Late(_) => Some(item),
+        Item::Peers(items) => misplaced(items, false),
+    })
+}
+
+impl State {
+    fn enter<Peers: Iterator<Item = u32>>(
+        &mut self,
+        step: &Step,
+        at: At,
+        when: &[When],
+        replaced: bool,
+        peers: &impl Fn() -> Peers,
+        parts: u32,
+    ) -> Result<(), String> {
+        if replaced && !step.or.is_empty() {
+            let mut visit =
+                |step: &Step, at: At| self.enter(step, at, when, replaced, peers, parts);
+            return walk(step.or, at, (parts, peers), &mut visit);
+        }
+        let work = step.work;
+        let effects = work.effects();
+        let wrong = |rule: &str| Err(format!("{work}: {rule}"));
+        if let Work::Gemm(Gemm { core: Core::Exchanging(kernel), .. }) = work
+            && !matches!(kernel, Kernel::OneShot | Kernel::OneShotLl)
+        {
+            return wrong("no GEMM does this message itself");
+        }
+        if work.lane() == Lane::Side {
+            let can = [When::Engines, When::Gated].iter().any(|it| when.contains(it));
+            if !can && step.or.is_empty() {
+                return wrong("engines copy, and nothing takes their place");
+            }
+            self.forked = true;
+        }
+        if effects.opens && self.opened {
+            return wrong("the call is open");
+        }
+        if effects.are_visible() && self.ended {
+            return wrong("the call is over");
+        }
+        if effects.are_visible() && !effects.opens && !self.opened {
+            return wrong("peers see it before the call is open");
+        }
+        if effects.ends && self.forked && !matches!(work, Work::Close(_)) {
+            return wrong("copies beside are not joined");
+        }
+        let behind_open = self.before.is_some_and(|it| matches!(it, Work::Open(_)));
+        if work.early() == Early::BehindOpen && !behind_open {
+            return wrong("it may begin early, and does not follow the step that opens the call");
+        }
+        self.opened |= effects.opens;
+        self.ended |= effects.ends;
+        if work.lane() == Lane::Main {
+            self.before = Some(work);
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), String> {
+        match (self.opened, self.ended) {
+            (true, false) => Err("no step ends the call".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        Alternative, Operands, Rows, Source, Target, Transfer, always, kernel, or, step, when,
+    };
+    use super::*;
+
+    const OPEN: Item = step(Work::Open(Transfer::Shards));
+    const COPY: Item = step(Work::Copies(Transfer::Shards));
+    const CLOSE: Item = step(Work::Close(Transfer::Shards));
+
+    /// The rule that a program of these alternatives breaks.
+    macro_rules! broken {
+        ($($alternative:expr),*) => {{
+            const ALTERNATIVES: &[Alternative] = &[$($alternative),*];
+            Program::new(ALTERNATIVES).check(3, 2).expect_err("a rule is broken").what
+        }};
+    }
+
+    #[test]
+    fn each_rule_is_named_when_it_is_broken() {
+        const GOOD: &[Alternative] = &[always(&[kernel(Kernel::OneShot)])];
+        Program::new(GOOD).check(2, 1).unwrap();
+        const ENDS: Item = step(Work::Kernel(Kernel::Gathered, Operands::Call));
+        const ENGINES: &[When] = &[When::Engines];
+        const STORES: Item = step(Work::Gemm(Gemm {
+            source: Source::Input,
+            rows: Rows::All,
+            to: Target::C,
+            core: Core::Storing { blocks: true, results: None },
+        }));
+        const PUSH: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Shards)));
+        const EITHER: Item = or(Work::Copies(Transfer::Shards), &[PUSH]);
+        for (what, rule) in [
+            (broken!(), "no alternative"),
+            (broken!(when(&[When::Wide], &[OPEN, CLOSE])), "of the last one"),
+            (broken!(always(&[OPEN])), "no step ends the call"),
+            (broken!(always(&[OPEN, OPEN, CLOSE])), "open: the call is open"),
+            (broken!(always(&[OPEN, CLOSE, CLOSE])), "close: the call is over"),
+            (broken!(always(&[kernel(Kernel::Convert)])), "before the call is open"),
+            (broken!(when(ENGINES, &[OPEN, COPY, ENDS]), always(&[OPEN, CLOSE])), "not joined"),
+            (broken!(always(&[OPEN, COPY, CLOSE])), "nothing takes their place"),
+            // Copies lie beside the stream; workgroups that copy in their place do not.
+            (broken!(always(&[OPEN, EITHER, STORES, CLOSE])), "does not follow"),
+            (broken!(always(&[OPEN, Item::Late(&[]), CLOSE])), "outside of a loop"),
+        ] {
+            assert!(what.contains(rule), "{what}: expected {rule:?}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Programs as text, one step a line.
+
+use std::fmt;
+
+use super::{
+    Alternative, Core, Gemm, Item, Operands, Program, Rows, Source, Target, Transfer, When, Work,
+};
+
+/// Bytes that each loop moves its steps to the right.
+const INDENT: usize = 2;
+
+impl fmt::Display for Program {
+    /// All alternatives; each begins with a line of its conditions, except one without.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for of in self.alternatives {
+            self.show(f, of)?;
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    fn show(&self, f: &mut fmt::Formatter<'_>, of: &Alternative) -> fmt::Result {
+        if self.alternatives.len() > 1 {
+            let conditions: Vec<_> = of.when.iter().map(ToString::to_string).collect();
+            match &conditions[..] {
+                [] => writeln!(f, "else:")?,
+                all => writeln!(f, "if {}:", all.join(", and "))?,
+            }
+        }
+        for item in self.items(of) {
+            lines(f, item, INDENT)?;
+        }
+        Ok(())
+    }
+}
+
+fn lines(f: &mut fmt::Formatter<'_>, item: &Item, indent: usize) -> fmt::Result {
+    let (title, items) = match item {
+        Item::Do(step) => {
+            writeln!(f, "{:indent$}{}", "", step.work)?;
+            if !step.or.is_empty() {
+                writeln!(f, "{:indent$}or, if that cannot be done:", "")?;
+            }
+            ("", step.or)
+        }
+        Item::Parts(items) => ("for each part:", *items),
+        Item::Late(items) => ("for the part before:", *items),
+        Item::Peers(items) => ("for each peer:", *items),
+    };
+    if !title.is_empty() {
+        writeln!(f, "{:indent$}{title}", "")?;
+    }
+    items.iter().try_for_each(|item| lines(f, item, indent + INDENT))
+}
+
+impl fmt::Display for When {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            When::Exchanges => "one GEMM launch can do the message",
+            When::Stores => "a GEMM can store to peers",
+            When::Engines => "copy engines can move the message",
+            When::Gated => "a GEMM can wait for what copy engines bring",
+            When::ByColumns => "A is split by columns",
+            When::Wide => "rows of A come faster than they are multiplied",
+            When::Adds => "the library adds the peer's rows",
+        })
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Work::Kernel(kernel, of) => write!(f, "{} {of}", kernel.name()),
+            Work::Gemm(gemm) => write!(f, "{gemm}"),
+            Work::Open(_) => f.write_str("open"),
+            Work::Copies(of) => write!(f, "copies of {of}, by engines"),
+            Work::Gate(of) => write!(f, "gate for {of}"),
+            Work::Sums { to } => write!(f, "sums to {to}"),
+            Work::Take(of) => write!(f, "take {of}"),
+            Work::Close(_) => f.write_str("close"),
+            Work::Barrier(phase) => write!(f, "barrier {phase}"),
+            Work::BarrierCall => f.write_str("barrier"),
+            Work::RmsNorm => f.write_str("rms_norm"),
+        }
+    }
+}
+
+impl fmt::Display for Operands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Operands::Call => f.write_str("of the operands"),
+            Operands::Partial => f.write_str("of the partial"),
+            Operands::OwnRows => f.write_str("of the own rows of C"),
+            Operands::Of(of) => write!(f, "of {of}"),
+        }
+    }
+}
+
+impl fmt::Display for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transfer::Shards => "shards of A",
+            Transfer::Blocks => "partials",
+            Transfer::Sums => "sums",
+            Transfer::Rows => "rows of C",
+        })
+    }
+}
+
+impl fmt::Display for Gemm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Gemm { source, rows, to, core } = self;
+        let source = match source {
+            Source::Input => "A",
+            Source::Shard => "the own shard of A",
+            Source::Gathered => "the gathered A",
+        };
+        let rows = match rows {
+            Rows::All => "all rows",
+            Rows::Own => "own rows",
+            Rows::BeforeOwn => "rows before the own",
+            Rows::AfterOwn => "rows after the own",
+            Rows::Part => "the part's rows",
+        };
+        let core = match core {
+            Core::Any => "",
+            Core::Adding => ", which adds what the peer sent",
+            Core::Gated => ", which waits for parts of A",
+            Core::Storing { .. } => ", which stores to peers",
+            Core::Exchanging(kernel) => &format!(", which does {}", kernel.name()),
+        };
+        write!(f, "gemm of {source}, {rows}, to {to}{core}")
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Target::C | Target::Own => "C",
+            Target::OwnOfC => "the own rows of C",
+            Target::Partial => "the partial",
+        })
+    }
+}

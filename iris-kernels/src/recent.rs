@@ -1,0 +1,68 @@
+//! A bounded cache: the entry that was used longest ago makes room for a new one.
+
+/// Values by key, at most as many as [`Recent::new`] says.
+#[derive(Debug)]
+pub(crate) struct Recent<K, V> {
+    most: usize,
+    /// Ordered by last use, the most recent last.
+    entries: Vec<(K, V)>,
+}
+
+impl<K: PartialEq, V> Recent<K, V> {
+    /// An empty cache for `most` values, at least one.
+    pub(crate) fn new(most: usize) -> Recent<K, V> {
+        Recent { most: most.max(1), entries: Vec::new() }
+    }
+
+    /// Returns the value of `key` and makes it first if it is missing. A value that is found costs no allocation.
+    ///
+    /// # Errors
+    /// Those of `make`; then nothing is kept for this key.
+    pub(crate) fn get_or_make<E>(
+        &mut self,
+        key: K,
+        make: impl FnOnce() -> Result<V, E>,
+    ) -> Result<&mut V, E> {
+        // From the end: a program that repeats its calls finds them there.
+        match self.entries.iter().rposition(|(known, _)| *known == key) {
+            Some(at) => self.entries[at..].rotate_left(1),
+            None => {
+                if self.entries.len() == self.most {
+                    self.entries.remove(0);
+                }
+                self.entries.push((key, make()?));
+            }
+        }
+        let last = self.entries.len() - 1;
+        Ok(&mut self.entries[last].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entry_that_was_used_longest_ago_makes_room() {
+        let mut recent = Recent::new(3);
+        let mut made = Vec::new();
+        for key in [1, 2, 3, 1, 4, 1, 3, 2] {
+            let value = recent.get_or_make(key, || {
+                made.push(key);
+                Ok::<_, ()>(10 * key)
+            });
+            assert_eq!(value, Ok(&mut (10 * key)));
+        }
+        assert_eq!(made, [1, 2, 3, 4, 2], "4 takes the place of 2, and 2 that of 4");
+        let keys: Vec<_> = recent.entries.iter().map(|(key, _)| *key).collect();
+        assert_eq!(keys, [1, 3, 2]);
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_made_is_tried_again() {
+        let mut recent = Recent::new(1);
+        assert_eq!(recent.get_or_make("key", || Err("no")), Err("no"));
+        *recent.get_or_make("key", || Ok::<_, ()>(1)).unwrap() += 1;
+        assert_eq!(recent.get_or_make("key", || Ok::<_, ()>(9)), Ok(&mut 2));
+    }
+}

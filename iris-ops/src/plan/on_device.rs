@@ -1,0 +1,250 @@
+//! A plan and devices: which one it was made for, and whether it runs on that of a heap.
+
+use super::{Choice, Plan};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::kind::{Variant, Why};
+use crate::spec::{Form, Row};
+use crate::tune;
+
+impl Plan {
+    /// Device that the plan was made for; its field `assumed` says whether nobody knew the device.
+    pub fn device(&self) -> Device {
+        self.ranks.device
+    }
+
+    /// GPU whose figures chose, if it is not the plan's own device: `H200` or `MI300X`. `None` for a host, too.
+    pub fn figures(&self) -> Option<&'static str> {
+        tune::figures_of(self.ranks.device)
+    }
+
+    /// Checks that a device has kernels for what was asked for by name. What the plan chose by itself has a fallback.
+    pub(crate) fn check_device(&self, device: Device) -> Result<()> {
+        let asked = |choice: &&Choice| choice.why == Why::Asked && !self.alone();
+        let mut forms = self.choices.iter().filter(asked).map(|choice| choice.form);
+        forms.try_for_each(|form| check_form(self.row(), form, device))
+    }
+
+    /// Logs once, when the plan is first used, on which GPU it runs and whose figures chose.
+    pub(crate) fn tell_device(&self, device: Device) {
+        if self.on_cpu() {
+            return;
+        }
+        let (op, rank, planned) = (self.op(), self.ranks.rank, self.ranks.device);
+        self.told.call_once(|| match tune::figures_of(device) {
+            _ if planned.deciding() != device.deciding() => tracing::warn!(
+                %op, rank, %planned, %device,
+                "planned for another device: Ranks::from(&heap), and Ranks::from(&world).on(backend), know this one"
+            ),
+            Some(gpu) => {
+                tracing::info!(%op, rank, %device, "chosen by figures of an {gpu}: nobody has measured this device");
+            }
+            None => tracing::debug!(%op, rank, %device, "chosen by figures of this device"),
+        });
+    }
+}
+
+/// The variants of an operator that a device has kernels for.
+pub(crate) fn variants(row: &Row, device: Device) -> impl Iterator<Item = Variant> {
+    row.forms.iter().filter(move |form| has(device, form)).map(|form| form.variant)
+}
+
+fn has(device: Device, form: &Form) -> bool {
+    !form.stores || device.stores_to_peers()
+}
+
+/// Checks that a device has kernels for a form.
+pub(super) fn check_form(row: &Row, form: &Form, device: Device) -> Result<()> {
+    if has(device, form) {
+        return Ok(());
+    }
+    let names: Vec<_> = variants(row, device).map(Variant::name).collect();
+    Err(Error::Invalid {
+        op: row.op,
+        what: format!("variant on {device}"),
+        value: form.variant.to_string(),
+        expected: format!("auto, {}", names.join(", ")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use iris_heap::DType;
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    use super::*;
+    use crate::options::TileShape;
+    use crate::tune::message_groups;
+    use crate::{Ranks, matmul, matmul_all_reduce};
+
+    fn named(name: &str) -> Device {
+        Device::named(name).expect("a device")
+    }
+
+    fn options() -> matmul_all_reduce::Options {
+        matmul_all_reduce::Options::new(16384, 8192, 3584).dtype(DType::BF16)
+    }
+
+    fn plan(device: Device) -> Plan {
+        options().plan(Ranks::new(0, 2).on_device(device)).expect("a plan")
+    }
+
+    /// Levels and messages of what was logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+
+    struct Message<'a>(&'a mut String);
+
+    impl Visit for Message<'_> {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            if field.name() == "message" {
+                *self.0 = format!("{value:?}");
+            }
+        }
+    }
+
+    impl Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+        fn event(&self, event: &Event<'_>) {
+            let mut message = String::new();
+            event.record(&mut Message(&mut message));
+            self.0.lock().expect("no panic").push((*event.metadata().level(), message));
+        }
+
+        fn enter(&self, _: &Id) {}
+
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_plan_tells_once_whose_figures_chose() {
+        let told = |planned: &str, device: &str| {
+            let log = Log::default();
+            let plan = plan(named(planned));
+            tracing::subscriber::with_default(log.clone(), || {
+                plan.tell_device(named(device));
+                plan.clone().tell_device(named(device));
+            });
+            let mut all = log.0.lock().expect("no panic").clone();
+            assert_eq!(all.len(), 1, "{all:?}");
+            all.remove(0)
+        };
+        let (level, said) = told("a100", "a100");
+        assert_eq!(
+            (level, said.as_str()),
+            (Level::INFO, "chosen by figures of an H200: nobody has measured this device")
+        );
+        // An H100 differs in its memory alone, which no plan looks at, but nobody has measured it.
+        assert_eq!(told("h200", "h100"), (Level::INFO, said));
+        assert_eq!(told("h200", "h200"), (Level::DEBUG, "chosen by figures of this device".into()));
+        let (level, said) = told("h200", "a100");
+        assert!(level == Level::WARN && said.starts_with("planned for another device"), "{said}");
+    }
+
+    #[test]
+    fn a_plan_names_its_device_or_says_that_nobody_knows_it() {
+        let said = |device| plan(device).to_string();
+        let [h200, a100] = ["h200", "a100"].map(|name| said(named(name)));
+        let head = "matmul_all_reduce of 16384 x 8192 x 3584 bf16, rank 0 of 2 on";
+        let on_h200 = format!("{head} cuda (NVIDIA H200, sm_90, 132 multiprocessors): unfused_ll");
+        assert!(h200.starts_with(&on_h200), "{h200}");
+        let on_a100 = "cuda (NVIDIA A100, sm_80, 108 multiprocessors), figures of an H200: unfused";
+        assert!(a100.starts_with(&format!("{head} {on_a100}")), "{a100}");
+        let assumed = said(Device::assumed(iris_heap::BackendKind::Cuda));
+        assert!(
+            assumed.starts_with(&format!("{head} cuda (device not known, taken for")),
+            "{assumed}"
+        );
+        assert_eq!(
+            (plan(named("a100")).figures(), plan(named("h200")).figures()),
+            (Some("H200"), None)
+        );
+        assert_eq!((plan(named("mi300x")).figures(), plan(Device::host()).figures()), (None, None));
+        assert_eq!(plan(named("a100")).device(), named("a100"));
+    }
+
+    /// Neither by rule nor by a row of the table, for any size of call.
+    #[test]
+    fn plans_have_fused_stores_only_where_there_are_kernels() {
+        let stores = |name| plan(named(name)).choices().iter().any(|choice| choice.form.stores);
+        assert_eq!(["h100", "h200"].map(stores), [true; 2]);
+        assert_eq!(["a100", "b200", "mi300x", "cpu"].map(stores), [false; 4]);
+    }
+
+    #[test]
+    fn a_variant_without_kernels_is_refused_by_name_alone() {
+        let epilogue = options().variant(matmul_all_reduce::Variant::Epilogue);
+        let planned = |size, name| epilogue.plan(Ranks::new(0, size).on_device(named(name)));
+        let error = planned(2, "a100").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "matmul_all_reduce: variant on cuda (NVIDIA A100, sm_80, 108 multiprocessors) is epilogue, expected auto, \
+             one_shot, two_shot, spinlock, atomic, unfused, unfused_one_shot, unfused_ll, copy_engine"
+        );
+        // Alone there is no peer to store to.
+        assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
+        let asked = planned(2, "h200").expect("a plan");
+        asked.check_device(named("h100")).expect("kernels");
+        assert_eq!(asked.check_device(named("a100")).unwrap_err().to_string(), error);
+        // A plan that chose it goes on without.
+        plan(named("h200")).check_device(named("a100")).expect("a fallback");
+    }
+
+    #[test]
+    fn ranks_with_other_devices_are_told_so_before_what_follows() {
+        let [one, other] = ["h200", "a100"].map(|name| plan(named(name)).fingerprint());
+        let differing = one.into_iter().zip(other).find(|(one, other)| one != other);
+        let (one, other) = differing.expect("something differs");
+        assert_eq!(one, ("device", "cuda, sm_90, 132 multiprocessors".into()));
+        assert_eq!(other, ("device", "cuda, sm_80, 108 multiprocessors".into()));
+        assert_eq!(plan(named("h200")).fingerprint(), plan(named("h100")).fingerprint());
+    }
+
+    /// Those of an H200, of which it has 132, stay as they were measured.
+    #[test]
+    fn constants_of_a_gpu_follow_from_its_multiprocessors() {
+        let ranks = |name, size| Ranks::new(0, size).on_device(named(name));
+        let names = ["h200", "h100", "a100", "b200", "mi300x"];
+        assert_eq!(names.map(|name| message_groups(ranks(name, 2))), [131, 131, 107, 147, 65]);
+        // 64 tiles of 128 x 128, 48, 72 and 152.
+        let tile = |name, columns| {
+            let options = matmul::Options::new(1024, columns, 64).dtype(DType::BF16);
+            options.plan(ranks(name, 1)).unwrap().tile().n
+        };
+        for (name, enough) in [("h200", 1024), ("a100", 768), ("b200", 1152), ("mi300x", 2432)] {
+            assert_eq!([tile(name, enough), tile(name, enough - 128)], [128, 64], "{name}");
+        }
+        // An H100 on a PCIe board.
+        let mut pcie = named("h100");
+        pcie.multiprocessors = 114;
+        let [sxm, pcie] = [ranks("h100", 2), Ranks::new(0, 2).on_device(pcie)];
+        let options = matmul_all_reduce::Options::new(512, 8064, 3584).dtype(DType::BF16);
+        let columns =
+            |variant, ranks| options.clone().variant(variant).plan(ranks).unwrap().tile().n;
+        use matmul_all_reduce::Variant::Epilogue;
+        assert_eq!([columns(Epilogue, sxm), columns(Epilogue, pcie)], [128, 256]);
+        let few = |n, ranks| {
+            let options = matmul_all_reduce::Options::new(100, n, 3584).dtype(DType::BF16);
+            let options = options.variant(matmul_all_reduce::Variant::UnfusedOneShot);
+            options.plan(ranks).unwrap().tile()
+        };
+        let fused = TileShape { m: 104, n: 64 };
+        assert_eq!([few(8192, sxm), few(7168, pcie)], [fused; 2]);
+        assert_ne!(few(8192, pcie), fused);
+    }
+}

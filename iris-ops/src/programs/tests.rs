@@ -1,0 +1,87 @@
+//! Rules that all programs keep, and the sources of their kernels.
+
+use iris_heap::DType;
+use iris_kernels::Kernel;
+use iris_kernels::build::{self, OpBuild};
+use iris_kernels::program::Program;
+use iris_sync::barrier::Members;
+
+use crate::kind::Op;
+use crate::ops::row;
+use crate::ranks::Ranks;
+use crate::spec::Norm;
+
+/// Whatever a row launches is in the source that it is asked for from, which is built ahead.
+#[test]
+fn every_kernel_is_in_the_source_that_is_asked_for() {
+    const ARCH: &str = "sm_90a";
+    let ahead = build::all(ARCH);
+    for op in Op::ALL {
+        for form in row(op).forms {
+            // Of what is unfused these are the kernels of the message.
+            let (name, unfused) = (op.name(), form.is_unfused());
+            let message = op.message().name();
+            let plain = OpBuild {
+                op: if unfused { message } else { name },
+                product: op.multiplies() && !unfused,
+                norm: false,
+                dtype: DType::BF16,
+                tile_m: 64,
+                tile_n: 96,
+                injected: crate::Injected::default(),
+                observed: false,
+            };
+            // Alone there is nothing but the product, or the copy.
+            let mut kernels = vec![(Kernel::Local, plain), (Kernel::Norm, plain)];
+            let program = Program { members: Members::all(2), ..Program::new(form.program) };
+            program.each_step(&mut |step| {
+                let norms = form.norm != Norm::None;
+                if let Some(kernel) = program.kernel_of(step.work) {
+                    let norm = norms.then_some((kernel, OpBuild { norm: true, ..plain }));
+                    kernels.extend(norm.into_iter().chain([(kernel, plain)]));
+                }
+            });
+            for (kernel, op_build) in kernels {
+                let build = op_build.of(kernel, ARCH).expect("a build");
+                let (entry, source) = (format!("iris_{}(", kernel.name()), build.source);
+                let entry = format!("IRIS_KERNEL {entry}");
+                assert!(source.text.contains(&entry), "{op}: {entry} in {}", source.name);
+                assert!(ahead.contains(&build), "{op}: {build:?}");
+            }
+        }
+    }
+}
+
+/// Programs of all plans: operators, variants, worlds, numbers of parts, with and without a norm.
+#[test]
+fn every_program_keeps_the_rules() {
+    for op in Op::ALL {
+        for form in row(op).forms {
+            for size in 1..=8 {
+                let mut request = op.request(64, 64, 64);
+                request.variant = Some(form.variant);
+                for norm in
+                    [None, Some(1e-5)].into_iter().take(if form.norm == Norm::None { 1 } else { 2 })
+                {
+                    request.rms_norm = norm;
+                    let plan = request.plan(Ranks::new(0, size)).unwrap();
+                    for choice in plan.choices() {
+                        let program = plan.program(choice);
+                        for parts in 0..4 {
+                            let checked = program.check(size as u32, parts);
+                            checked.unwrap_or_else(|rule| panic!("{plan}: {rule}\n{program}"));
+                        }
+                        // A call is over by one step, except what a rank does alone.
+                        let mut ends = false;
+                        program.each_step(&mut |step| ends |= step.work.effects().ends);
+                        assert_eq!(
+                            ends,
+                            op == Op::Barrier || op != Op::Matmul && size > 1,
+                            "{plan}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A rank among others, and its device: all that planning needs to know of a world or a heap.
+
+use std::sync::Arc;
+
+use iris_heap::{BackendKind, SymmetricHeap, World};
+
+use crate::device::Device;
+
+/// A rank among others, and its device: all that planning needs to know of a world or a heap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ranks {
+    /// This rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub size: usize,
+    /// Device of this rank, which all ranks have alike.
+    pub device: Device,
+    /// Number of this rank among those of its host, which decides on its GPU.
+    local_rank: usize,
+}
+
+impl Ranks {
+    /// Rank `rank` of `size`, on the CPU.
+    pub fn new(rank: usize, size: usize) -> Self {
+        Self { rank, size, device: Device::host(), local_rank: rank }
+    }
+
+    /// The same ranks on another kind of device: on the GPU of this host that a heap takes for this rank unless told
+    /// otherwise, as the driver describes it. If there is none, a device is assumed ([`Device::assumed`]). Ranks that are
+    /// on this kind of device stay as they are.
+    #[must_use]
+    pub fn on(self, backend: BackendKind) -> Self {
+        if self.device.backend == backend {
+            return self;
+        }
+        let device = Device::of_rank(backend, self.local_rank).unwrap_or_else(|error| {
+            let device = Device::assumed(backend);
+            tracing::debug!(%error, %device, "no driver describes the device of plans");
+            device
+        });
+        self.on_device(device)
+    }
+
+    /// The same ranks on this device.
+    #[must_use]
+    pub fn on_device(self, device: Device) -> Self {
+        Self { device, ..self }
+    }
+}
+
+impl From<&World> for Ranks {
+    /// The ranks of a world, on the CPU, because a world knows no devices. [`Ranks::on`] takes them elsewhere.
+    fn from(world: &World) -> Self {
+        let local_rank = world.local_rank();
+        Self { local_rank, ..Self::new(world.rank(), world.size()) }
+    }
+}
+
+impl From<&SymmetricHeap> for Ranks {
+    /// The ranks of a heap, on its device.
+    fn from(heap: &SymmetricHeap) -> Self {
+        Self::from(heap.world()).on_device(heap.into())
+    }
+}
+
+impl From<&Arc<SymmetricHeap>> for Ranks {
+    fn from(heap: &Arc<SymmetricHeap>) -> Self {
+        Self::from(&**heap)
+    }
+}

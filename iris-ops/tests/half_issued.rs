@@ -1,0 +1,166 @@
+//! Calls of which one launch fails, on the CPU: every launch of every program in turn. Either no peer has seen the
+//! call, and it succeeds when it is tried again; or the heap is poisoned on all ranks, and both errors say so.
+
+use std::sync::Arc;
+
+use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
+use iris_kernels::Then;
+use iris_ops::{AnyOp, MatRef, Op, OpError, Operands, Plan, Variant};
+
+const RANKS: usize = 2;
+const SHAPE: [usize; 3] = [8, 16, 8];
+
+/// Rank 0's call after so many launches, and what followed.
+#[derive(Clone, PartialEq, Debug)]
+enum Outcome {
+    /// All launches were enqueued: the elements of C.
+    Done(Vec<f32>),
+    /// The step with this name failed, and the second try made these elements of C.
+    Retried(String, Vec<f32>),
+    /// The step with this name failed, and both ranks learned that their heap is of no more use.
+    Poisoned(String),
+}
+
+#[test]
+fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
+    let mut steps = Vec::new();
+    for op in Op::ALL {
+        for variant in op.variants() {
+            let what = format!("{op} {variant}");
+            let expected = match run(op, variant, None) {
+                Outcome::Done(c) => c,
+                failed => panic!("{what}: {failed:?}"),
+            };
+            for launches in 0.. {
+                match run(op, variant, Some(launches)) {
+                    Outcome::Done(sums) => {
+                        assert_eq!(sums, expected, "{what}");
+                        assert!(launches > 0, "{what}: has no launch");
+                        break;
+                    }
+                    Outcome::Retried(step, sums) => {
+                        assert_eq!(sums, expected, "{what}: after {step} had failed");
+                        steps.push((what.clone(), step, Then::Retry));
+                    }
+                    Outcome::Poisoned(step) => steps.push((what.clone(), step, Then::Close)),
+                }
+            }
+        }
+    }
+    let then = |what: &str| -> Vec<_> {
+        let of = steps.iter().filter(|(name, ..)| name == what);
+        of.map(|(_, step, then)| (step.as_str(), *then)).collect()
+    };
+    // A call is committed when it opens: its first launch fails for itself alone, a GEMM before the message does, too.
+    assert_eq!(then("all_reduce two_shot"), [("two_shot of the operands", Then::Retry)]);
+    assert_eq!(
+        then("matmul_all_reduce unfused"),
+        [
+            ("gemm of A, all rows, to the partial", Then::Retry),
+            ("two_shot of the partial", Then::Retry)
+        ]
+    );
+    // The all-gather before a product is out, so that peers wait for the call that follows it.
+    assert_eq!(
+        then("all_gather_matmul unfused"),
+        [
+            ("all_gather of shards of A", Then::Retry),
+            ("gemm of the gathered A, all rows, to C", Then::Close)
+        ]
+    );
+    let copied = then("matmul_reduce_scatter copy_engine");
+    assert_eq!(copied[0], ("open", Then::Retry));
+    assert!(copied[1..].iter().all(|(_, then)| *then == Then::Close), "{copied:?}");
+}
+
+/// One call, of which rank 0's launch after so many fails.
+fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
+    let outcomes = World::run_threads(RANKS, |world| {
+        let [m, n, k] = SHAPE;
+        let mut request = op.request(m, n, k);
+        request.variant = Some(variant);
+        let plan = request.plan(&world).map_err(iris_heap::Error::other)?;
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
+        let made = AnyOp::new(&heap, &plan).map_err(iris_heap::Error::other)?;
+        let (operands, c) = operands(&heap, &plan)?;
+        let stream = heap.stream()?;
+        if let Some(launches) = launches.filter(|_| world.rank() == 0) {
+            heap.control().fail_launch_after(launches);
+        }
+        let result = || heap.read(c).expect("C");
+        let outcome = call(&heap, &made, &operands, &stream, (world.rank() == 0, &result));
+        heap.control().fail_launch_after(u32::MAX);
+        drop(made);
+        // A heap that is poisoned says so once more.
+        let closed = heap.close();
+        match &outcome {
+            Outcome::Poisoned(_) => {}
+            _ => closed?,
+        }
+        Ok::<_, iris_heap::Error>(outcome)
+    });
+    let [first, second] = outcomes.expect("both ranks").try_into().expect("two ranks");
+    let poisoned = |outcome: &Outcome| matches!(outcome, Outcome::Poisoned(_));
+    assert_eq!(poisoned(&first), poisoned(&second), "{op} {variant}: {first:?}, {second:?}");
+    first
+}
+
+/// Issues the call, again if that is possible, and waits for it.
+fn call(
+    heap: &SymmetricHeap,
+    op: &AnyOp,
+    operands: &Operands,
+    stream: &Stream,
+    (fails, c): (bool, &dyn Fn() -> Vec<f32>),
+) -> Outcome {
+    let name = op.plan().op().name();
+    match op.run(operands, stream) {
+        Ok(()) => match stream.sync() {
+            Ok(()) => Outcome::Done(c()),
+            // The peer's call has failed.
+            Err(error) if !fails => Outcome::Poisoned(error.to_string()),
+            Err(error) => panic!("{name}: {error}"),
+        },
+        Err(OpError::Step { step, then: Then::Retry, .. }) => {
+            heap.check().expect("a heap of which no peer has seen a call");
+            op.run(operands, stream).expect("the second try");
+            stream.sync().expect("a call that was enqueued");
+            Outcome::Retried(step, c())
+        }
+        Err(error @ OpError::Step { then: Then::Close, .. }) => {
+            let said = error.to_string();
+            assert!(said.starts_with(name) && said.contains("poisoned"), "{said}");
+            assert!(heap.check().is_err(), "{said}: the heap can be used");
+            assert!(matches!(op.run(operands, stream), Err(OpError::Poisoned { .. })), "{said}");
+            let OpError::Step { step, .. } = error else { unreachable!() };
+            Outcome::Poisoned(step)
+        }
+        // The peer has poisoned it.
+        Err(OpError::Poisoned { cause, .. }) if !fails => Outcome::Poisoned(cause.to_string()),
+        Err(other) => panic!("{name}: {other}"),
+    }
+}
+
+/// Matrices of ones for a call, and its C.
+fn operands(
+    heap: &Arc<SymmetricHeap>,
+    plan: &Plan,
+) -> iris_heap::Result<(Operands, SymSlice<f32>)> {
+    let [m, n, k] = SHAPE;
+    let own = m / RANKS;
+    let (a, c) = match plan.op() {
+        Op::MatmulAllReduce | Op::Matmul => ((m, k), (m, n)),
+        Op::MatmulReduceScatter => ((m, k), (own, n)),
+        Op::AllGatherMatmul | Op::MatmulAllGather => ((own, k), (m, n)),
+        Op::AllReduce | Op::AllToAll | Op::Broadcast => ((m, n), (m, n)),
+        Op::AllGather => ((own, n), (m, n)),
+        Op::ReduceScatter => ((m, n), (own, n)),
+        Op::Barrier => ((0, 0), (0, 0)),
+    };
+    let ones = |(rows, cols): (usize, usize)| {
+        Ok::<_, iris_heap::Error>(MatRef::sym(heap.ones::<f32>(rows * cols)?, rows, cols))
+    };
+    let slice = heap.zeros::<f32>(c.0 * c.1)?;
+    let c = MatRef::sym(slice, c.0, c.1);
+    Ok((Operands { a: ones(a)?, b: ones((k, n))?, c, bias: None, norm: None }, slice))
+}

@@ -1,0 +1,126 @@
+//! What operators ask of the drivers of GPUs, over stand-ins for driver, compiler and library of products
+//! (`standin/*.cpp`) that run no kernel and log what is enqueued.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use iris_testkit::harness::{self, Group, named};
+
+#[path = "standin/calls.rs"]
+mod calls;
+#[path = "standin/cases.rs"]
+mod cases;
+#[path = "standin/failures.rs"]
+mod failures;
+#[path = "standin/library.rs"]
+mod library;
+#[path = "standin/logs.rs"]
+mod logs;
+#[path = "standin/smoke.rs"]
+mod smoke;
+
+use cases::Extent;
+use library::{CHILD, Machine, child};
+
+/// What a child is told.
+const ARCH: &str = "STANDIN_ARCH";
+const DEVICES: &str = "STANDIN_DEVICES";
+const FOLDER: &str = "STANDIN_LOGS";
+const WORLDS: &str = "STANDIN_WORLDS";
+
+fn main() -> ExitCode {
+    if let Ok(name) = std::env::var(CHILD) {
+        let machine = machine_of_child();
+        match name.as_str() {
+            "logs" => {
+                let worlds = std::env::var(WORLDS).unwrap();
+                let worlds: Vec<usize> = worlds.split(',').map(|it| it.parse().unwrap()).collect();
+                let folder = std::env::var(FOLDER).unwrap();
+                logs::write(Path::new(&folder), &machine, &worlds, Extent::All).unwrap();
+            }
+            "smoke" => smoke::run(&machine),
+            "failures" => {
+                let worlds = std::env::var(WORLDS).unwrap_or("2".into());
+                failures::table(&machine, worlds.parse().unwrap()).unwrap();
+            }
+            other => panic!("no child is called {other}"),
+        }
+        return ExitCode::SUCCESS;
+    }
+    let tests = named![
+        on_sm_90,
+        on_sm_80,
+        on_gfx942,
+        with_a_library_of_products,
+        each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap
+    ];
+    harness::run_together(vec![
+        Group::new(harness::no_program("g++"), tests),
+        Group::new(harness::no_program("g++"), named![logs]).slow(),
+    ])
+}
+
+/// Runs the child of the smoke test on a machine.
+fn smoke_on(arch: &'static str, library: bool) {
+    let output = child("smoke", Machine { arch, devices: 2, library }, &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn on_sm_90() {
+    smoke_on("90", false);
+}
+
+fn on_sm_80() {
+    smoke_on("80", false);
+}
+
+fn on_gfx942() {
+    smoke_on("gfx942", false);
+}
+
+fn with_a_library_of_products() {
+    smoke_on("90", true);
+}
+
+fn machine_of_child() -> Machine {
+    let get = |name| std::env::var(name).unwrap();
+    let arch = get(ARCH).leak();
+    let library = Path::new(&get("IRIS_CUBLASLT")).exists();
+    Machine { arch, devices: get(DEVICES).parse().unwrap(), library }
+}
+
+/// Writes the logs that the lists of machines and worlds ask for to the folder `STANDIN_LOGS`.
+fn logs() {
+    let Ok(folder) = std::env::var(FOLDER) else {
+        println!("{FOLDER} does not name a folder: nothing is written");
+        return;
+    };
+    let worlds = std::env::var(WORLDS).unwrap_or("1,2,3,4,5,6,7,8".into());
+    let list = |name: &str, otherwise: &str| {
+        let text = std::env::var(name).unwrap_or(otherwise.into());
+        text.split(',').map(str::to_owned).collect::<Vec<_>>()
+    };
+    for arch in list(ARCH, "90,80,100") {
+        for devices in list(DEVICES, "8,1") {
+            for library in list("STANDIN_LIBRARY", "no,yes") {
+                let devices = devices.parse().unwrap();
+                let machine =
+                    Machine { arch: arch.clone().leak(), devices, library: library == "yes" };
+                let set = [(FOLDER, &*folder), (WORLDS, &*worlds)];
+                let output = child("logs", machine, &set);
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{machine:?}: {said}");
+            }
+        }
+    }
+}
+
+/// On CUDA without a library and with one.
+fn each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
+    for library in [false, true] {
+        let output = child("failures", Machine { arch: "90", devices: 8, library }, &[]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Calls of a case on one rank: its heap, matrices, streams, and what each call enqueues.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use half::{bf16, f16};
+use iris_heap::{
+    BackendKind, DType, HeapOptions, RawSlice, Request, Segment, Stream, SymmetricHeap, World,
+};
+use iris_ops::{AnyOp, MatRef, NormArgs, Op, Operands, Ranks};
+use iris_testkit::suite::{Layout, Options, Residual, plan};
+
+use crate::cases::{Call, Planned};
+use crate::library::{Machine, Standin};
+
+/// Bytes of each matrix: as many as any call of a plan has, at the same place in all. Where new memory is cleared by
+/// copies (HIP), a plan of less takes less; elsewhere nobody touches its pages.
+fn room(planned: &Planned, backend: BackendKind) -> u64 {
+    if backend != BackendKind::Hip {
+        return 1 << 30;
+    }
+    let Options { m, n, k, dtype, .. } = planned.case.options;
+    let [m, n, k] = [m, n, k].map(|it| it + 64);
+    let bytes = dtype.size().max(planned.case.options.output_dtype().size());
+    ((m * n).max(n * k).max(m * k) * bytes).next_power_of_two() as u64
+}
+
+/// A heap with room for a plan and its matrices.
+pub(crate) fn heap(
+    world: &World,
+    machine: &Machine,
+    planned: &Planned,
+) -> Result<Arc<SymmetricHeap>> {
+    let backend = machine.backend();
+    let room = room(planned, backend);
+    // And for what a library of products needs.
+    let options = HeapOptions::new().backend(backend).data_bytes(16 * room + (64 << 20));
+    let options = options.signal_bytes(room.max(64 << 20)).device_words(1 << 20);
+    Ok(SymmetricHeap::open(world, options.device(world.rank() % machine.devices))?)
+}
+
+/// An operator with its matrices on one rank.
+pub(crate) struct Calls<'a> {
+    planned: &'a Planned,
+    ranks: Ranks,
+    heap: Arc<SymmetricHeap>,
+    op: AnyOp,
+    slices: Vec<RawSlice>,
+}
+
+impl<'a> Calls<'a> {
+    /// Makes the operator; collective.
+    pub(crate) fn new(planned: &'a Planned, heap: &Arc<SymmetricHeap>) -> Result<Calls<'a>> {
+        let case = &planned.case;
+        let ranks = Ranks::from(heap);
+        let plan = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))?;
+        let op = AnyOp::new(heap, &plan)?;
+        let room = room(planned, heap.options().backend);
+        let blocks = [(); 7].map(|()| Request::new(Segment::Data, room, "matrix"));
+        let slices = heap.alloc_many("matrices", &blocks)?;
+        Ok(Calls { planned, ranks, heap: heap.clone(), op, slices })
+    }
+
+    /// Whether this rank takes part.
+    pub(crate) fn takes_part(&self) -> bool {
+        let members = &self.planned.case.options.members;
+        members.as_ref().is_none_or(|members| members.contains(&self.ranks.rank))
+    }
+
+    /// Enqueues a call of so many rows.
+    pub(crate) fn run(&self, call: &Call, m: usize, stream: &Stream) -> Result<()> {
+        let Call { case, bias, .. } = call;
+        let ranks = self.ranks;
+        let [a, b, c] = match case.op {
+            Op::Barrier => [(0, 0); 3],
+            _ => case.shapes(ranks, m),
+        };
+        let (input, output) = (case.options.dtype, case.options.output_dtype());
+        let plain = Layout::default();
+        let rank = ranks.rank;
+        let at = |which: usize, dtype, shape, layout| {
+            matrix(&self.heap, self.slices[which], dtype, shape, (layout, rank))
+        };
+        let c_matrix = at(2, output, c, case.c)?;
+        let norm = match case.options.rms_norm {
+            None => None,
+            Some(_) => {
+                let norm =
+                    NormArgs::new(at(5, output, (1, c.1), plain)?, at(6, output, c, case.c)?);
+                Some(match case.residual {
+                    Residual::None => norm,
+                    Residual::Apart => norm.residual(at(4, output, c, case.c)?),
+                    Residual::InC => norm.residual(c_matrix),
+                })
+            }
+        };
+        let operands = Operands {
+            a: if case.in_place { c_matrix } else { at(0, input, a, case.a)? },
+            b: at(1, input, b, case.b)?,
+            c: c_matrix,
+            bias: if case.bias { Some(at(3, *bias, (1, c.1), plain)?) } else { None },
+            norm,
+        };
+        Ok(self.op.run(&operands, stream)?)
+    }
+
+    pub(crate) fn heap(&self) -> &Arc<SymmetricHeap> {
+        &self.heap
+    }
+
+    pub(crate) fn planned(&self) -> &'a Planned {
+        self.planned
+    }
+}
+
+fn matrix(
+    heap: &SymmetricHeap,
+    slice: RawSlice,
+    dtype: DType,
+    shape: (usize, usize),
+    (layout, rank): (Layout, usize),
+) -> Result<MatRef> {
+    let (rows, cols) = if layout.transposed { (shape.1, shape.0) } else { shape };
+    let first = layout.before + if layout.skewed { 8 * rank } else { 0 };
+    // Nothing is asked of a matrix that the operator does not have.
+    let len = (rows * (cols + layout.pad)).max(1);
+    macro_rules! of {
+        ($type:ty) => {{
+            let slice = slice.cast::<$type>()?.slice(first..first + len)?;
+            if layout.external {
+                let address = heap.resolve(slice, rank)?;
+                // SAFETY: the memory is the heap's own, and no kernel runs.
+                #[allow(unsafe_code, reason = "a matrix by its address")]
+                unsafe {
+                    MatRef::external_mut(address, slice.len(), rows, cols)
+                }
+            } else {
+                MatRef::sym(slice, rows, cols)
+            }
+        }};
+    }
+    let matrix = match dtype {
+        DType::F32 => of!(f32),
+        DType::F16 => of!(f16),
+        _ => of!(bf16),
+    };
+    let matrix = matrix.with_ld(cols + layout.pad);
+    Ok(if layout.transposed { matrix.transposed() } else { matrix })
+}
+
+/// A stream of the caller's, for captures.
+pub(crate) struct Captured {
+    standin: &'static Standin,
+    raw: u64,
+    stream: Option<Stream>,
+}
+
+impl Captured {
+    pub(crate) fn new(heap: &SymmetricHeap, machine: &Machine) -> Result<Captured> {
+        let standin = Standin::get(machine.backend());
+        let raw = standin.stream(heap.rank() % machine.devices);
+        // SAFETY: the stream is destroyed behind what is made of it.
+        #[allow(unsafe_code, reason = "a stream by its handle")]
+        let stream = unsafe { heap.stream_from_raw(raw) }?;
+        Ok(Captured { standin, raw, stream: Some(stream) })
+    }
+
+    /// What `enqueue` does is captured; the outcome of the capture.
+    pub(crate) fn capture(&self, enqueue: impl FnOnce(&Stream)) -> Result<(), u32> {
+        self.standin.begin_capture(self.raw);
+        if let Some(stream) = &self.stream {
+            enqueue(stream);
+        }
+        self.standin.end_capture(self.raw)
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        self.stream = None;
+        self.standin.destroy_stream(self.raw);
+    }
+}
+
+/// An error in a line that is the same in every run.
+pub(crate) fn in_line(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    // Addresses of the host differ.
+    let mut words = Vec::new();
+    for word in text.split(' ') {
+        let is_address = word.contains("0x7f") && word.len() > 12;
+        words.push(if is_address { "ADDRESS" } else { word });
+    }
+    words.join(" ")
+}

@@ -1,0 +1,389 @@
+// A driver with CUDA's interface over core.h.
+#include "core.h"
+
+using namespace standin;
+
+namespace {
+
+using Address = u64;
+
+/// Counts a call, which may be one that is to fail.
+#define ENTER(function)                                                                                                \
+    if (is_to_fail(#function, false)) return LAUNCH_FAILED
+
+struct Context {
+    int device;
+};
+Context contexts[64];
+thread_local std::vector<Context*> stack;
+
+Error push(Context* context) {
+    stack.push_back(context);
+    current = context->device;
+    return SUCCESS;
+}
+
+struct Physical {
+    u64 bytes;
+    int device, file;
+};
+struct Location {
+    u32 kind;
+    int id;
+};
+struct Properties {
+    u32 kind, handles;
+    Location location;
+    void* meta;
+    unsigned char flags[8];
+};
+struct Access {
+    Location location;
+    u32 flags;
+};
+struct Configuration {
+    u32 groups[3], threads[3], shared, reserved;
+    Stream* stream;
+    const struct Attribute* attributes;
+    u64 attribute_count;
+};
+struct Attribute {
+    u32 id, reserved;
+    u64 value[8];
+};
+struct Side {
+    u64 x, y;
+    u32 kind, reserved;
+    u64 host;
+    Address address;
+    u64 array, apart;
+};
+struct Lines {
+    Side from, to;
+    u64 bytes, lines;
+};
+
+Error ranged(u64 address, u64 bytes, Memory** found) {
+    const auto at = memory.find(address);
+    if (at == memory.end() || at->second.bytes != bytes) return INVALID_VALUE;
+    *found = &at->second;
+    return SUCCESS;
+}
+
+} // namespace
+
+extern "C" {
+
+Error cuInit(u32 flags) { return flags == 0 ? devices() == 0 ? NO_DEVICE : SUCCESS : INVALID_VALUE; }
+Error cuGetErrorName(Error code, const char** name) {
+    switch (code) {
+    case SUCCESS: *name = "CUDA_SUCCESS"; break;
+    case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
+    case NO_DEVICE: *name = "CUDA_ERROR_NO_DEVICE"; break;
+    case INVALID_IMAGE: *name = "CUDA_ERROR_INVALID_IMAGE"; break;
+    case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; break;
+    case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
+    case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
+    case NOT_READY: *name = "CUDA_ERROR_NOT_READY"; break;
+    case ILLEGAL_ADDRESS: *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; break;
+    case LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
+    case CAPTURE_UNSUPPORTED: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
+    case CAPTURE_INVALIDATED: *name = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"; break;
+    case CAPTURE_UNJOINED: *name = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"; break;
+    case CAPTURE_ISOLATION: *name = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"; break;
+    case CAPTURED_EVENT: *name = "CUDA_ERROR_CAPTURED_EVENT"; break;
+    default: return INVALID_VALUE;
+    }
+    return SUCCESS;
+}
+Error cuDriverGetVersion(int* version) {
+    *version = 13000;
+    return SUCCESS;
+}
+Error cuDeviceGetCount(int* count) {
+    *count = devices();
+    return SUCCESS;
+}
+Error cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < devices() ? SUCCESS : INVALID_DEVICE;
+}
+Error cuDeviceGetName(char* name, int length, int) {
+    std::snprintf(name, static_cast<std::size_t>(length), "stand-in");
+    return SUCCESS;
+}
+Error cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+    std::memset(uuid, device, 16);
+    return SUCCESS;
+}
+Error cuDeviceGetAttribute(int* value, u32 attribute, int) {
+    static const int arch = std::stoi(setting("STANDIN_ARCH", "90"));
+    switch (attribute) {
+    case 16: *value = multiprocessors(); return SUCCESS;
+    case 75: *value = arch / 10; return SUCCESS;
+    case 76: *value = arch % 10; return SUCCESS;
+    case 102: case 103: *value = setting("STANDIN_NO_VIRTUAL_MEMORY", "").empty(); return SUCCESS;
+    default: return INVALID_VALUE;
+    }
+}
+Error cuDeviceCanAccessPeer(int* can, int, int) {
+    *can = 1;
+    return SUCCESS;
+}
+Error cuDevicePrimaryCtxRetain(Context** context, int device) {
+    contexts[device].device = device;
+    *context = &contexts[device];
+    return SUCCESS;
+}
+Error cuCtxGetCurrent(Context** context) {
+    *context = stack.empty() ? nullptr : stack.back();
+    return SUCCESS;
+}
+Error cuCtxPushCurrent_v2(Context* context) { return push(context); }
+Error cuCtxPopCurrent_v2(Context** context) {
+    if (stack.empty()) return INVALID_CONTEXT;
+    *context = stack.back();
+    stack.pop_back();
+    current = stack.empty() ? -1 : stack.back()->device;
+    return SUCCESS;
+}
+Error cuCtxEnablePeerAccess(Context* context, u32 flags) {
+    std::lock_guard guard(lock);
+    if (flags != 0 || current < 0 || context->device == current) return INVALID_DEVICE;
+    return peers.insert({current, context->device}).second ? SUCCESS : ALREADY_ENABLED;
+}
+Error cuThreadExchangeStreamCaptureMode(u32* mode) {
+    if (*mode > 2) return INVALID_VALUE;
+    std::swap(standin::rank.mode, *mode);
+    return SUCCESS;
+}
+
+Error cuStreamCreate(Stream** stream, u32 flags) {
+    ENTER(cuStreamCreate);
+    return flags == 1 ? create(stream) : INVALID_VALUE;
+}
+Error cuStreamDestroy_v2(Stream* stream) { return destroy(stream); }
+Error cuStreamSynchronize(Stream* stream) {
+    ENTER(cuStreamSynchronize);
+    return finished(stream);
+}
+Error cuStreamQuery(Stream* stream) { return finished(stream); }
+Error cuStreamGetCtx(Stream* stream, Context** context) {
+    std::lock_guard guard(lock);
+    if (streams.count(stream) == 0) return INVALID_HANDLE;
+    *context = &contexts[stream->device];
+    return SUCCESS;
+}
+Error cuStreamWaitEvent(Stream* stream, Event* event, u32 flags) {
+    return flags == 0 ? wait("cuStreamWaitEvent", stream, event) : INVALID_VALUE;
+}
+Error cuStreamGetCaptureInfo_v2(Stream* stream, u32* status, u64* id, void*, void*, void*) {
+    ENTER(cuStreamGetCaptureInfo_v2);
+    return capture_info(stream, status, id);
+}
+Error cuStreamBeginCapture_v2(Stream* stream, u32 mode) { return begin_capture(stream, mode); }
+Error cuStreamEndCapture(Stream* stream, u64* graph) { return end_capture(stream, graph); }
+Error cuGraphDestroy(u64) { return SUCCESS; }
+
+Error cuEventCreate(Event** event, u32 flags) {
+    ENTER(cuEventCreate);
+    return flags == 2 ? create(event) : INVALID_VALUE;
+}
+Error cuEventRecord(Event* event, Stream* stream) { return record("cuEventRecord", event, stream); }
+Error cuEventQuery(Event* event) { return event_finished(event); }
+Error cuEventSynchronize(Event* event) { return event_finished(event); }
+Error cuEventDestroy_v2(Event* event) { return destroy(event); }
+
+Error cuMemcpyAsync(Address to, Address from, u64 bytes, Stream* stream) {
+    return copy("cuMemcpyAsync", stream, {to, 0, false}, {from, 0, false}, bytes, 1);
+}
+Error cuMemcpy2DAsync_v2(const Lines* lines, Stream* stream) {
+    const auto &from = lines->from, &to = lines->to;
+    // By address, from the first byte on.
+    if (from.kind != 4 || to.kind != 4 || (from.x | from.y | to.x | to.y) != 0) return INVALID_VALUE;
+    return copy("cuMemcpy2DAsync", stream, {to.address, to.apart, false}, {from.address, from.apart, false}, lines->bytes,
+                lines->lines);
+}
+Error cuMemcpyHtoDAsync_v2(Address to, const void* from, u64 bytes, Stream* stream) {
+    return copy("cuMemcpyHtoDAsync", stream, {to, 0, false}, {reinterpret_cast<u64>(from), 0, true}, bytes, 1);
+}
+Error cuMemcpyDtoHAsync_v2(void* to, Address from, u64 bytes, Stream* stream) {
+    return copy("cuMemcpyDtoHAsync", stream, {reinterpret_cast<u64>(to), 0, true}, {from, 0, false}, bytes, 1);
+}
+Error cuMemsetD8Async(Address to, unsigned char value, u64 bytes, Stream* stream) {
+    return fill("cuMemsetD8Async", stream, to, value, bytes);
+}
+
+Error cuMemGetInfo_v2(u64* free, u64* total) {
+    *free = *total = 80ull << 30;
+    return SUCCESS;
+}
+Error cuMemAlloc_v2(Address* address, u64 bytes) {
+    ENTER(cuMemAlloc);
+    std::lock_guard guard(lock);
+    if (const Error code = check_apart()) return code;
+    return current < 0 ? INVALID_CONTEXT : allocate(address, bytes, current);
+}
+Error cuDeviceGetDefaultMemPool(u64* pool, int device) {
+    *pool = static_cast<u64>(device) + 1;
+    return SUCCESS;
+}
+Error cuMemPoolSetAttribute(u64, u32, void*) { return SUCCESS; }
+Error cuMemFree_v2(Address address) {
+    std::lock_guard guard(lock);
+    return unmap(address, false);
+}
+Error cuMemHostAlloc(void** to, u64 bytes, u32 flags) {
+    *to = flags == 3 ? std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096) : nullptr;
+    return *to == nullptr ? INVALID_VALUE : SUCCESS;
+}
+Error cuMemHostGetDevicePointer_v2(Address* address, void* host, u32 flags) {
+    *address = pin(host);
+    return flags == 0 ? SUCCESS : INVALID_VALUE;
+}
+Error cuMemGetAddressRange_v2(Address* base, u64* bytes, Address address) {
+    std::lock_guard guard(lock);
+    const Memory* found = memory_at(address, 1);
+    if (found == nullptr) return NOT_FOUND;
+    *base = base_of(address), *bytes = found->bytes;
+    return SUCCESS;
+}
+Error cuPointerGetAttribute(void* data, u32 attribute, Address address) {
+    std::lock_guard guard(lock);
+    const Memory* found = memory_at(address, 1);
+    if (found == nullptr || (attribute != 2 && attribute != 9)) return INVALID_VALUE;
+    *static_cast<int*>(data) = attribute == 2 ? 2 : found->device;
+    return SUCCESS;
+}
+Error cuMemGetAllocationGranularity(u64* bytes, const Properties*, u32) {
+    *bytes = 2 << 20;
+    return SUCCESS;
+}
+Error cuMemCreate(Physical** handle, u64 bytes, const Properties* properties, u64 flags) {
+    ENTER(cuMemCreate);
+    std::lock_guard guard(lock);
+    if (const Error code = check_apart()) return code;
+    const int file = file_of(bytes);
+    if (flags != 0 || bytes % (2 << 20) != 0 || file < 0) return INVALID_VALUE;
+    *handle = new Physical{bytes, properties->location.id, file};
+    return SUCCESS;
+}
+Error cuMemRelease(Physical* handle) {
+    close(handle->file);
+    delete handle;
+    return SUCCESS;
+}
+Error cuMemExportToShareableHandle(int* descriptor, Physical* handle, u32 kind, u64) {
+    *descriptor = dup(handle->file);
+    return kind == 1 && *descriptor >= 0 ? SUCCESS : INVALID_VALUE;
+}
+Error cuMemImportFromShareableHandle(Physical** handle, void* descriptor, u32 kind) {
+    const int file = dup(static_cast<int>(reinterpret_cast<std::intptr_t>(descriptor)));
+    const off_t bytes = lseek(file, 0, SEEK_END);
+    if (kind != 1 || bytes < 0) return INVALID_VALUE;
+    *handle = new Physical{static_cast<u64>(bytes), current, file};
+    return SUCCESS;
+}
+Error cuMemAddressReserve(Address* address, u64 bytes, u64, Address, u64) {
+    *address = reserve(bytes);
+    return *address == 0 ? OUT_OF_MEMORY : SUCCESS;
+}
+Error cuMemAddressFree(Address address, u64 bytes) {
+    give_back(address, bytes);
+    return SUCCESS;
+}
+Error cuMemMap(Address address, u64 bytes, u64 offset, Physical* handle, u64) {
+    std::lock_guard guard(lock);
+    if (offset != 0 || bytes > handle->bytes) return INVALID_VALUE;
+    const Error code = map_at(address, bytes, dup(handle->file), handle->device);
+    // Nobody reaches it yet.
+    if (code == SUCCESS) memory[address].device = -1;
+    return code;
+}
+Error cuMemUnmap(Address address, u64 bytes) {
+    std::lock_guard guard(lock);
+    Memory* found;
+    const Error code = ranged(address, bytes, &found);
+    return code != SUCCESS ? code : unmap(address, true);
+}
+Error cuMemSetAccess(Address address, u64 bytes, const Access* all, u64 count) {
+    std::lock_guard guard(lock);
+    Memory* found;
+    const Error code = ranged(address, bytes, &found);
+    if (code != SUCCESS) return code;
+    for (u64 at = 0; at < count; ++at) found->granted.insert(all[at].location.id);
+    return SUCCESS;
+}
+Error cuIpcGetMemHandle(Handle* handle, Address address) { return export_handle(handle, address); }
+Error cuIpcOpenMemHandle_v2(Address* address, Handle handle, u32) { return open_handle(address, handle, current); }
+Error cuIpcCloseMemHandle(Address address) {
+    std::lock_guard guard(lock);
+    return unmap(address, false);
+}
+
+Error cuModuleLoadData(Module** module, const char* image) {
+    ENTER(cuModuleLoadData);
+    std::lock_guard guard(lock);
+    if (const Error code = check_apart()) return code;
+    *module = new Module{current, {}};
+    return read_image(image, (*module)->image) ? SUCCESS : INVALID_IMAGE;
+}
+Error cuModuleGetFunction(Function** function, Module* module, const char* name) {
+    const auto found = module->image.kernels.find(name);
+    if (found == module->image.kernels.end()) return NOT_FOUND;
+    *function = new Function{module, &found->second};
+    return SUCCESS;
+}
+Error cuFuncGetAttribute(int* value, u32 attribute, Function*) {
+    *value = attribute == 4 ? 64 : 0;
+    return attribute == 3 || attribute == 4 ? SUCCESS : INVALID_VALUE;
+}
+Error cuFuncSetAttribute(Function* function, u32 attribute, int value) {
+    if (attribute == 8 && value <= 227 << 10) function->shared = static_cast<u32>(value);
+    else if (attribute != 9 || value != 100) return INVALID_VALUE;
+    return SUCCESS;
+}
+Error cuFuncLoad(Function*) { return SUCCESS; }
+Error cuOccupancyMaxActiveBlocksPerMultiprocessor(int* each, Function* function, int threads, u64 shared) {
+    if (shared > function->shared) return INVALID_VALUE;
+    *each = static_cast<int>(resident(static_cast<u64>(threads), shared));
+    return SUCCESS;
+}
+Error cuOccupancyMaxActiveClusters(int* clusters, Function* function, const Configuration* shape) {
+    if (shape->shared > function->shared) return INVALID_VALUE;
+    const u32 cluster = function->module->image.option("IRIS_GEMM_CLUSTER", 1);
+    const u32 all = resident(shape->threads[0], shape->shared) * static_cast<u32>(multiprocessors());
+    *clusters = static_cast<int>(all / cluster);
+    return SUCCESS;
+}
+Error cuLaunchKernel(Function* function, u32 gx, u32 gy, u32 gz, u32 tx, u32 ty, u32 tz, u32 shared, Stream* stream,
+                     void** parameters, void** extra) {
+    if (gy * gz * ty * tz != 1 || extra != nullptr) return INVALID_VALUE;
+    return launch("cuLaunchKernel", function, gx, tx, shared, stream, parameters, "");
+}
+Error cuLaunchKernelEx(const Configuration* shape, Function* function, void** parameters, void** extra) {
+    const auto &groups = shape->groups, &threads = shape->threads;
+    if (groups[1] * groups[2] * threads[1] * threads[2] != 1 || extra != nullptr) return INVALID_VALUE;
+    std::string attributes;
+    for (u64 at = 0; at < shape->attribute_count; ++at) {
+        const Attribute& attribute = shape->attributes[at];
+        if (attribute.id == 6 && attribute.value[0] == 1) attributes += " early";
+        else attributes += " attribute" + std::to_string(attribute.id) + "=" + std::to_string(attribute.value[0]);
+    }
+    return launch("cuLaunchKernelEx", function, groups[0], threads[0], shape->shared, shape->stream, parameters, attributes);
+}
+
+/// Takes what the driver takes: address and strides of whole 16 bytes, boxes of up to 256 and of the width of the
+/// swizzle.
+Error cuTensorMapEncodeTiled(Map* map, int kind, u32 dimensions, u64 address, const u64* sizes, const u64* strides,
+                             const u32* box, const u32* steps, int interleave, int swizzle, int promotion, int fill) {
+    const u64 width = u64{box[0]} * 2;
+    const bool odd = dimensions != 2 || address % 16 != 0 || strides[0] % 16 != 0 || strides[0] >= 1ull << 40 ||
+                     sizes[0] == 0 || sizes[1] == 0 || sizes[0] > 1ull << 32 || sizes[1] > 1ull << 32 ||
+                     box[0] == 0 || box[1] == 0 || box[0] > 256 || box[1] > 256 || width > (16u << swizzle);
+    if (odd || reinterpret_cast<u64>(map) % 64 != 0) return INVALID_VALUE;
+    *map = Map{MAP,   address, {sizes[0], sizes[1]}, strides[0], {box[0], box[1]}, {steps[0], steps[1]}, kind, interleave, swizzle,
+               promotion, fill, 0, {}};
+    return SUCCESS;
+}
+}

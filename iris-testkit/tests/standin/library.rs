@@ -1,0 +1,193 @@
+//! The stand-ins for a vendor's driver, compiler and library of products: built, given to a child, and spoken to there.
+
+#![allow(unsafe_code, reason = "functions of libraries of our own")]
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use iris_heap::BackendKind;
+use iris_testkit::harness;
+use libloading::Library;
+use tempfile::TempDir;
+
+/// Tells this program that it is a child, and which.
+pub(crate) const CHILD: &str = "STANDIN_CHILD";
+
+/// The machine that a child sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Machine {
+    /// `sm_90` as 90, or AMD's name of it.
+    pub(crate) arch: &'static str,
+    pub(crate) devices: usize,
+    /// Whether the vendor's library of products is there.
+    pub(crate) library: bool,
+}
+
+impl Machine {
+    pub(crate) fn backend(&self) -> BackendKind {
+        if self.arch.starts_with("gfx") { BackendKind::Hip } else { BackendKind::Cuda }
+    }
+}
+
+/// The folder of all of them.
+struct Built {
+    folder: TempDir,
+}
+
+impl Built {
+    /// Those of a vendor.
+    fn get(backend: BackendKind) -> &'static Built {
+        static BUILT: [OnceLock<Built>; 2] = [const { OnceLock::new() }; 2];
+        let hip = backend == BackendKind::Hip;
+        BUILT[usize::from(hip)].get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let build = |source: &str, option: Option<&str>, name: &str| {
+                let source = format!("{}/tests/{source}", env!("CARGO_MANIFEST_DIR"));
+                let option = option.map(str::to_owned);
+                let all = ["-std=c++20".into(), "-shared".into(), source];
+                harness::compile_for_host(option.into_iter().chain(all), &folder.path().join(name));
+            };
+            if hip {
+                build("standin/hip.cpp", None, "libamdhip64.so.7");
+                build("standin/compiler.cpp", Some("-DSTANDIN_HIP"), "libhiprtc.so.7");
+                build("hip/blaslt.cpp", None, "libhipblaslt.so.1");
+            } else {
+                build("standin/cuda.cpp", None, "libcuda.so.1");
+                build("standin/compiler.cpp", None, "libnvrtc.so.13");
+                build("hip/blaslt.cpp", Some("-DFAKE_CUBLASLT"), "libcublasLt.so.13");
+            }
+            Built { folder }
+        })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// Runs this very program as the child of this name, on a machine.
+pub(crate) fn child(name: &str, machine: Machine, set: &[(&str, &str)]) -> Output {
+    let built = Built::get(machine.backend());
+    let library = |name| if machine.library { built.path(name) } else { "/nowhere".into() };
+    let multiprocessors = if machine.backend() == BackendKind::Hip { "304" } else { "132" };
+    Command::new(std::env::current_exe().unwrap())
+        .env(CHILD, name)
+        .env("LD_LIBRARY_PATH", built.folder.path())
+        .env("IRIS_NVRTC", built.path("libnvrtc.so.13"))
+        .env("IRIS_HIPRTC", built.path("libhiprtc.so.7"))
+        .env("IRIS_CUBLASLT", library("libcublasLt.so.13"))
+        .env("IRIS_HIPBLASLT", library("libhipblaslt.so.1"))
+        .env("IRIS_CACHE", built.path("cache"))
+        .env("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        .env("GPU_MAX_HW_QUEUES", "32")
+        .env("STANDIN_ARCH", machine.arch)
+        .env("STANDIN_MULTIPROCESSORS", multiprocessors)
+        .env("STANDIN_DEVICES", machine.devices.to_string())
+        .envs(set.iter().copied())
+        .output()
+        .unwrap()
+}
+
+/// In a child: the stand-in of the driver that it has loaded.
+pub(crate) struct Standin {
+    rank: unsafe extern "C" fn(u32),
+    log: unsafe extern "C" fn() -> *const c_char,
+    clear: unsafe extern "C" fn(),
+    fail: unsafe extern "C" fn(*const c_char, u64),
+    failed: unsafe extern "C" fn() -> *const c_char,
+    stream: unsafe extern "C" fn(c_int) -> u64,
+    destroy_stream: unsafe extern "C" fn(u64) -> u32,
+    begin_capture: unsafe extern "C" fn(u64) -> u32,
+    end_capture: unsafe extern "C" fn(u64, *mut u64) -> u32,
+    _library: Library,
+}
+
+impl Standin {
+    pub(crate) fn get(backend: BackendKind) -> &'static Standin {
+        static LOADED: OnceLock<Standin> = OnceLock::new();
+        LOADED.get_or_init(|| {
+            let name = match backend {
+                BackendKind::Hip => "libamdhip64.so.7",
+                _ => "libcuda.so.1",
+            };
+            // SAFETY: a library of ours, which does nothing when it is loaded.
+            let library = unsafe { Library::new(name) }.unwrap();
+            macro_rules! function {
+                ($name:literal) => {
+                    // SAFETY: the type is the one that core.h gives it.
+                    *unsafe { library.get($name) }.unwrap()
+                };
+            }
+            Standin {
+                rank: function!(b"standin_rank"),
+                log: function!(b"standin_log"),
+                clear: function!(b"standin_clear"),
+                fail: function!(b"standin_fail"),
+                failed: function!(b"standin_failed"),
+                stream: function!(b"standin_stream"),
+                destroy_stream: function!(b"standin_destroy_stream"),
+                begin_capture: function!(b"standin_begin_capture"),
+                end_capture: function!(b"standin_end_capture"),
+                _library: library,
+            }
+        })
+    }
+
+    /// Makes this thread a rank, whose memory, streams and events are numbered from 0.
+    pub(crate) fn rank(&self, rank: usize) {
+        // SAFETY: takes any number.
+        unsafe { (self.rank)(rank as u32) };
+    }
+
+    /// What this thread has enqueued since the last time, a line each.
+    pub(crate) fn take(&self) -> String {
+        // SAFETY: the text stays until it is cleared, on this thread.
+        let text = unsafe { CStr::from_ptr((self.log)()) }.to_str().unwrap().to_owned();
+        // SAFETY: of this thread alone.
+        unsafe { (self.clear)() };
+        text
+    }
+
+    /// Lets the call of this number, from 1 on, fail on this thread, of `function` or, if that is empty, of all that
+    /// enqueue; 0 for none.
+    pub(crate) fn fail(&self, function: &str, number: u64) {
+        let function = CString::new(function).unwrap();
+        // SAFETY: the name is copied.
+        unsafe { (self.fail)(function.as_ptr(), number) };
+    }
+
+    /// The function that failed so, if one has.
+    pub(crate) fn failed(&self) -> Option<String> {
+        // SAFETY: the text stays until the next call of `fail` on this thread.
+        let name = unsafe { CStr::from_ptr((self.failed)()) }.to_str().unwrap();
+        (!name.is_empty()).then(|| name.to_owned())
+    }
+
+    /// A stream of the caller's.
+    pub(crate) fn stream(&self, device: usize) -> u64 {
+        // SAFETY: takes any number.
+        unsafe { (self.stream)(device as c_int) }
+    }
+
+    pub(crate) fn destroy_stream(&self, stream: u64) {
+        // SAFETY: takes any number.
+        assert_eq!(unsafe { (self.destroy_stream)(stream) }, 0);
+    }
+
+    pub(crate) fn begin_capture(&self, stream: u64) {
+        // SAFETY: takes any number.
+        assert_eq!(unsafe { (self.begin_capture)(stream) }, 0);
+    }
+
+    /// Ends a capture; what is wrong with it otherwise.
+    pub(crate) fn end_capture(&self, stream: u64) -> Result<(), u32> {
+        let mut graph = 0;
+        // SAFETY: `graph` is where the answer goes.
+        match unsafe { (self.end_capture)(stream, &mut graph) } {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }
+}

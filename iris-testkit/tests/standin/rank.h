@@ -1,0 +1,70 @@
+// What one thread, a rank, has to itself: its log, and the call that is to fail.
+#ifndef STANDIN_RANK_H
+#define STANDIN_RANK_H
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "image.h"
+
+namespace standin {
+
+using Error = u32;
+constexpr Error SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
+                INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+                ILLEGAL_ADDRESS = 700, ALREADY_ENABLED = 704, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900,
+                CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904,
+                CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907;
+constexpr u32 GLOBAL = 0, RELAXED = 2;
+
+inline std::string setting(const char* name, const char* otherwise) {
+    const char* value = std::getenv(name);
+    return value != nullptr && *value != 0 ? value : otherwise;
+}
+inline int devices() {
+    static const int count = std::stoi(setting("STANDIN_DEVICES", "8"));
+    return count;
+}
+inline int multiprocessors() {
+    static const int count = std::stoi(setting("STANDIN_MULTIPROCESSORS", "132"));
+    return count;
+}
+
+/// Guards everything but what is a thread's own.
+inline std::mutex lock;
+
+/// What one thread, a rank, has to itself.
+struct Rank {
+    u32 number = 0, allocations = 0, pinned = 0;
+    std::string log;
+    /// Streams and events by their first appearance in the log: how many of them a program makes is its own affair.
+    struct Numbers {
+        std::map<u64, u32> known;
+        u32 next = 0;
+        u32 of(const void* handle) {
+            const auto [at, is_new] = known.emplace(reinterpret_cast<u64>(handle), next);
+            next += is_new;
+            return at->second;
+        }
+        void forget(const void* handle) { known.erase(reinterpret_cast<u64>(handle)); }
+    } streams, events;
+    /// Calls of `fails` ("": of whatever enqueues) until one fails; 0 for never.
+    std::string fails, failed;
+    u64 until = 0;
+    u32 mode = GLOBAL;
+};
+inline thread_local Rank rank;
+
+/// Whether this call is the one that is to fail.
+inline bool is_to_fail(const char* function, bool enqueues) {
+    if (rank.until == 0 || !(rank.fails.empty() ? enqueues : rank.fails == function)) return false;
+    if (--rank.until > 0) return false;
+    rank.failed = function;
+    return true;
+}
+
+} // namespace standin
+
+#endif

@@ -1,0 +1,218 @@
+//! What is kept in CI of the logs: that they are those of the calls, and the same in every run.
+
+use anyhow::Result;
+use iris_heap::{BackendKind, World};
+use iris_kernels::{args::OpArgs, rtc, source};
+use iris_ops::{Device, Op};
+
+use crate::calls::{Calls, Captured, heap};
+use crate::cases::{Extent, Planned, all};
+use crate::library::{Machine, Standin};
+use crate::logs::{captures, of_case, title};
+
+/// A case by its title.
+fn case(machine: &Machine, wanted: &str) -> Planned {
+    let mut all = all(machine.backend(), Extent::Few).into_iter();
+    all.find(|planned| title(planned) == wanted).unwrap_or_else(|| panic!("no case {wanted}"))
+}
+
+/// What each rank of two does with the calls of a case.
+fn on_two<T: Send>(
+    machine: &Machine,
+    wanted: &str,
+    rank: impl Fn(&Calls<'_>, &Standin) -> Result<T> + Sync,
+) -> Vec<T> {
+    let planned = case(machine, wanted);
+    let all = World::run_threads(2, |world| -> Result<T> {
+        let standin = Standin::get(machine.backend());
+        standin.rank(world.rank());
+        let heap = heap(&world, machine, &planned)?;
+        rank(&Calls::new(&planned, &heap)?, standin)
+    });
+    all.unwrap()
+}
+
+/// Function and kernel, or the memory that a copy goes to, of each line.
+fn steps(log: &str) -> Vec<String> {
+    let step = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let what = words.get(2).map_or("", |it| it.split('+').next().unwrap_or_default());
+        format!("{} {} {what}", words[0], words[1])
+    };
+    log.lines().map(step).collect()
+}
+
+/// A field of the first launch of a kernel.
+fn field<'a>(log: &'a str, kernel: &str, name: &str) -> Option<&'a str> {
+    let line = log.lines().find(|line| line.split(' ').nth(2) == Some(kernel));
+    let line = line.unwrap_or_else(|| panic!("no launch of {kernel} in {log}"));
+    line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// The image that the stand-in compiler makes of a source.
+fn parameters_lie_as_the_host_has_them(machine: &Machine) {
+    let vendor = rtc::Vendor::of(&format!("sm_{}", machine.arch));
+    let source = source::kernel("all_gather").unwrap().into();
+    let options = rtc::Options::new().define("IRIS_THREADS", 512);
+    let image = rtc::compile(vendor, source, &options, "sm_90a").unwrap();
+    let image = String::from_utf8_lossy(&image).into_owned();
+    let has = |line: &str| assert!(image.lines().any(|it| it == line), "{line} in {image}");
+    has(&format!("type OpArgs {}", size_of::<OpArgs>()));
+    for (name, at, kind, bytes) in [
+        ("heap.data", std::mem::offset_of!(OpArgs, heap) + 8, "u64", 8),
+        ("c.rows", std::mem::offset_of!(OpArgs, c) + 16, "u32", 4),
+        ("epsilon", std::mem::offset_of!(OpArgs, epsilon), "float", 4),
+        ("sources", std::mem::offset_of!(OpArgs, sources), "u32", 4),
+    ] {
+        let count = if name == "heap.data" { 64 } else { 1 };
+        has(&format!("field {name} {kind} {at} {bytes} {count}"));
+    }
+    has("kernel iris_gate OpArgs args u32 source u64 first u32 parts");
+    has("options IRIS_THREADS=512");
+}
+
+/// A call that gathers A by copy engines, and its first rows: each step on its stream, with its place in memory.
+fn a_call_is_logged_step_by_step(machine: &Machine) {
+    const CASE: &str = "all_gather_matmul copy_engine 8192x3584 bf16 plain";
+    let logs = on_two(machine, CASE, |calls, standin| {
+        let stream = calls.heap().stream()?;
+        let way = &calls.planned().calls[0];
+        calls.run(way, 16, &stream)?;
+        standin.take();
+        calls.run(way, 16, &stream)?;
+        Ok(standin.take())
+    });
+    for (rank, log) in logs.iter().enumerate() {
+        let peer = 1 - rank;
+        let expected = [
+            "cuLaunchKernelEx s0 iris_open",
+            "cuEventRecord s0 e0",
+            "cuStreamWaitEvent s1 e0",
+            &format!("cuMemcpyAsync s1 {peer}.0"),
+            &format!("cuMemcpyAsync s1 {peer}.1"),
+            "cuEventRecord s1 e1",
+            "cuLaunchKernelEx s0 iris_gemm",
+            "cuLaunchKernelEx s0 iris_gate",
+            "cuLaunchKernelEx s0 iris_gemm",
+            "cuStreamWaitEvent s0 e1",
+            "cuLaunchKernel s0 iris_close",
+        ];
+        assert_eq!(steps(log), expected, "{log}");
+        let gate = |name| field(log, "iris_gate", name);
+        assert_eq!(
+            [gate("m"), gate("k"), gate("a.rows")],
+            [Some("16"), Some("0"), Some("8")].map(|it| it.filter(|it| *it != "0"))
+        );
+        assert_eq!(gate("source"), (peer > 0).then_some("1"));
+        assert_eq!(gate("parts"), Some("1"));
+        assert_eq!(gate("heap.data[1]"), Some("1.0+0x0"));
+        // B by rows, of which a box has 64 columns: types and swizzles as the driver numbers them.
+        let a = field(log, "iris_gemm", "a").unwrap();
+        assert!(a.starts_with(&format!("map({rank}.0+0x")) && a.ends_with("type9/0/3/3/0)"), "{a}");
+    }
+}
+
+/// Streams that join a capture must be joined to its own, and what cannot be captured is refused without an end to it.
+fn captures_are_kept(machine: &Machine) {
+    const CASE: &str = "all_reduce two_shot 8192x0 bf16 plain";
+    on_two(machine, CASE, |calls, standin| {
+        let heap = calls.heap();
+        let (way, other) = (&calls.planned().calls[0], heap.stream()?);
+        let captured = Captured::new(heap, machine)?;
+        calls.run(way, 16, &other)?;
+        standin.take();
+        calls.run(way, 16, &other)?;
+        let eager = standin.take();
+        let ended = captured.capture(|stream| {
+            calls.run(way, 16, stream).unwrap();
+            let refused = stream.sync().unwrap_err().to_string();
+            assert!(refused.contains("captured"), "{refused}");
+            assert!(heap.check().is_ok());
+        });
+        assert_eq!(ended, Ok(()));
+        let log = captures(&standin.take());
+        assert!(log.starts_with(&eager) && !eager.is_empty(), "{log} begins with {eager}");
+        let fork = |joins: bool| {
+            captured.capture(|stream| {
+                other.wait(&stream.record().unwrap()).unwrap();
+                calls.run(way, 16, &other).unwrap();
+                if joins {
+                    stream.wait(&other.record().unwrap()).unwrap();
+                }
+            })
+        };
+        assert_eq!(fork(false), Err(904));
+        assert_eq!(fork(true), Ok(()));
+        // An event of before is no part of a graph.
+        let before = other.record()?;
+        let ended = captured.capture(|stream| {
+            let error = stream.wait(&before).unwrap_err().to_string();
+            assert!(error.contains("STREAM_CAPTURE_ISOLATION"), "{error}");
+        });
+        assert_eq!(ended, Err(901));
+        Ok(())
+    });
+}
+
+/// The call whose number is told fails, once.
+fn a_call_fails_on_request(machine: &Machine) {
+    const CASE: &str = "matmul_all_reduce two_shot 8192x3584 bf16 plain";
+    on_two(machine, CASE, |calls, standin| {
+        let stream = calls.heap().stream()?;
+        let way = &calls.planned().calls[0];
+        calls.run(way, 16, &stream)?;
+        standin.take();
+        for (function, number) in [("", 1), ("cuLaunchKernelEx", 1)] {
+            standin.fail(function, number);
+            let error = format!("{:#}", calls.run(way, 16, &stream).unwrap_err());
+            let expected = "cuLaunchKernelEx of iris_two_shot: 64 groups of 256 threads: \
+                            CUDA_ERROR_LAUNCH_FAILED (code 719)";
+            assert!(error.contains(expected), "{error}");
+            assert_eq!(standin.failed().as_deref(), Some("cuLaunchKernelEx"));
+            assert!(standin.take().starts_with("FAILED cuLaunchKernelEx s0 iris_two_shot "));
+        }
+        standin.fail("cuEventRecord", 1);
+        calls.run(way, 16, &stream)?;
+        assert_eq!((standin.failed(), steps(&standin.take()).len()), (None, 1));
+        Ok(())
+    });
+}
+
+/// Every operator and variant: twice the same, with no address of the host's and no parameter that is none.
+fn logs_are_the_same_in_every_run(machine: &Machine) {
+    let mut launched = Vec::new();
+    let mut cases = all(machine.backend(), Extent::Few);
+    // Clearing the memory of others takes long.
+    let is_small = |planned: &Planned| planned.case.options.n < 8192;
+    cases.retain(|planned| machine.backend() == BackendKind::Cuda || is_small(planned));
+    for planned in cases {
+        let [first, second] = [(); 2].map(|()| of_case(&planned, machine, 2).unwrap());
+        assert_eq!(first, second, "{}", title(&planned));
+        for log in &first {
+            for odd in ["NO MAP", "FAILED", "ends with", "=host", "does not compile"] {
+                assert!(!log.contains(odd), "{odd} in {}: {log}", title(&planned));
+            }
+        }
+        if first[0].contains("Launch") {
+            launched.push((planned.case.op, planned.case.variant.clone()));
+        }
+    }
+    let device = Device::of_rank(machine.backend(), 0).unwrap();
+    for op in Op::ALL {
+        for variant in op.variants_on(device) {
+            let one = (op, variant.name().to_owned());
+            assert!(launched.contains(&one), "nothing is launched by {one:?}");
+        }
+    }
+}
+
+/// Runs in a child.
+pub(crate) fn run(machine: &Machine) {
+    if machine.backend() == BackendKind::Cuda && machine.arch == "90" && !machine.library {
+        parameters_lie_as_the_host_has_them(machine);
+        a_call_is_logged_step_by_step(machine);
+        captures_are_kept(machine);
+        a_call_fails_on_request(machine);
+    }
+    logs_are_the_same_in_every_run(machine);
+}
