@@ -36,7 +36,7 @@ impl UserKernel {
         name: &str,
         (threads, shared_bytes): (u32, u32),
     ) -> Result<Self> {
-        let Target { vendor, arch } = Target::of(&heap.device())?;
+        let Target { vendor, arch } = Target::of(heap.device())?;
         let image = rtc::compile(vendor, source, options, &arch).map_err(Error::other)?;
         let function = heap.load(&image)?.function(name, shared_bytes)?;
         let resident = share(heap, &function, threads, shared_bytes)?;

@@ -104,7 +104,7 @@ fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error> + Send + S
     let outcome = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(600 << 20);
         let heap = SymmetricHeap::open(&world, options)?;
-        let target = Target::of(&heap.device())?;
+        let target = Target::of(heap.device())?;
         if Gemm::is_there(&target, DType::BF16) {
             test(&heap)?;
         } else {

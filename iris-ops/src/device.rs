@@ -160,7 +160,7 @@ impl From<&DeviceInfo> for Device {
 impl From<&SymmetricHeap> for Device {
     /// The device of the heap.
     fn from(heap: &SymmetricHeap) -> Self {
-        let device = Self::from(&heap.device());
+        let device = Self::from(heap.device());
         let sharing = (device.multiprocessors > 0).then(|| heap.sharing());
         Self { sharing, ..device }
     }

@@ -4,8 +4,11 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use iris_testkit::allocations::Counting;
 use iris_testkit::harness::{self, Group, named};
 
+#[path = "standin/allocations.rs"]
+mod allocations;
 #[path = "standin/calls.rs"]
 mod calls;
 #[path = "standin/cases.rs"]
@@ -28,6 +31,9 @@ const DEVICES: &str = "STANDIN_DEVICES";
 const FOLDER: &str = "STANDIN_LOGS";
 const WORLDS: &str = "STANDIN_WORLDS";
 
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
 fn main() -> ExitCode {
     if let Ok(name) = std::env::var(CHILD) {
         let machine = machine_of_child();
@@ -39,6 +45,7 @@ fn main() -> ExitCode {
                 logs::write(Path::new(&folder), &machine, &worlds, Extent::All).unwrap();
             }
             "smoke" => smoke::run(&machine),
+            "allocations" => allocations::check(&machine, 2).unwrap(),
             "failures" => {
                 let worlds = std::env::var(WORLDS).unwrap_or("2".into());
                 failures::table(&machine, worlds.parse().unwrap()).unwrap();
@@ -52,6 +59,7 @@ fn main() -> ExitCode {
         on_sm_80,
         on_gfx942,
         with_a_library_of_products,
+        no_call_allocates_after_the_first_of_its_problem,
         each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap
     ];
     harness::run_together(vec![
@@ -112,6 +120,16 @@ fn logs() {
                 assert!(output.status.success(), "{machine:?}: {said}");
             }
         }
+    }
+}
+
+/// On CUDA without a library and with one, and on HIP.
+fn no_call_allocates_after_the_first_of_its_problem() {
+    for (arch, library) in [("90", false), ("90", true), ("gfx942", true)] {
+        let output = child("allocations", Machine { arch, devices: 2, library }, &[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arch}, library: {library}: {said}");
+        print!("{}", String::from_utf8_lossy(&output.stdout));
     }
 }
 

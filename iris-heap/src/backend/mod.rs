@@ -15,6 +15,7 @@ mod hip;
 mod kind;
 mod open;
 
+pub(crate) use gpu::Current;
 pub use gpu::{DeviceCopy, Gpu};
 pub use kind::{BackendKind, DeviceTraits};
 
@@ -296,7 +297,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Makes the device current on this thread until what is returned is dropped, so that each of several
     /// calls of its driver finds it so; nothing where there is no such thing. Calls that follow see to it
     /// themselves, so that whatever hinders this is told by them.
-    fn current(&self) -> Option<Box<dyn Any>> {
+    fn current(&self) -> Option<Current<'_>> {
         None
     }
 

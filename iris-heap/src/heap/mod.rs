@@ -63,6 +63,8 @@ pub struct SymmetricHeap {
     device_words: Mutex<Layout>,
     /// The word that counts the calls of all ops.
     sequence: OnceLock<DevWords>,
+    /// The backend's answer, which calls ask for: a driver is asked once.
+    device: OnceLock<DeviceInfo>,
     /// Held while the launches of one call are enqueued.
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
@@ -168,6 +170,7 @@ impl SymmetricHeap {
             step: Mutex::new(()),
             device_words: Mutex::new(Layout::new(words, 0, 128)),
             sequence: OnceLock::new(),
+            device: OnceLock::new(),
             issuing: Mutex::new(()),
             registration: Mutex::new(Some(registration)),
             watch: Mutex::new(watch),
@@ -588,7 +591,7 @@ impl SymmetricHeap {
 
     /// Workgroups of this rank that can run at the same time.
     pub fn workgroups(&self) -> u32 {
-        self.backend.device().workgroups
+        self.device().workgroups
     }
 
     /// Ranks that use this rank's device, this one included.
@@ -597,8 +600,8 @@ impl SymmetricHeap {
     }
 
     /// Its device in words.
-    pub fn device(&self) -> DeviceInfo {
-        self.backend.device()
+    pub fn device(&self) -> &DeviceInfo {
+        self.device.get_or_init(|| self.backend.device())
     }
 
     /// Its device as a GPU.

@@ -1,9 +1,9 @@
 //! What ops need of their heap, beyond memory.
 
-use std::any::Any;
 use std::sync::MutexGuard;
 
 use super::SymmetricHeap;
+use crate::backend::Current;
 use crate::error::Result;
 use crate::slice::DevWords;
 use crate::stream::Stream;
@@ -14,7 +14,7 @@ use crate::util::lock;
 pub struct Issuing<'a> {
     heap: &'a SymmetricHeap,
     /// Makes the device current on this thread.
-    _current: Option<Box<dyn Any>>,
+    _current: Option<Current<'a>>,
     _guard: MutexGuard<'a, ()>,
 }
 

@@ -80,7 +80,7 @@ impl KernelSet {
         if heap.device().kind.traits().host_threads {
             return Ok(Self { resident: heap.workgroups(), code: Code::Host });
         }
-        let target = Target::of(&heap.device())?;
+        let target = Target::of(heap.device())?;
         let mut loaded: Vec<Loaded> = Vec::new();
         let mut resident = MAX_GROUPS as u32;
         let pair = heap.size() == 2 && !op.norm;

@@ -113,7 +113,7 @@ impl Gemm {
         configs: &[Config],
         (source, name, with): (&source::Text, &str, With<'_>),
     ) -> Result<Gemm> {
-        let target = Target::of(&heap.device())?;
+        let target = Target::of(heap.device())?;
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
         let Some(code) = code else {
             return Err(Error::Unsupported {
@@ -146,7 +146,7 @@ impl Gemm {
         kernel: (&source::Text, &str, With<'_>),
     ) -> Result<Option<Gemm>> {
         let Whole { shape, dtype, output, .. } = *whole;
-        let target = Target::of(&heap.device())?;
+        let target = Target::of(heap.device())?;
         if shape.contains(&0) || dtype != output || !Self::is_there(&target, dtype) {
             return Ok(None);
         }

@@ -165,12 +165,14 @@ impl Scattering {
         let result = |_| messages.results.map(|(it, _)| rows_of(it.c, &owned(rank)));
         let sends = messages.results.is_some() && args.record.direct != 0;
         let direct = |_| sends.then_some(args.c);
-        let maps_of = |of: &dyn Fn(u32) -> Option<Matrix>| -> Result<Vec<TensorMap>> {
-            let map = |peer| match of(peer) {
-                Some(rows) => config.c_map(dtype, &at_peer(rows, peer)),
-                None => Ok(TensorMap::zeroed()),
-            };
-            channel.peers().map(map).collect()
+        let maps_of = |of: &dyn Fn(u32) -> Option<Matrix>| -> Result<[TensorMap; PEERS]> {
+            let mut maps = [TensorMap::zeroed(); PEERS];
+            for (map, peer) in maps.iter_mut().zip(channel.peers()) {
+                if let Some(rows) = of(peer) {
+                    *map = config.c_map(dtype, &at_peer(rows, peer))?;
+                }
+            }
+            Ok(maps)
         };
         let added = |matrix: Option<&Matrix>| match matrix {
             Some(it) => TensorMap::new(dtype, it, [config.chunk_cols(), config.rows()]),
@@ -202,15 +204,17 @@ impl Scattering {
             sends: messages.results.is_some().into(),
         };
         let [a, b, c] = &maps;
+        // As many as the kernel was built for.
+        let count = size as usize - 1;
         let given = [
             a.bytes(),
             b.bytes(),
             c.bytes(),
             inbox.bytes(),
             residual.bytes(),
-            bytemuck::cast_slice(&owners),
-            bytemuck::cast_slice(&all),
-            bytemuck::cast_slice(&direct),
+            bytemuck::cast_slice(&owners[..count]),
+            bytemuck::cast_slice(&all[..count]),
+            bytemuck::cast_slice(&direct[..count]),
             bytemuck::bytes_of(&given),
             bytemuck::bytes_of(&blocks),
             bytemuck::bytes_of(args),

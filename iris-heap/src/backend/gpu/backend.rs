@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::beside::Sides;
 use super::copies::HostCopies;
-use super::driver::{DeviceCopy, RawStream};
+use super::driver::{Current, DeviceCopy, RawStream};
 use super::mapping::{GpuMapping, as_gpu};
 use super::memory::{MemoryDriver, Region, Wanted};
 use super::module::GpuModule;
@@ -103,7 +103,7 @@ impl Gpu {
     pub fn enqueue(&self, stream: &Stream, enqueue: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         stream.check_of(Arc::as_ptr(&self.shared.control), "work of a library")?;
         let queue = GpuStream::of(stream.backend())?;
-        let _current = self.device.current(false)?;
+        let _current = Current::new(&*self.device, false)?;
         queue.in_order(|| enqueue(queue.raw().0))
     }
 
@@ -159,7 +159,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::Device`]; those of `f`.
     pub fn current<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _current = self.device.current(false)?;
+        let _current = Current::new(&*self.device, false)?;
         f()
     }
 
@@ -169,7 +169,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::Device`]; those of `f`.
     pub fn apart<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _current = self.device.current(true)?;
+        let _current = Current::new(&*self.device, true)?;
         f()
     }
 
@@ -207,8 +207,8 @@ impl Backend for Gpu {
         Gpu::sharing(self)
     }
 
-    fn current(&self) -> Option<Box<dyn Any>> {
-        self.device.current(false).ok()
+    fn current(&self) -> Option<Current<'_>> {
+        Current::new(&*self.device, false).ok()
     }
 
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>> {

@@ -1,7 +1,7 @@
 //! What the shared part of the GPU backends asks of a device's driver.
 
-use std::any::Any;
 use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use crate::backend::{BackendKind, LaunchShape};
@@ -28,6 +28,36 @@ handles! {
     RawModule;
     /// A kernel.
     RawFunction;
+}
+
+/// State of a thread before a device was made current on it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    /// Device that was current, if another was; CUDA's driver remembers it itself.
+    pub(crate) device: Option<i32>,
+    /// Mode of capture, if it was changed.
+    pub(crate) mode: Option<u32>,
+}
+
+/// A device that is current on this thread until this is dropped.
+pub(crate) struct Current<'a> {
+    device: &'a dyn Driver,
+    before: Before,
+    /// What is current belongs to the thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl<'a> Current<'a> {
+    /// Makes a device current; apart, if that is asked for.
+    pub(crate) fn new(device: &'a dyn Driver, apart: bool) -> Result<Self> {
+        Ok(Current { device, before: device.make_current(apart)?, thread: PhantomData })
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        self.device.restore(self.before);
+    }
 }
 
 /// A copy between addresses of memory that the device has mapped, its own or a peer's.
@@ -83,9 +113,11 @@ pub(crate) trait Driver: Send + Sync {
     /// Bytes of its memory that are free, and all. Apart.
     fn memory_info(&self) -> Result<(u64, u64)>;
 
-    /// Makes it this thread's current device until the guard is dropped, for a library that is called
-    /// then. Apart, if that is asked for.
-    fn current(&self, apart: bool) -> Result<Box<dyn Any>>;
+    /// Makes it this thread's current device, for a library that is called then. Apart, if that is asked for.
+    fn make_current(&self, apart: bool) -> Result<Before>;
+
+    /// Takes back what [`Driver::make_current`] did on this thread.
+    fn restore(&self, before: Before);
 
     /// Several ranks of a heap, threads of this process, use the device: what the driver must be told,
     /// or the user, so that no stream of one waits for a kernel of another.

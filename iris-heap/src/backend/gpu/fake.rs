@@ -1,6 +1,5 @@
 //! A driver that only keeps account, and what the shared part asks of it.
 
-use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 use std::os::fd::OwnedFd;
@@ -83,10 +82,11 @@ impl Driver for Fake {
     fn memory_info(&self) -> Result<(u64, u64)> {
         Ok((0, 0))
     }
-    fn current(&self, apart: bool) -> Result<Box<dyn Any>> {
+    fn make_current(&self, apart: bool) -> Result<Before> {
         self.call("current", apart.to_string())?;
-        Ok(Box::new(()))
+        Ok(Before { device: None, mode: None })
     }
+    fn restore(&self, _: Before) {}
     fn shared_by(&self, ranks: u32) {
         self.call("shared_by", ranks.to_string()).unwrap();
     }

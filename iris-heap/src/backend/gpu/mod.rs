@@ -20,8 +20,9 @@ mod table;
 mod vendor;
 
 pub use backend::Gpu;
+pub(crate) use driver::Current;
 pub use driver::DeviceCopy;
-pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
+pub(super) use driver::{Before, Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
 pub(super) use memory::{MemoryDriver, Region, Wanted, check_foreign};
 #[cfg(feature = "cudarc-0-19")]
 pub(super) use stream::Queue;

@@ -2,7 +2,6 @@
 //!
 //! Long because every call of the shared part comes here, each with its reason.
 
-use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
@@ -11,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use super::api::{self, Api, Runtime, check, check_for, runtime};
 use crate::backend::gpu::{
-    DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn,
+    Before, DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn,
 };
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
@@ -386,9 +385,16 @@ impl Driver for Device {
         Ok((free as u64, total as u64))
     }
 
-    fn current(&self, apart: bool) -> Result<Box<dyn Any>> {
-        let bound = if apart { self.bind_apart() } else { self.bind() };
-        Ok(Box::new(bound?))
+    fn make_current(&self, apart: bool) -> Result<Before> {
+        let bound = if apart { self.bind_apart() } else { self.bind() }?;
+        let before = Before { device: bound.previous, mode: bound.mode };
+        // `restore` makes it again.
+        std::mem::forget(bound);
+        Ok(before)
+    }
+
+    fn restore(&self, Before { device: previous, mode }: Before) {
+        drop(Bound { api: &self.runtime.api, previous, mode, thread: PhantomData });
     }
 
     fn shared_by(&self, ranks: u32) {
