@@ -50,16 +50,16 @@ pub struct Access(u64);
 
 impl Access {
     /// Announces the operands of a launch that is about to run. Waits for copies that are under way.
-    pub fn of_kernel(operands: Vec<Span>) -> Access {
+    pub fn of_kernel(operands: &[Span]) -> Access {
         Access::begin(Party::Kernel, operands)
     }
 
     /// Begins a copy. Waits for launches that access the bytes.
-    pub(crate) fn of_copy(spans: Vec<Span>) -> Access {
+    pub(crate) fn of_copy(spans: &[Span]) -> Access {
         Access::begin(Party::Copy, spans)
     }
 
-    fn begin(party: Party, spans: Vec<Span>) -> Access {
+    fn begin(party: Party, spans: &[Span]) -> Access {
         let blocked = |active: &mut Active| {
             let mut others = active.spans.iter().filter(|(_, other, _)| *other != party);
             others.any(|(_, _, other)| spans.iter().any(|span| span.conflicts(other)))
@@ -68,7 +68,7 @@ impl Access {
         let mut active = waited.unwrap_or_else(PoisonError::into_inner);
         let id = active.next;
         active.next += 1;
-        active.spans.extend(spans.into_iter().map(|span| (id, party, span)));
+        active.spans.extend(spans.iter().map(|span| (id, party, span.clone())));
         Access(id)
     }
 }
@@ -85,8 +85,8 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    fn span(bytes: Range<u64>, written: bool) -> Vec<Span> {
-        vec![Span { bytes, written }]
+    fn span(bytes: Range<u64>, written: bool) -> [Span; 1] {
+        [Span { bytes, written }]
     }
 
     /// Addresses that no mapping of another test has.
@@ -94,12 +94,12 @@ mod tests {
 
     #[test]
     fn what_excludes_nobody_does_not_wait() {
-        let _reader = Access::of_kernel(span(BASE..BASE + 8, false));
-        let _writer = Access::of_kernel(span(BASE + 8..BASE + 16, true));
-        drop(Access::of_copy(span(BASE..BASE + 8, false)));
-        drop(Access::of_copy(span(BASE + 16..BASE + 20, true)));
-        drop(Access::of_copy(span(BASE + 8..BASE + 8, true)));
-        drop(Access::of_kernel(span(BASE..BASE + 16, true)));
+        let _reader = Access::of_kernel(&span(BASE..BASE + 8, false));
+        let _writer = Access::of_kernel(&span(BASE + 8..BASE + 16, true));
+        drop(Access::of_copy(&span(BASE..BASE + 8, false)));
+        drop(Access::of_copy(&span(BASE + 16..BASE + 20, true)));
+        drop(Access::of_copy(&span(BASE + 8..BASE + 8, true)));
+        drop(Access::of_kernel(&span(BASE..BASE + 16, true)));
     }
 
     #[test]
@@ -107,8 +107,8 @@ mod tests {
         let bytes = BASE + 100..BASE + 108;
         for copy_first in [false, true] {
             let begin = |copy: bool| match copy {
-                true => Access::of_copy(span(bytes.clone(), false)),
-                false => Access::of_kernel(span(bytes.clone(), true)),
+                true => Access::of_copy(&span(bytes.clone(), false)),
+                false => Access::of_kernel(&span(bytes.clone(), true)),
             };
             let (say, said) = channel();
             let first = begin(copy_first);

@@ -139,7 +139,7 @@ impl SharedMemory {
         let start = self.range(offset, data.len() as u64)?;
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let to = unsafe { self.base.as_ptr().add(start) };
-        let _access = Access::of_copy(vec![self.span(start, data.len(), true)]);
+        let _access = Access::of_copy(&[self.span(start, data.len(), true)]);
         // SAFETY: as above; nobody accesses the bytes plainly during `_access` (see the type).
         unsafe { atomic_copy::store(data, to) };
         Ok(())
@@ -150,7 +150,7 @@ impl SharedMemory {
         let start = self.range(offset, data.len() as u64)?;
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let from = unsafe { self.base.as_ptr().add(start) };
-        let _access = Access::of_copy(vec![self.span(start, data.len(), false)]);
+        let _access = Access::of_copy(&[self.span(start, data.len(), false)]);
         // SAFETY: as above; nobody writes the bytes plainly during `_access` (see the type).
         unsafe { atomic_copy::load(from, data) };
         Ok(())
@@ -177,7 +177,7 @@ impl SharedMemory {
         let to = unsafe { self.base.as_ptr().add(start) };
         // SAFETY: as above, of the other mapping.
         let source = unsafe { from.base.as_ptr().add(source) };
-        let _access = Access::of_copy(spans);
+        let _access = Access::of_copy(&spans);
         // SAFETY: as above; nobody accesses the bytes plainly during `_access` (see the type).
         unsafe { atomic_copy::copy(source, to, len) };
         Ok(())

@@ -175,12 +175,11 @@ pub struct OpArgs {
 impl OpArgs {
     /// Bytes of the matrices of a call, in this rank's memory. Peers access them only while this rank
     /// is in the call.
-    pub(crate) fn operands(&self) -> Vec<Span> {
+    pub(crate) fn operands(&self) -> [Span; 7] {
         let OpArgs { a, b, c, bias, residual, weight, normed, .. } = self;
-        let read = [a, b, bias, residual, weight].map(|matrix| (matrix, false));
-        let written = [c, normed].map(|matrix| (matrix, true));
-        let span = |(matrix, written): (&Matrix, bool)| Span { bytes: matrix.bytes(), written };
-        read.into_iter().chain(written).map(span).collect()
+        let read = |matrix: &Matrix| Span { bytes: matrix.bytes(), written: false };
+        let written = |matrix: &Matrix| Span { bytes: matrix.bytes(), written: true };
+        [read(a), read(b), read(bias), read(residual), read(weight), written(c), written(normed)]
     }
 }
 

@@ -9,13 +9,12 @@
 //! Long because pool, streams and events share the turn-taking that keeps launches in order.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-
-use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
 use super::{CpuCall, CpuKernel, EventBackend, Group, StreamBackend};
@@ -286,12 +285,8 @@ impl Backend for CpuBackend {
         workers.retain(|w| !w.thread.is_finished());
         self.shared.forget_failures(|stream| workers.iter().any(|w| w.number == stream));
         let number = self.names.fetch_add(1, Ordering::Relaxed);
-        let (sender, jobs) = unbounded();
-        let queue = Arc::new(Queue {
-            number,
-            shared: self.shared.clone(),
-            sender: Mutex::new(Some(sender)),
-        });
+        let jobs = Arc::<Jobs>::default();
+        let queue = Arc::new(Queue { number, shared: self.shared.clone(), jobs: jobs.clone() });
         let (shared, ended) = (self.shared.clone(), CpuEvent::default());
         let name = format!("iris-{}-stream-{number}", self.rank);
         let end = ended.clone();
@@ -328,7 +323,7 @@ impl Backend for CpuBackend {
         let workers = std::mem::take(&mut *lock(&self.workers));
         for worker in workers {
             if let Some(queue) = worker.stream.upgrade() {
-                lock(&queue.sender).take();
+                queue.jobs.close();
             }
             join(worker.thread);
         }
@@ -352,7 +347,7 @@ impl Drop for CpuBackend {
             let queues: Vec<_> =
                 lock(&self.workers).iter().filter_map(|w| w.stream.upgrade()).collect();
             for queue in queues {
-                lock(&queue.sender).take();
+                queue.jobs.close();
             }
             // The pool's threads end after the launch that runs; no other will come, since the
             // workers skip what they find.
@@ -379,18 +374,56 @@ enum Job {
 struct Queue {
     number: u64,
     shared: Arc<Shared>,
-    sender: Mutex<Option<Sender<Job>>>,
+    jobs: Arc<Jobs>,
+}
+
+/// What is enqueued on a stream and has not begun. It keeps the room that it has had, so that a program that enqueues
+/// no deeper than before allocates nothing.
+#[derive(Default)]
+struct Jobs {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+impl Jobs {
+    /// Adds a job, unless nobody may any more; returns whether it did.
+    fn push(&self, job: Job) -> bool {
+        let mut waiting = lock(&self.waiting);
+        if !waiting.closed {
+            waiting.jobs.push_back(job);
+            self.changed.notify_one();
+        }
+        !waiting.closed
+    }
+
+    /// Lets nobody add a job any more.
+    fn close(&self) {
+        lock(&self.waiting).closed = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits for the next job; none once it is closed and all are done.
+    fn next(&self) -> Option<Job> {
+        let idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.closed;
+        let waited = self.changed.wait_while(lock(&self.waiting), idle);
+        waited.unwrap_or_else(PoisonError::into_inner).jobs.pop_front()
+    }
 }
 
 impl Queue {
     fn push(&self, job: Job) -> Result<()> {
-        let closed = Error::Closed { what: "the stream's heap" };
         if self.shared.process != std::process::id() {
             return Err(unsupported("enqueued work", "a forked child has no thread to do it"));
         }
-        match &*lock(&self.sender) {
-            Some(sender) => sender.send(job).map_err(|_| closed),
-            None => Err(closed),
+        match self.jobs.push(job) {
+            true => Ok(()),
+            false => Err(Error::Closed { what: "the stream's heap" }),
         }
     }
 
@@ -398,6 +431,12 @@ impl Queue {
         let event = CpuEvent::default();
         self.push(Job::Done(event.clone()))?;
         Ok(event)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.jobs.close();
     }
 }
 
@@ -565,8 +604,8 @@ impl Shared {
     }
 
     /// The thread of the stream of this number: until nobody can enqueue any more.
-    fn work(&self, jobs: &Receiver<Job>, stream: u64) {
-        for job in jobs {
+    fn work(&self, jobs: &Jobs, stream: u64) {
+        while let Some(job) = jobs.next() {
             let skip = self.dropped.load(Ordering::Relaxed);
             let outcome = match job {
                 Job::Launch { name, groups, number, kernel } => {

@@ -522,7 +522,7 @@ impl SymmetricHeap {
     }
 
     /// Abort word and fault record of this rank.
-    pub fn control(&self) -> &Control {
+    pub fn control(&self) -> &Arc<Control> {
         &self.memory.control
     }
 

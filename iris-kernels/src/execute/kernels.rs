@@ -1,9 +1,13 @@
 //! The loaded kernels of an operator, and one launch of one of them.
 
-use std::sync::{Arc, OnceLock};
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use iris_heap::plain_access::Access;
-use iris_heap::{Error, Function, Group, LaunchShape, Memory, Result, Stream, SymmetricHeap};
+use iris_heap::{
+    Control, CpuKernel, Error, Function, Group, LaunchShape, Result, Stream, SymmetricHeap,
+};
 use iris_sync::Span;
 
 use super::unsupported;
@@ -51,7 +55,7 @@ pub(super) struct KernelSet {
 #[derive(Clone, Debug)]
 enum Code {
     /// Functions of the host, for its threads.
-    Host,
+    Host(Arc<HostLaunches>),
     /// Kernels by name.
     Loaded(Vec<Loaded>),
 }
@@ -78,7 +82,7 @@ impl KernelSet {
     /// not one workgroup of each is resident.
     pub(super) fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         if heap.device().kind.traits().host_threads {
-            return Ok(Self { resident: heap.workgroups(), code: Code::Host });
+            return Ok(Self { resident: heap.workgroups(), code: Code::Host(Arc::default()) });
         }
         let target = Target::of(heap.device())?;
         let mut loaded: Vec<Loaded> = Vec::new();
@@ -128,7 +132,7 @@ impl KernelSet {
     ) -> Result<()> {
         let loaded = match &self.code {
             Code::Loaded(loaded) => loaded,
-            Code::Host => return launch_on_host(heap, stream, kernel, args, groups.count),
+            Code::Host(kept) => return kept.enqueue(heap, stream, (kernel, args), groups.count),
         };
         let of_pair = loaded.iter().find(|known| Some(known.name) == kernel.name_of_pair());
         let of_pair = of_pair.filter(|it| groups.several_items && groups.count <= it.most);
@@ -171,27 +175,101 @@ impl KernelSet {
     }
 }
 
-/// Enqueues a kernel for the host's threads.
-fn launch_on_host(
-    heap: &Arc<SymmetricHeap>,
-    stream: &Stream,
+/// Launches on the host's threads, of which those that are over are used again: a call allocates none after the first.
+#[derive(Default)]
+struct HostLaunches(Mutex<Vec<HostLaunch>>);
+
+impl fmt::Debug for HostLaunches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostLaunches")
+    }
+}
+
+struct HostLaunch {
+    launch: Arc<RwLock<Launch>>,
+    /// Runs `launch`; nobody else has it where no launch is under way.
+    run: CpuKernel,
+}
+
+/// A launch of a kernel on the host.
+struct Launch {
     kernel: Kernel,
     args: OpArgs,
-    groups: u32,
-) -> Result<()> {
-    let memory = heap.memory();
-    // Kept until the launch drops this closure, which the last workgroup to end does.
-    let access = OnceLock::new();
-    let run = move |group: Group| {
-        access.get_or_init(|| Access::of_kernel(args.operands()));
-        // SAFETY: the caller of `enqueue` vouches for the matrices; `memory` keeps the rest.
-        let result = unsafe { cpu::run(kernel, &args, group.index, group.count) };
-        // All of it is captured: the whole heap stays mapped while this runs.
-        let memory: &Memory = &memory;
+    /// The heap's.
+    control: Arc<Control>,
+    /// Workgroups that have not ended.
+    left: AtomicU32,
+    /// Kept until the last workgroup ends.
+    access: Mutex<Option<Access>>,
+}
+
+impl HostLaunches {
+    /// Launches that are kept, at most: a program that enqueues more ahead allocates the others anew.
+    const MOST: usize = 32;
+
+    /// Enqueues a kernel.
+    fn enqueue(
+        &self,
+        heap: &Arc<SymmetricHeap>,
+        stream: &Stream,
+        (kernel, args): (Kernel, OpArgs),
+        groups: u32,
+    ) -> Result<()> {
+        let control = heap.control().clone();
+        let launch =
+            Launch { kernel, args, control, left: groups.into(), access: Mutex::default() };
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let run = match kept.iter().find(|it| Arc::strong_count(&it.run) == 1) {
+            Some(free) => {
+                *free.launch.write().unwrap_or_else(PoisonError::into_inner) = launch;
+                free.run.clone()
+            }
+            None => {
+                let new = HostLaunch::new(launch);
+                let run = new.run.clone();
+                if kept.len() < Self::MOST {
+                    kept.push(new);
+                }
+                run
+            }
+        };
+        stream.launch_cpu(kernel.name(), groups, run)
+    }
+}
+
+impl HostLaunch {
+    fn new(launch: Launch) -> Self {
+        let launch = Arc::new(RwLock::new(launch));
+        let of_run = launch.clone();
+        let run =
+            move |group: Group| of_run.read().unwrap_or_else(PoisonError::into_inner).run(group);
+        HostLaunch { launch, run: Arc::new(run) }
+    }
+}
+
+impl Launch {
+    /// Runs one workgroup.
+    fn run(&self, group: Group) -> Result<()> {
+        let _ended = Ended(self);
+        let mut access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
+        access.get_or_insert_with(|| Access::of_kernel(&self.args.operands()));
+        drop(access);
+        // SAFETY: the caller of `enqueue` vouches for the matrices; the heap's threads keep its memory.
+        let result = unsafe { cpu::run(self.kernel, &self.args, group.index, group.count) };
         // A fault says more than that there was one; the record is complete, or a peer's is.
-        result.or_else(|_stop| memory.control.outcome())
-    };
-    stream.launch_cpu(kernel.name(), groups, Arc::new(run))
+        result.or_else(|_stop| self.control.outcome())
+    }
+}
+
+/// A workgroup that ends when this is dropped, by a panic, too.
+struct Ended<'a>(&'a Launch);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        if self.0.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.access.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+    }
 }
 
 /// Compiles and loads the form of a kernel that has this name; returns it with a function that says how many of its

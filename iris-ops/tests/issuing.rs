@@ -1,11 +1,18 @@
-//! Calls of which one launch fails, on the CPU: every launch of every program in turn. Either no peer has seen the
-//! call, and it succeeds when it is tried again; or the heap is poisoned on all ranks, and both errors say so.
+//! What issuing a call on the CPU leaves behind, for every operator and variant.
+//!
+//! Calls of which one launch fails, each launch in turn: either no peer has seen the call, and it succeeds when it is
+//! tried again; or the heap is poisoned on all ranks, and both errors say so. And calls after the first, whose threads
+//! allocate nothing.
 
 use std::sync::Arc;
 
 use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_kernels::Then;
 use iris_ops::{AnyOp, MatRef, Op, OpError, Operands, Plan, Variant};
+use iris_testkit::allocations::Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const RANKS: usize = 2;
 const SHAPE: [usize; 3] = [8, 16, 8];
@@ -73,16 +80,43 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     assert!(copied[1..].iter().all(|(_, then)| *then == Then::Close), "{copied:?}");
 }
 
+#[test]
+fn calls_after_the_first_allocate_nothing() {
+    for op in Op::ALL {
+        for variant in op.variants() {
+            let allocated = World::run_threads(RANKS, |world| {
+                let (heap, made) = make(&world, op, variant)?;
+                let (operands, _) = operands(&heap, made.plan())?;
+                let stream = heap.stream()?;
+                let call = || made.run(&operands, &stream).map_err(iris_heap::Error::other);
+                call()?;
+                stream.sync()?;
+                let (allocated, outcome) = Counting::during(call);
+                outcome?;
+                heap.close()?;
+                Ok::<_, iris_heap::Error>(allocated)
+            });
+            assert_eq!(allocated.expect("both ranks"), [0; RANKS], "{op} {variant}");
+        }
+    }
+}
+
+/// A heap, and the operator on it.
+fn make(world: &World, op: Op, variant: Variant) -> iris_heap::Result<(Arc<SymmetricHeap>, AnyOp)> {
+    let [m, n, k] = SHAPE;
+    let mut request = op.request(m, n, k);
+    request.variant = Some(variant);
+    let plan = request.plan(world).map_err(iris_heap::Error::other)?;
+    let heap = SymmetricHeap::open(world, HeapOptions::new().threads(2))?;
+    let made = AnyOp::new(&heap, &plan).map_err(iris_heap::Error::other)?;
+    Ok((heap, made))
+}
+
 /// One call, of which rank 0's launch after so many fails.
 fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
     let outcomes = World::run_threads(RANKS, |world| {
-        let [m, n, k] = SHAPE;
-        let mut request = op.request(m, n, k);
-        request.variant = Some(variant);
-        let plan = request.plan(&world).map_err(iris_heap::Error::other)?;
-        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
-        let made = AnyOp::new(&heap, &plan).map_err(iris_heap::Error::other)?;
-        let (operands, c) = operands(&heap, &plan)?;
+        let (heap, made) = make(&world, op, variant)?;
+        let (operands, c) = operands(&heap, made.plan())?;
         let stream = heap.stream()?;
         if let Some(launches) = launches.filter(|_| world.rank() == 0) {
             heap.control().fail_launch_after(launches);
