@@ -73,7 +73,7 @@ impl UserKernel {
     /// A workgroup that waits keeps its place on the device, so there must be a multiprocessor for
     /// each workgroup of both: those of the op and `groups` are together at most
     /// [`SymmetricHeap::workgroups`], this rank's part of the multiprocessors: plan the op with
-    /// `Options::workgroups`, on all ranks. That all are resident follows, whatever each needs of a
+    /// `Options::beside(groups)`, on all ranks. That all are resident follows, whatever each needs of a
     /// multiprocessor, as long as nothing else waits on the device.
     ///
     /// # Errors

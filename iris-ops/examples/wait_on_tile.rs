@@ -25,7 +25,7 @@ IRIS_KERNEL add_up(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u
 fn rank(world: World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(&world, HeapOptions::new().backend(BackendKind::Cuda))?;
     let each = heap.workgroups() / 2; // A multiprocessor for each workgroup of both kernels.
-    let options = Options::new(M, M, 8).variant(Variant::TwoShot).workgroups(each as usize);
+    let options = Options::new(M, M, 8).variant(Variant::TwoShot).beside(each as usize);
     let op = MatmulAllReduce::new(&heap, &options.plan(&heap)?)?;
     let kernel =
         UserKernel::new(&heap, SOURCE.into(), &Default::default(), "add_up", (THREADS, 0))?;

@@ -179,6 +179,7 @@ impl Request {
             ("root", asked(self.root != unasked.root, &self.root)),
             ("members", self.members.as_ref().map(|members| format!("{members:?}"))),
             ("workgroups", self.workgroups.map(|groups| groups.to_string())),
+            ("beside", asked(self.beside > 0, &self.beside)),
             ("even", asked(self.even, &self.even)),
             ("library", asked(self.library != unasked.library, &self.library)),
             ("staged", asked(self.staged != unasked.staged && !staged, &self.staged)),

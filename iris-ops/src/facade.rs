@@ -135,6 +135,7 @@ macro_rules! beside_method {
             /// it by `Tiles` of `iris/tiles.h`. The number of the call is kept on `stream`, that of
             /// the call, behind what was issued before; so it is right in graphs, too.
             ///
+            /// The op is planned with `Options::beside`, which says how many multiprocessors the kernel has.
             /// Peers' tiles have a signal if they write C directly: C lies in the symmetric heap,
             /// not transposed, apart from A, at the same offset and with the same leading dimension
             /// on all ranks. This rank's own tiles have none: they are there when the call is over,
@@ -142,8 +143,8 @@ macro_rules! beside_method {
             /// without signals: who wants their tiles names the variant.
             ///
             /// # Errors
-            /// Those of [`run`](Self::run); [`Invalid`](crate::OpError::Invalid) for a C or a variant
-            /// whose tiles have no signals.
+            /// Those of [`run`](Self::run); [`Invalid`](crate::OpError::Invalid) for a C
+            /// whose tiles have no signals, and for a plan without `Options::beside`.
             pub fn beside(
                 &self,
                 args: &$args,

@@ -140,6 +140,8 @@ pub struct Request {
     pub members: Option<Vec<usize>>,
     /// Workgroups of a launch; by default as many as can be resident.
     pub workgroups: Option<usize>,
+    /// Multiprocessors that calls leave to a kernel beside them; 0 for no such kernel.
+    pub beside: usize,
     /// Whose products of whole matrices are used.
     pub library: Library,
     /// Whether all ranks have the same N and K, so that these decide how calls are done.
@@ -183,6 +185,7 @@ impl Request {
             root: 0,
             members: None,
             workgroups: None,
+            beside: 0,
             library: Library::default(),
             even: false,
             trace_spans: 0,
@@ -286,6 +289,12 @@ impl Request {
         if self.workgroups == Some(0) {
             return invalid("workgroups", &0, "at least 1");
         }
+        let multiprocessors = ranks.device.multiprocessors as usize;
+        let most = multiprocessors.saturating_sub(self.workgroups.unwrap_or(1));
+        if self.beside > most && !ranks.device.backend.traits().host_threads {
+            let expected = format!("at most {most} of {multiprocessors} multiprocessors");
+            return invalid("beside", &self.beside, &expected);
+        }
         if self.root >= ranks.size {
             return invalid("root", &self.root, &format!("below {}", ranks.size));
         }
@@ -300,6 +309,16 @@ impl Request {
 
     /// Whether it can be done so.
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
+        if self.beside > 0 && form.arrival.is_none() {
+            let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
+            let names: Vec<_> = able.map(|form| form.variant.name()).collect();
+            return Err(Error::Invalid {
+                op: self.op(),
+                what: "variant with a kernel beside it".into(),
+                value: form.variant.to_string(),
+                expected: format!("one whose tiles of C have signals: {}", names.join(", ")),
+            });
+        }
         if form.serves(self) {
             return Ok(());
         }
@@ -488,6 +507,16 @@ macro_rules! setter {
         #[must_use]
         pub fn workgroups(mut self, workgroups: usize) -> Self {
             self.request.workgroups = Some(workgroups);
+            self
+        }
+    };
+    (beside) => {
+        /// Multiprocessors that the workgroups of a call leave to a kernel of the caller's beside it, which keeps its
+        /// place while it waits for tiles; by default none, and no kernel may run beside a call. Variants whose tiles
+        /// have no signals are refused: where `auto` takes one for some size, name another.
+        #[must_use]
+        pub fn beside(mut self, multiprocessors: usize) -> Self {
+            self.request.beside = multiprocessors;
             self
         }
     };

@@ -402,6 +402,7 @@ impl Plan {
             ("columns_per_flag", format!("{:?}", request.staged.columns_per_flag)),
             ("root", request.root.to_string()),
             ("members", format!("{:?}", request.members)),
+            ("beside", request.beside.to_string()),
             ("trace_spans", request.trace_spans.to_string()),
             ("first_call", request.first_call.to_string()),
             ("injected", format!("{:?}", request.injected)),

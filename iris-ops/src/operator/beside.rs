@@ -27,14 +27,10 @@ impl Operator {
         let args = self.checked(&call)?;
         // One that is alone has all tiles when the call is over, whichever words say so.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
-        let arrival = form.arrival.or(alone).ok_or_else(|| {
-            let forms = self.plan.row().forms.iter().filter(|form| form.arrival.is_some());
-            let names: Vec<_> = forms.map(|form| form.variant.name()).collect();
-            let expected = match &names[..] {
-                [] => "no kernel beside this operator: its peers do not write C".into(),
-                names => format!("one whose peers write C directly: {}", names.join(", ")),
-            };
-            invalid("variant", form.variant.to_string(), expected)
+        let arrival = form.arrival.or(alone).filter(|_| self.plan.request().beside > 0);
+        let arrival = arrival.ok_or_else(|| {
+            let expected = "as many as the kernel has workgroups, by Options::beside of the plan";
+            invalid("multiprocessors", "0".into(), expected.into())
         })?;
         if args.record.direct == 0 && !self.plan.alone() {
             let expected = "rows of the symmetric heap, apart from A, where peers may write".into();

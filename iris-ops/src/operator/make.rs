@@ -50,15 +50,34 @@ impl Own {
                 Some(before) => executors[before].0.clone(),
                 None => Arc::new(executor(heap, plan, choice)?),
             };
-            let resident = executor.resident();
-            let asked = plan.request().workgroups;
+            let (asked, beside) = (plan.request().workgroups, plan.request().beside as u32);
+            // A host's kernel beside a call has a thread of its own.
+            let resident = match beside {
+                1.. if !plan.on_cpu() => {
+                    executor.resident().min(heap.workgroups().saturating_sub(beside))
+                }
+                _ => executor.resident(),
+            };
+            if resident == 0 {
+                return Err(Error::Invalid {
+                    op,
+                    what: "beside".into(),
+                    value: beside.to_string(),
+                    expected: format!(
+                        "fewer than this rank's {} multiprocessors",
+                        heap.workgroups()
+                    ),
+                });
+            }
             let groups = asked.map_or(Ok(resident), u32::try_from).ok();
             let groups =
                 groups.filter(|&groups| groups <= resident).ok_or_else(|| Error::Invalid {
                     op,
                     what: "workgroups".into(),
                     value: asked.unwrap_or_default().to_string(),
-                    expected: format!("at most {resident}, which can be resident"),
+                    expected: format!(
+                        "at most {resident}, which can be resident beside {beside} others"
+                    ),
                 })?;
             executors.push((executor, groups));
         }

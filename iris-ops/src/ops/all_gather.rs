@@ -23,7 +23,7 @@ options! { ROW,
     {
         /// For at most `count` elements of each rank; the output has `size` times as many.
         message();
-        variant, dtype, tile, workgroups,
+        variant, dtype, tile, workgroups, beside,
     }
 }
 

@@ -18,7 +18,7 @@ options! { ROW,
     {
         /// For at most `count` elements.
         message();
-        variant, dtype, wire, epilogue, rms_norm, tile, workgroups,
+        variant, dtype, wire, epilogue, rms_norm, tile, workgroups, beside,
     }
 }
 

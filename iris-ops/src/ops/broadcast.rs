@@ -23,7 +23,7 @@ options! { ROW,
     {
         /// For at most `count` elements.
         message();
-        variant, root, dtype, tile, workgroups,
+        variant, root, dtype, tile, workgroups, beside,
     }
 }
 

@@ -23,7 +23,7 @@ options! { ROW,
     {
         /// For at most `m` rows over all ranks, `n` columns and depth `k`.
         product(m, n, k);
-        variant, dtype, output, epilogue, tile, workgroups, library,
+        variant, dtype, output, epilogue, tile, workgroups, beside, library,
     }
 }
 

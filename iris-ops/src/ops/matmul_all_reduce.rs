@@ -26,7 +26,7 @@ options! { ROW,
     {
         /// For at most `m` rows, `n` columns and this rank's depth `k`.
         product(m, n, k);
-        variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, library, even,
+        variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, beside, library, even,
     }
 }
 

@@ -1,10 +1,11 @@
 //! What plans of the operators come to.
 
 use iris_heap::{BackendKind, DType};
+use iris_kernels::program::Program;
 
 use super::{
     all_gather, all_gather_matmul, all_reduce, all_to_all, broadcast, matmul_all_gather,
-    matmul_all_reduce, matmul_reduce_scatter, reduce_scatter,
+    matmul_all_reduce, matmul_reduce_scatter, reduce_scatter, row,
 };
 use crate::device::Device;
 use crate::kind::{Op, Variant};
@@ -454,13 +455,45 @@ fn operators_go_to_other_threads() {
     shared::<crate::Workspace>();
 }
 
+/// The first variant whose tiles of C have signals.
+fn signalled(op: Op) -> Option<Variant> {
+    op.variants().into_iter().find(|it| row(op).form(*it).is_some_and(|it| it.arrival.is_some()))
+}
+
+/// A kernel beside a call keeps multiprocessors: no step of a variant whose tiles have signals needs them all, as GEMMs
+/// do that wait for peers or do the message. Other variants, and more than a device has, are refused by name.
+#[test]
+fn a_kernel_beside_a_call_has_room() {
+    for op in Op::ALL {
+        for form in row(op).forms.iter().filter(|form| form.arrival.is_some()) {
+            for of in form.program {
+                let gemm = Program::new(form.program).special_gemm(of);
+                assert_eq!(gemm, None, "{op} {}", form.variant);
+            }
+        }
+    }
+    let options = crate::all_reduce::Options::new(4096).beside(4);
+    let h200 = Ranks::new(0, 2).on_device(Device::named("h200").unwrap());
+    let said = |options: crate::all_reduce::Options| options.plan(h200).unwrap_err().to_string();
+    assert_eq!(
+        said(options.clone()),
+        "all_reduce: variant with a kernel beside it is ll, expected one whose tiles of C have signals: two_shot"
+    );
+    let two_shot = options.variant(crate::all_reduce::Variant::TwoShot);
+    assert!(two_shot.plan(h200).is_ok());
+    assert_eq!(
+        said(two_shot.beside(132)),
+        "all_reduce: beside is 132, expected at most 131 of 132 multiprocessors"
+    );
+}
+
 /// What an operator does not read is refused where it can be asked: in a request of any operator.
 #[test]
 fn a_request_of_any_operator_takes_what_the_operator_reads() {
     use crate::Epilogue;
     use crate::options::Request;
     type Ask = (&'static str, fn(&mut Request));
-    let asks: [Ask; 9] = [
+    let asks: [Ask; 10] = [
         ("dtype", |it| it.dtype = DType::F16),
         ("output", |it| it.output = Some(DType::BF16)),
         ("wire", |it| it.wire = Some(DType::BF16)),
@@ -470,6 +503,7 @@ fn a_request_of_any_operator_takes_what_the_operator_reads() {
         ("root", |it| it.root = 1),
         ("members", |it| it.members = Some(vec![0])),
         ("workgroups", |it| it.workgroups = Some(1)),
+        ("beside", |it| (it.beside, it.variant) = (1, signalled(it.op()))),
     ];
     for op in Op::ALL {
         for (name, ask) in asks {

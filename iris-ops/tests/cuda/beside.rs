@@ -93,7 +93,8 @@ impl OnHost {
     fn new(world: &World, (op, variant): (Op, &str)) -> Result<OnHost> {
         let options = HeapOptions::new().threads(2).data_bytes(4 << 20);
         let heap = SymmetricHeap::open(world, options)?;
-        let sample = Sample::new(op, variant, Default::default(), Ranks::from(world));
+        let sample =
+            Sample::new(op, variant, Default::default(), Ranks::from(world)).leaving(GROUPS);
         let sample = sample.on(BackendKind::Cpu, 2);
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
         let (seen, stream) = (heap.alloc::<f32>(room.c.len())?, heap.stream()?);
@@ -218,7 +219,7 @@ impl Taker {
 fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()> {
     let heap = open(world)?;
     let ranks = Ranks::from(world);
-    let sample = Sample::new(op, variant, Default::default(), ranks);
+    let sample = Sample::new(op, variant, Default::default(), ranks).leaving(GROUPS);
     let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
     let taker = Taker::new(&heap, room.c)?;
     let ((theirs, stream), side) = (callers(&heap)?, heap.stream()?);
@@ -301,6 +302,7 @@ fn fault(text: &str, enqueue: impl Fn(&World, &Arc<SymmetricHeap>) -> Result<Str
 pub(crate) fn tiles_that_do_not_come_are_faults() {
     let make = |world: &World| {
         Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(world))
+            .leaving(GROUPS)
     };
     // Nobody runs the call.
     fault("all_reduce", |world, heap| {
@@ -345,8 +347,9 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         };
         let sample = Sample::new(Op::AllReduce, "one_shot", Default::default(), ranks);
         let (op, room) = (sample.make(&heap)?, sample.room(&heap)?);
-        refused(op.beside(&sample.operands(&room), &stream), "variant")?;
+        refused(op.beside(&sample.operands(&room), &stream), "Options::beside")?;
         let sample = Sample::new(Op::AllReduce, "two_shot", Default::default(), ranks);
+        let sample = sample.leaving(GROUPS);
         let op = sample.make(&heap)?;
         let mut operands = sample.operands(&room);
         operands.c = operands.a;

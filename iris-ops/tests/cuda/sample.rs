@@ -36,6 +36,12 @@ impl Sample {
         Sample { case: Case::new(op, variant, options), ranks }
     }
 
+    /// The same, which leaves so many multiprocessors to a kernel beside each call.
+    pub(crate) fn leaving(mut self, multiprocessors: u32) -> Sample {
+        self.case.options = self.case.options.beside(multiprocessors as usize);
+        self
+    }
+
     /// The same on another kind of device, with so many workgroups.
     pub(crate) fn on(mut self, backend: BackendKind, groups: usize) -> Sample {
         self.case.options = self.case.options.backend(backend).workgroups(groups);

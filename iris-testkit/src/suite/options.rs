@@ -43,6 +43,8 @@ pub struct Options {
     pub fetchers: Option<usize>,
     /// Workgroups of a launch.
     pub workgroups: Option<usize>,
+    /// As of the op's own options.
+    pub beside: usize,
     /// Whose products of whole matrices are used.
     pub library: Library,
     /// Whether all ranks have the same N and K, which may decide then.
@@ -90,6 +92,7 @@ impl Options {
             columns_per_flag: None,
             fetchers: None,
             workgroups: None,
+            beside: 0,
             library: Library::default(),
             even: false,
             root: 0,
@@ -114,6 +117,7 @@ impl Options {
         columns_per_flag: usize => Some(columns_per_flag);
         fetchers: usize => Some(fetchers);
         workgroups: usize => Some(workgroups);
+        beside: usize => beside;
         library: Library => library;
         even: bool => even;
         root: usize => root;
@@ -171,6 +175,7 @@ pub fn plan(
             "tile" => request.tile = options.tile,
             "shard" => request.shard = options.shard,
             "workgroups" => request.workgroups = options.workgroups,
+            "beside" => request.beside = options.beside,
             "library" => request.library = options.library,
             "even" => request.even = options.even,
             "root" => request.root = options.root,
