@@ -29,6 +29,7 @@ use vendor::{Communicator, Multiplier};
 pub(crate) use tuned::tune;
 pub(crate) use vendor::{NO_MULTICAST, Vendors};
 
+mod bare;
 mod baseline;
 mod contents;
 mod home;
@@ -130,6 +131,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
             "us",
             "eager",
             "run",
+            "bare",
             "base",
             "ratio",
             "product"
@@ -295,10 +297,10 @@ fn dimensions(options: &OpOptions) -> String {
     format!("{} x {} x {}", options.m, options.n, options.k)
 }
 
-fn line(columns: [&str; 10]) -> String {
-    let [op, shape, variant, tile, us, eager, run, base, ratio, product] = columns;
+fn line(columns: [&str; 11]) -> String {
+    let [op, shape, variant, tile, us, eager, run, bare, base, ratio, product] = columns;
     let what = format!("{op:21} {shape:>22} {variant:>11} {tile:>13}");
-    format!("{what} {us:>8} {eager:>8} {run:>6} {base:>8} {ratio:>6} {product:>8}")
+    format!("{what} {us:>8} {eager:>8} {run:>6} {bare:>6} {base:>8} {ratio:>6} {product:>8}")
 }
 
 fn print_line(value: &Value) -> Result<()> {
@@ -323,6 +325,7 @@ fn print_line(value: &Value) -> Result<()> {
         &time("us", 1),
         &time("eager_us", 1),
         &time("run_us", 1),
+        &time("bare_us", 1),
         &time("baseline_us", 1),
         &time("ratio", 2),
         &time("product_us", 1),

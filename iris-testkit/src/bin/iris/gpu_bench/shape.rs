@@ -333,6 +333,9 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         // Of the rank whose host takes longest.
         let runs = all.iter().map(|seen| median(seen.times[at].run.clone()));
         set("run_us", runs.reduce(f64::max).map(|us| round(us, 100.0).into()));
+        let bare = all.iter().map(|seen| seen.times[at].bare.clone());
+        let bare = bare.filter(|times| !times.is_empty()).map(median).reduce(f64::max);
+        set("bare_us", bare.map(|us| round(us, 100.0).into()));
         set("baseline_us", better.map(|side| time(side, calls).into()));
         set("baseline_eager_us", base.and_then(eagerly));
         set("windowed_us", windowed.map(|side| time(side, calls).into()));

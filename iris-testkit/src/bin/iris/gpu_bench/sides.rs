@@ -11,6 +11,7 @@ use iris_testkit::suite::{AnyOp, Operands};
 use serde::{Deserialize, Serialize};
 
 use super::Rank;
+use super::bare::Bare;
 use super::baseline::Baseline;
 use super::home::Events;
 use super::norm::Apart;
@@ -61,6 +62,7 @@ pub(super) struct Side<'a> {
     calls: usize,
     estimate: f64,
     graph: Option<CudaGraph>,
+    bare: Option<Bare>,
     times: Times,
 }
 
@@ -73,6 +75,8 @@ pub(super) struct Times {
     pub(super) eager: Vec<f64>,
     /// Of the host, from the begin to the end of `run`, while the device has work enough.
     pub(super) run: Vec<f64>,
+    /// Of the host, for the same enqueues from a bare loop.
+    pub(super) bare: Vec<f64>,
 }
 
 impl<'a> Side<'a> {
@@ -97,7 +101,7 @@ impl<'a> Side<'a> {
     }
 
     fn of(work: Work<'a>) -> Self {
-        Side { work, calls: 1, estimate: 0.0, graph: None, times: Times::default() }
+        Side { work, calls: 1, estimate: 0.0, graph: None, bare: None, times: Times::default() }
     }
 
     pub(super) fn times(&self) -> &Times {
@@ -115,7 +119,7 @@ impl<'a> Side<'a> {
 
     /// Gives back what the op has: collective. The graph goes before what it launches.
     pub(super) fn free(self) -> Result<()> {
-        drop(self.graph);
+        drop((self.bare, self.graph));
         match self.work {
             Work::Op(called) => called.0.free()?,
             Work::Apart(apart) => apart.op.free()?,
@@ -222,11 +226,15 @@ impl<'a> Clock<'a> {
         captured?;
         let graph = graph?.context("nothing was captured")?;
         graph.upload()?;
+        if let Work::Op(_) = &side.work {
+            side.bare = Bare::new(&graph, stream)?;
+        }
         side.graph = Some(graph);
         Ok(())
     }
 
-    /// Times what `run` takes of the host: of each call by itself, without waiting for the device between.
+    /// Times what `run` takes of the host: of each call by itself, without waiting for the device between. And what
+    /// the same enqueues take from a bare loop, of those of the graph.
     fn queue(&self, side: &mut Side<'_>) -> Result<()> {
         let Work::Op(called) = &side.work else { return Ok(()) };
         // The same number on all ranks, as the estimate is.
@@ -240,6 +248,16 @@ impl<'a> Clock<'a> {
                 side.times.run.push(begun.elapsed().as_secs_f64() * 1e6);
             }
             self.stream.sync()?;
+            let Some(bare) = &side.bare else { continue };
+            self.rank.world.barrier()?;
+            let begun = Instant::now();
+            // SAFETY: all ranks do the same, in place of a replay.
+            #[allow(unsafe_code, reason = "the driver's own calls")]
+            unsafe {
+                bare.enqueue()?;
+            }
+            side.times.bare.push(begun.elapsed().as_secs_f64() * 1e6 / side.calls as f64);
+            bare.sync()?;
         }
         Ok(())
     }
