@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use iris_heap::BackendKind;
 use iris_testkit::allocations::Counting;
 use iris_testkit::harness::{self, Group, named};
 
@@ -92,9 +93,13 @@ fn with_a_library_of_products() {
 
 fn machine_of_child() -> Machine {
     let get = |name| std::env::var(name).unwrap();
-    let arch = get(ARCH).leak();
-    let library = Path::new(&get("IRIS_CUBLASLT")).exists();
-    Machine { arch, devices: get(DEVICES).parse().unwrap(), library }
+    let devices = get(DEVICES).parse().unwrap();
+    let machine = Machine { arch: get(ARCH).leak(), devices, library: false };
+    let library = match machine.backend() {
+        BackendKind::Hip => "IRIS_HIPBLASLT",
+        _ => "IRIS_CUBLASLT",
+    };
+    Machine { library: Path::new(&get(library)).exists(), ..machine }
 }
 
 /// Writes the logs that the lists of machines and worlds ask for to the folder `STANDIN_LOGS`.
