@@ -3,7 +3,8 @@
 
 #![allow(unsafe_code, reason = "the driver's own calls")]
 
-use std::ptr::null_mut;
+use std::ffi::{CStr, c_char};
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -18,6 +19,9 @@ type Dependencies = unsafe extern "C" fn(
     *mut [u8; 8],
     *mut usize,
 ) -> sys::CUresult;
+
+/// The driver's function for the name of a kernel, since CUDA 12.3.
+type NameOf = unsafe extern "C" fn(*mut *const c_char, sys::CUfunction) -> sys::CUresult;
 
 /// The enqueues of a graph: kernels on the stream that it was captured on, copies on one beside it.
 pub(super) struct Bare {
@@ -47,15 +51,18 @@ impl Enqueue {
 }
 
 impl Bare {
-    /// Reads a graph, which must live as long: parameters lie in it. None if it has other nodes than kernels and copies,
-    /// and where the driver is older than CUDA 12.3.
+    /// Reads a graph, which must live as long: parameters lie in it. None if it has other nodes than our
+    /// kernels and copies, and where the driver is older than CUDA 12.3: kernels of cuBLASLt are launched with attributes
+    /// that are not known here.
     pub(super) fn new(graph: &CudaGraph, main: &Arc<CudaStream>) -> Result<Option<Bare>> {
         // SAFETY: it is loaded already.
         let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return Ok(None) };
         // SAFETY: the type is that of the driver's interface.
         let dependencies: Result<Symbol<'_, Dependencies>, _> =
             unsafe { driver.get(b"cuGraphNodeGetDependencies_v2") };
-        let Ok(dependencies) = dependencies else { return Ok(None) };
+        // SAFETY: as above.
+        let name_of: Result<Symbol<'_, NameOf>, _> = unsafe { driver.get(b"cuFuncGetName") };
+        let (Ok(dependencies), Ok(name_of)) = (dependencies, name_of) else { return Ok(None) };
         let nodes = listed(|list, count| {
             // SAFETY: the graph lives; the driver writes as many nodes as `count` says.
             unsafe { sys::cuGraphGetNodes(graph.cu_graph(), list, count) }
@@ -73,6 +80,17 @@ impl Bare {
         let mut steps: Vec<Step> = Vec::new();
         for &at in &order {
             let Some(what) = read(nodes[at])? else { return Ok(None) };
+            if let Enqueue::Kernel(kernel) = &what {
+                let mut name = null();
+                // SAFETY: the function is that of a node; its name lives as long.
+                let name = unsafe {
+                    name_of(&mut name, kernel.func).result()?;
+                    CStr::from_ptr(name)
+                };
+                if !name.to_bytes().starts_with(b"iris_") {
+                    return Ok(None);
+                }
+            }
             let place = |node| order.iter().position(|&of| nodes[of] == node);
             let others = before[at].iter().filter_map(|&node| place(node));
             let waits: Vec<usize> =
