@@ -433,7 +433,7 @@ fn who_is_missing_is_said_on_stderr() {
     let job = Job::new("barrier");
     let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
     let [three, mut zero] = ["3", "0"].map(with);
-    // Of the 72 s some pass before the wait begins.
+    // Some of the 72 s pass before the wait begins.
     hear(&mut zero, &["iris: rank 0 of 4 waits for rank 1 and 2", "s of 7"]);
     end(three);
     end(zero);

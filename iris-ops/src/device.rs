@@ -128,7 +128,7 @@ impl Device {
         target.is_ok_and(|target| Gemm::is_there(&target, DType::BF16))
     }
 
-    /// What of the device decides a plan, for comparison between ranks: not its name, and not who shares it.
+    /// Properties that decide a plan, for comparison between ranks: not the name, and not who shares the device.
     pub(crate) fn deciding(&self) -> String {
         let Self { backend, arch, .. } = self;
         match self.multiprocessors {

@@ -1,4 +1,4 @@
-//! What issuing a call on the CPU leaves behind, for every operator and variant.
+//! Traces that issuing a call on the CPU leaves behind, for every operator and variant.
 //!
 //! Calls of which one launch fails, each launch in turn: either no peer has seen the call, and it succeeds when it is
 //! tried again; or the heap is poisoned on all ranks, and both errors say so. And calls after the first, whose threads

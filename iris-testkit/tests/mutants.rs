@@ -1,59 +1,8 @@
-//! Every mutant of the protocols is caught, by the check that should catch it, and nothing else is.
-//! Prints the table of mutants; a survivor or another catcher fails.
+//! Every access of the protocols has its mutants, and PROTOCOL.md names them. `check-protocols` runs them.
 
-use comfy_table::Table;
 use iris_sync::{Access, Order, Scope};
-use iris_testkit::harness::over_all;
 use iris_testkit::model::headers;
 use iris_testkit::model::mutants::{self, Mutant};
-use iris_testkit::model::{Change, Report};
-
-#[test]
-fn every_mutant_is_caught_by_the_expected_check() {
-    let mutants = mutants::all();
-    let reports: Vec<Report> = over_all(&mutants, Mutant::run);
-    let mut table = Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
-    table.set_header(["mutant", "scenario", "bound", "expected", "caught by", "executions"]);
-    let mut wrong = Vec::new();
-    for (mutant, report) in mutants.iter().zip(&reports) {
-        let caught = report.caught_by();
-        let by = caught.map_or_else(|| format!("{:?}", report.failure), |check| check.to_string());
-        table.add_row([
-            mutant.name.to_string(),
-            report.scenario.clone(),
-            report.bound.clone(),
-            mutant.expected.to_string(),
-            by.clone(),
-            report.executions.to_string(),
-        ]);
-        if caught != Some(mutant.expected) {
-            wrong.push(format!("{}: expected {}, got {by}", mutant.name, mutant.expected));
-        }
-    }
-    println!("{table}\nmutants: {}, caught: {}", mutants.len(), mutants.len() - wrong.len());
-    assert!(wrong.is_empty(), "mutants not caught as expected: {wrong:#?}");
-}
-
-#[test]
-fn the_same_searches_find_nothing_where_nothing_is_broken() {
-    let mutants = mutants::all();
-    let mut seen = std::collections::HashSet::new();
-    let distinct: Vec<Mutant> = mutants
-        .into_iter()
-        .filter(|m| {
-            let unchecked = m.rules.changes.contains(&Change::UncheckedRecords);
-            seen.insert((m.scenario.name().to_string(), format!("{:?}", m.engine), unchecked))
-        })
-        .collect();
-    let reports = over_all(&distinct, Mutant::control);
-    let reports: Vec<Report> = reports.into_iter().flatten().collect();
-    assert!(reports.len() > 15, "only {} controls", reports.len());
-    for report in &reports {
-        println!("{report}");
-        assert!(report.failure.is_none(), "{report}");
-    }
-}
 
 #[test]
 fn every_row_of_the_table_has_its_mutants() {

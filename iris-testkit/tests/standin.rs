@@ -1,4 +1,4 @@
-//! What operators ask of the drivers of GPUs, over stand-ins for driver, compiler and library of products
+//! Enqueues that operators ask of the drivers of GPUs, over stand-ins for driver, compiler and library of products
 //! (`standin/*.cpp`) that run no kernel and log what is enqueued.
 
 use std::path::Path;
@@ -26,7 +26,7 @@ mod smoke;
 use cases::Extent;
 use library::{CHILD, Machine, child};
 
-/// What a child is told.
+/// Variables by which a child is told its task.
 const ARCH: &str = "STANDIN_ARCH";
 const DEVICES: &str = "STANDIN_DEVICES";
 const FOLDER: &str = "STANDIN_LOGS";

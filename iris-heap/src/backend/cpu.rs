@@ -377,7 +377,7 @@ struct Queue {
     jobs: Arc<Jobs>,
 }
 
-/// What is enqueued on a stream and has not begun. It keeps the room that it has had, so that a program that enqueues
+/// Enqueued work of a stream that has not begun. It keeps the room that it has had, so that a program that enqueues
 /// no deeper than before allocates nothing.
 #[derive(Default)]
 struct Jobs {

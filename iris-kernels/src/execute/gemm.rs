@@ -269,7 +269,7 @@ fn fused(
     if heap.device().kind.traits().host_threads {
         return Ok(Fused::None);
     }
-    // Nobody has timed the others of `auto` among more than two ranks.
+    // The others of `auto` were not timed among more than two ranks.
     let preferred = whole.library == Library::Auto && heap.size() == 2;
     let ours = whole.library == Library::Ours;
     if program.asks(When::Gated) && (preferred || ours) {

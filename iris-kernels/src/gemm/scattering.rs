@@ -204,7 +204,7 @@ impl Scattering {
             sends: messages.results.is_some().into(),
         };
         let [a, b, c] = &maps;
-        // As many as the kernel was built for.
+        // The kernel was built for so many.
         let count = size as usize - 1;
         let given = [
             a.bytes(),

@@ -1,4 +1,4 @@
-//! What calls make in a vendor's library and on the heap of this process, counted over a library of our own.
+//! Descriptors in a vendor's library and allocations of this process that calls make, counted over a library of our own.
 
 use std::ffi::c_int;
 use std::path::PathBuf;

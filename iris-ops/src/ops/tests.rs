@@ -62,7 +62,7 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
     assert_eq!(taken(Ll, (32, 4096), false), (74, Some(512)));
     assert_eq!(taken(Ll, (1, 4096), true), (3, Some(512)));
     assert_eq!(taken(TwoShot, (512, 4096), false).1, Some(256));
-    // As many as the kernel is built for.
+    // The kernel is built for so many.
     assert_eq!(taken(TwoShot, (16384, 4096), false).1, None);
     assert_eq!(taken(TwoShot, (512, 4096), true).1, None);
 }

@@ -18,7 +18,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
     let ahead = build::all(ARCH);
     for op in Op::ALL {
         for form in row(op).forms {
-            // Of what is unfused these are the kernels of the message.
+            // Unfused programs launch the kernels of the message.
             let (name, unfused) = (op.name(), form.is_unfused());
             let message = op.message().name();
             let plain = OpBuild {

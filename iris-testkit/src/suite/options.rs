@@ -43,7 +43,7 @@ pub struct Options {
     pub fetchers: Option<usize>,
     /// Workgroups of a launch.
     pub workgroups: Option<usize>,
-    /// As of the op's own options.
+    /// Multiprocessors that calls leave to a kernel beside them.
     pub beside: usize,
     /// Whose products of whole matrices are used.
     pub library: Library,

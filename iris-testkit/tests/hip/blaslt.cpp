@@ -137,7 +137,7 @@ std::mutex lock;
 /// All that was made and not destroyed.
 std::set<void*> live;
 std::atomic<int> handles = 0;
-/// How many were ever made, and the rows of products that are refused.
+/// Number that were ever made, and the rows of products that are refused.
 u64 ever = 0, refused = 0;
 template <class Thing> int made(Thing** to, Thing value) {
     std::lock_guard guard(lock);

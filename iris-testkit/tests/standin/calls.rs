@@ -165,7 +165,7 @@ impl Captured {
         Ok(Captured { standin, raw, stream: Some(stream) })
     }
 
-    /// What `enqueue` does is captured; the outcome of the capture.
+    /// Captures what `enqueue` does; returns the outcome of the capture.
     pub(crate) fn capture(&self, enqueue: impl FnOnce(&Stream)) -> Result<(), u32> {
         self.standin.begin_capture(self.raw);
         if let Some(stream) = &self.stream {

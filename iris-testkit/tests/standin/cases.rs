@@ -1,10 +1,10 @@
-//! What is asked of operators: every operator and variant, over shapes, types, layouts and options.
+//! Cases of operators: every operator and variant, over shapes, types, layouts and options.
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Library, Op, Shard, TileShape};
 use iris_testkit::suite::{Case, Layout, Options, Residual};
 
-/// How many cases there are.
+/// Number of cases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extent {
     /// A few of each variant.
@@ -38,7 +38,7 @@ pub(crate) struct Planned {
 /// Matrices of a call, however many rows it has.
 pub(crate) struct Call {
     pub(crate) what: String,
-    /// As that of the plan, but for how matrices lie, the bias, and the residual.
+    /// Case of the plan, but for how matrices lie, the bias, and the residual.
     pub(crate) case: Case,
     /// Type of the bias.
     pub(crate) bias: DType,

@@ -133,7 +133,7 @@ struct Types {
         fail("the stand-in finds no structure " + name);
     }
 
-    /// What begins behind its opening brace.
+    /// Text behind its opening brace.
     Type structure(std::size_t at) {
         Type type{0, 1, {}};
         const Words& words = text.words;

@@ -1,4 +1,4 @@
-// What the stand-ins for the drivers of both vendors share: memory of a device is a file in memory, copies are carried
+// Common parts of the stand-ins for the drivers of both vendors: memory of a device is a file in memory, copies are carried
 // out at once, and no kernel runs. Every call that enqueues is written into the log of the calling thread, which is one
 // rank; a call can be made to fail. Error codes are those that CUDA and HIP have in common.
 //

@@ -296,7 +296,7 @@ Error cuMemMap(Address address, u64 bytes, u64 offset, Physical* handle, u64) {
     std::lock_guard guard(lock);
     if (offset != 0 || bytes > handle->bytes) return INVALID_VALUE;
     const Error code = map_at(address, bytes, dup(handle->file), handle->device);
-    // Nobody reaches it yet.
+    // It cannot be reached yet.
     if (code == SUCCESS) memory[address].device = -1;
     return code;
 }

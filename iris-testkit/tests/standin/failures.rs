@@ -19,7 +19,7 @@ use crate::logs::{captures, title};
 /// The rank on which calls fail.
 const FAILING: usize = 0;
 
-/// How a call is issued.
+/// Way in which a call is issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum How {
     /// On the stream of the call before.
@@ -39,20 +39,20 @@ struct Attempt {
     number: u64,
 }
 
-/// What came of it on one rank.
+/// Outcome of an attempt on one rank.
 #[derive(Default, Debug)]
 struct Seen {
-    /// What the call enqueued, and what it said.
+    /// Enqueues of the call, and its error.
     log: String,
     error: Option<String>,
-    /// What the heap says afterwards.
+    /// Fault that the heap tells afterwards.
     poisoned: Option<String>,
-    /// What the same call enqueues then, and what it says.
+    /// Enqueues of a second attempt, and its error.
     again: String,
     again_error: Option<String>,
 }
 
-/// What a failure leaves behind.
+/// State that a failure leaves behind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Verdict {
     /// Nothing that a peer can see, and the call can be tried again.
@@ -153,7 +153,7 @@ pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// What each rank sees; none where the case is refused.
+/// Outcome on each rank; none where the case is refused.
 fn attempt(
     planned: &Planned,
     machine: &Machine,
@@ -213,7 +213,7 @@ fn attempt(
     Ok(seen.into_iter().collect())
 }
 
-/// What a line enqueues, in short.
+/// Short name of what a line enqueues.
 fn step(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     if line.contains("Launch") { words[2].to_owned() } else { words[0].to_owned() }
@@ -234,14 +234,14 @@ fn is_visible(line: &str) -> bool {
     }
 }
 
-/// What a failure leaves behind, of a call that enqueues `clean` without one.
+/// State that a failure leaves behind, of a call that enqueues `clean` without one.
 fn verdict(seen: &[Seen], clean: &str, how: How) -> Verdict {
     let own = &seen[FAILING];
     let poisoned = seen.iter().filter(|rank| rank.poisoned.is_some()).count();
     let mut before = own.log.lines().take_while(|line| !line.contains("FAILED"));
     let (captured, visible) = (how == How::Captured, before.any(is_visible));
     let alike = match how {
-        // Which events order calls depends on the call before.
+        // The events that order calls depend on the call before.
         How::OtherStream => kernels(&own.again) == kernels(clean),
         _ => own.again == clean,
     };

@@ -37,7 +37,7 @@ struct Built {
 }
 
 impl Built {
-    /// Those of a vendor.
+    /// Stand-ins of one vendor.
     fn get(backend: BackendKind) -> &'static Built {
         static BUILT: [OnceLock<Built>; 2] = [const { OnceLock::new() }; 2];
         let hip = backend == BackendKind::Hip;
@@ -141,7 +141,7 @@ impl Standin {
         unsafe { (self.rank)(rank as u32) };
     }
 
-    /// What this thread has enqueued since the last time, a line each.
+    /// Enqueues of this thread since the last time, a line each.
     pub(crate) fn take(&self) -> String {
         // SAFETY: the text stays until it is cleared, on this thread.
         let text = unsafe { CStr::from_ptr((self.log)()) }.to_str().unwrap().to_owned();

@@ -49,7 +49,7 @@ pub(crate) fn title(planned: &Planned) -> String {
     format!("{} {} {}x{} {} {what}", case.op, case.variant, options.n, options.k, options.dtype)
 }
 
-/// What each rank of a world enqueues.
+/// Enqueues of each rank of a world.
 pub(crate) fn of_case(planned: &Planned, machine: &Machine, size: usize) -> Result<Vec<String>> {
     World::run_threads(size, |world| {
         Standin::get(machine.backend()).rank(world.rank());

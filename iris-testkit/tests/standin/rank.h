@@ -1,4 +1,4 @@
-// What one thread, a rank, has to itself: its log, and the call that is to fail.
+// State of one thread, a rank: its log, and the call that is to fail.
 #ifndef STANDIN_RANK_H
 #define STANDIN_RANK_H
 
@@ -35,7 +35,7 @@ inline int multiprocessors() {
 /// Guards everything but what is a thread's own.
 inline std::mutex lock;
 
-/// What one thread, a rank, has to itself.
+/// State of one thread, a rank.
 struct Rank {
     u32 number = 0, allocations = 0, pinned = 0;
     std::string log;

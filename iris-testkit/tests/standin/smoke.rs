@@ -1,4 +1,4 @@
-//! What is kept in CI of the logs: that they are those of the calls, and the same in every run.
+//! The part of the logs that CI keeps: that they are those of the calls, and the same in every run.
 
 use anyhow::Result;
 use iris_heap::{BackendKind, World};
@@ -16,7 +16,7 @@ fn case(machine: &Machine, wanted: &str) -> Planned {
     all.find(|planned| title(planned) == wanted).unwrap_or_else(|| panic!("no case {wanted}"))
 }
 
-/// What each rank of two does with the calls of a case.
+/// Calls of a case on each rank of two.
 fn on_two<T: Send>(
     machine: &Machine,
     wanted: &str,

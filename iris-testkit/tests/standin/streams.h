@@ -10,7 +10,7 @@ namespace standin {
 
 struct Stream;
 
-/// How far a captured stream depends on each stream of its capture.
+/// Point up to which a captured stream depends on each stream of its capture.
 using Clock = std::map<const Stream*, u64>;
 
 struct Capture {
@@ -28,7 +28,7 @@ struct Stream {
 struct Event {
     int device;
     bool recorded;
-    /// Of its last record.
+    /// State at its last record.
     std::shared_ptr<Capture> capture;
     Clock clock;
 };
@@ -170,7 +170,7 @@ inline Error wait(const char* function, Stream* stream, Event* event) {
         return CAPTURE_MERGE;
     }
     if (stream->capture != nullptr && event->capture == nullptr) {
-        // What is no part of the graph cannot be waited for in it.
+        // A graph cannot wait for what is no part of it.
         invalidate(stream->capture);
         return CAPTURE_ISOLATION;
     }

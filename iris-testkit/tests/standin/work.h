@@ -1,4 +1,4 @@
-// What is enqueued besides events: copies, which are carried out at once, and launches, which are not.
+// Enqueues besides events: copies, which are carried out at once, and launches, which are not.
 #ifndef STANDIN_WORK_H
 #define STANDIN_WORK_H
 
@@ -50,7 +50,7 @@ inline Error copy(const char* function, Stream* stream, Place to, Place from, u6
     }
     line << bytes;
     if (lines > 1) line << " x " << lines;
-    // What the host sends is part of what is asked for, as far as it is short.
+    // Short data that the host sends is part of the log.
     if (from.host && bytes <= 64 && stream->capture == nullptr) {
         line << " = " << hex(reinterpret_cast<const void*>(from.address), bytes);
     }

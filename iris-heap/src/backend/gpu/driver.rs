@@ -43,7 +43,7 @@ pub(crate) struct Before {
 pub(crate) struct Current<'a> {
     device: &'a dyn Driver,
     before: Before,
-    /// What is current belongs to the thread.
+    /// Not `Send`: a device is current on one thread.
     thread: PhantomData<*const ()>,
 }
 

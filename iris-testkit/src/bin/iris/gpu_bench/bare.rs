@@ -149,7 +149,7 @@ impl Bare {
     }
 }
 
-/// What a function of the driver lists that is first asked how many there are.
+/// Nodes that a function of the driver lists; it is first asked how many there are.
 fn listed(
     list: impl Fn(*mut sys::CUgraphNode, &mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>> {

@@ -75,7 +75,7 @@ pub(super) struct Times {
     pub(super) eager: Vec<f64>,
     /// Of the host, from the begin to the end of `run`, while the device has work enough.
     pub(super) run: Vec<f64>,
-    /// Of the host, for the same enqueues from a bare loop.
+    /// Time of the host for the same enqueues from a bare loop.
     pub(super) bare: Vec<f64>,
 }
 
