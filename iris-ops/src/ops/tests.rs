@@ -1,4 +1,6 @@
-//! What plans of the operators come to.
+//! Plans of the operators: their choices and refusals.
+//!
+//! Long because each operator has choices of its own.
 
 use iris_heap::{BackendKind, DType};
 use iris_kernels::program::Program;

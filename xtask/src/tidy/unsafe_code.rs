@@ -50,6 +50,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-testkit/src/bin/iris/attack/end.rs", "a fork without exec, as a program may do it"),
     ("iris-testkit/src/bin/iris/watch.rs", "an end without what libraries do at the end"),
     ("iris-testkit/src/stress.rs", "kernels are given the addresses of memory in the heap"),
+    ("iris-testkit/src/bin/iris/gpu_bench/bare.rs", "the driver's own calls, timed beside run"),
     ("iris-testkit/src/bin/iris/gpu_bench/norm.rs", "a kernel that is timed beside the ops"),
     ("iris-testkit/src/bin/iris/gpu_bench/vendor/", "vendors' libraries, timed beside the ops"),
     ("iris-testkit/tests/hip.rs", "memory and streams that the test makes itself"),

@@ -105,17 +105,14 @@ impl Bare {
         Ok(Some(Bare { steps, main: main.clone(), side: main.context().new_stream()? }))
     }
 
-    /// Enqueues all of it.
-    ///
-    /// # Safety
-    /// The graph could be launched in its place, on all ranks.
-    pub(super) unsafe fn enqueue(&self) -> Result<()> {
+    /// Enqueues all of it, in place of a launch of the graph.
+    pub(super) fn enqueue(&self) -> Result<()> {
         for Step { what, waits, event } in &self.steps {
             let stream = if what.is_copy() { &self.side } else { &self.main };
             for event in waits.iter().filter_map(|&at| self.steps[at].event.as_ref()) {
                 stream.wait(event)?;
             }
-            // SAFETY: as the caller says; parameters are the graph's.
+            // SAFETY: the graph can be launched, and parameters are its own.
             unsafe {
                 match what {
                     Enqueue::Kernel(it) => sys::cuLaunchKernel(
