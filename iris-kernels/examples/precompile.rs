@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = words.next().ok_or("usage: precompile FOLDER ARCH..")?;
     let arches: Vec<String> = words.collect();
     let arches: Vec<&str> = arches.iter().map(String::as_str).collect();
-    let count = iris_kernels::build::precompile(Path::new(&folder), &arches, |build, arch| {
+    let count = iris_kernels::ahead::precompile(Path::new(&folder), &arches, |build, arch| {
         println!("{} {arch} {:?}", build.source.name, build.options.defines);
     })?;
     println!("{count} kernels in {folder}");

@@ -1,20 +1,14 @@
-//! Which source an op's kernels are in, and what it is compiled with: at run time for the device
-//! that is there, or ahead for a folder that a program carries with it.
-
-use std::num::NonZero;
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+//! Which source an op's kernels are in, and what it is compiled with.
 
 use iris_heap::DType;
 use iris_sync::Access;
 
-use crate::args::{DTYPES, dtype_code};
-use crate::cache::Cache;
+use crate::args::dtype_code;
+use crate::cache;
 use crate::gemm_config::{BARRIER_THREADS, MESSAGE_THREADS, THREADS, TileConfig, TileSize};
-use crate::rtc::{self, Compiler, Options, Vendor};
-use crate::source::{self, Text};
-use crate::{Kernel, Target, cpu, parallel};
+use crate::rtc::{self, Error, Options};
+use crate::source::{self, SourceKind, Text};
+use crate::{Kernel, Target, cpu};
 
 /// What a stress test has device kernels do worse than they should; nothing by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -134,19 +128,19 @@ pub struct Build {
 
 impl Build {
     /// Of a source without a product.
-    fn message(source: Text) -> Self {
-        let is_barrier = source.name == "barrier.cu";
-        let threads = if is_barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
+    pub(crate) fn message(source: Text) -> Self {
+        let threads =
+            if source.kind == SourceKind::Barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_THREADS", threads);
         // Rows that are normalised: while one workgroup adds up, another one reads.
-        let options = match source.name {
-            "copy.cu" => options.define("IRIS_TOGETHER", 2),
+        let options = match source.kind {
+            SourceKind::Local => options.define("IRIS_TOGETHER", 2),
             _ => options,
         };
         Self { source, options, threads, tile: None }
     }
 
-    fn product(source: Text, tile: TileConfig) -> Self {
+    pub(crate) fn product(source: Text, tile: TileConfig) -> Self {
         Self { source, options: tile.options(), threads: THREADS, tile: Some(tile) }
     }
 
@@ -181,7 +175,7 @@ impl OpBuild {
             _ => self.op,
         };
         let source = source::kernel(name).ok_or_else(|| format!("kernel {name}"))?;
-        if !multiplies(source.name) {
+        if source.kind != SourceKind::TileGemm {
             return Ok(Build::message(source).with(self));
         }
         let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
@@ -194,67 +188,24 @@ impl OpBuild {
     }
 }
 
-/// Whether type and tile are compiled into the kernels of the source of this name.
-pub fn multiplies(source: &str) -> bool {
-    source.contains("matmul")
-}
-
-/// Every build for an architecture that an op may ask for.
-pub fn all(arch: &str) -> Vec<Build> {
-    let mut builds = Vec::new();
-    for &source in source::KERNELS {
-        if !multiplies(source.name) {
-            builds.push(Build::message(source));
-            continue;
-        }
-        for code in 0..DTYPES.len() as u32 {
-            let product = |size| Build::product(source, TileConfig::of(arch, code, size));
-            builds.extend(TileSize::ALL.map(product));
-        }
-    }
-    builds
-}
-
-/// Compiles every build for these architectures (`sm_90a`, `gfx942`), of one vendor or both, into a folder, on
-/// all cores, where a program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at
-/// a time. Returns how many there are.
-///
-/// # Errors
-/// As [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that others may enter.
-pub fn precompile<'a>(
-    folder: &Path,
-    arches: &[&'a str],
-    done: impl FnMut(&Build, &str) + Send,
-) -> rtc::Result<usize> {
-    let cache = Cache::open(folder)?;
-    // A compiler that is missing is said before the others begin.
-    let of = |&arch: &&'a str| Ok((Compiler::of(Vendor::of(arch), arch)?, arch));
-    let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
-    let builds = |&of: &(_, &'a str)| all(of.1).into_iter().map(move |build| (build, of));
-    let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds).collect();
-    // What takes longest is begun first, so that no core is left with it in the end.
-    let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
-    jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
-    let done = Mutex::new(done);
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    parallel::for_each(&jobs, threads, |&(ref build, (compiler, arch))| {
-        let source = build.source.into();
-        let key = rtc::key(source, &build.options, arch, None);
-        if cache.get(&key).is_none() {
-            cache.put(&key, &compiler.compile(source, &build.options, arch)?)?;
-        }
-        done.lock().unwrap_or_else(PoisonError::into_inner)(build, arch);
-        Ok(())
-    })?;
-    Ok(jobs.len())
-}
-
 /// The machine code of a build for a target.
 ///
 /// # Errors
-/// As [`rtc::compile`].
+/// As [`rtc::compile`]; [`Error::NotCarried`] if there is no compiler, and the folder of kernels beside the program does
+/// not have the build.
 pub fn compile(build: &Build, target: &Target) -> rtc::Result<Vec<u8>> {
-    rtc::compile(target.vendor, build.source.into(), &build.options, &target.arch)
+    let Build { source, options, .. } = build;
+    let compiled = rtc::compile(target.vendor, (*source).into(), options, &target.arch);
+    compiled.map_err(|error| match error {
+        Error::NotFound { .. } | Error::Architecture { .. } => Error::NotCarried {
+            source_name: source.name.into(),
+            arch: target.arch.clone(),
+            options: options.words().join(" "),
+            folder: cache::carried_folder().unwrap_or("kernels".into()),
+            no_compiler: error.to_string(),
+        },
+        other => other,
+    })
 }
 
 #[cfg(test)]
@@ -273,20 +224,6 @@ mod tests {
         injected: Injected { delay_ns: 0, without: None, hold: None, whole: None },
         observed: false,
     };
-
-    #[test]
-    fn what_an_op_asks_for_is_built_ahead() {
-        let all = all(ARCH);
-        for kernel in [Kernel::OneShot, Kernel::Local] {
-            for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let build = OpBuild { dtype, ..OP }.of(kernel, ARCH).expect("a build");
-                assert!(all.contains(&build), "{build:?}");
-            }
-        }
-        let message = OpBuild { op: "all_gather", product: false, tile_n: 4096, ..OP };
-        assert!(all.contains(&message.of(Kernel::AllGather, ARCH).expect("a build")));
-        assert!(all.contains(&message.of(Kernel::Local, ARCH).expect("a build")));
-    }
 
     #[test]
     fn what_is_injected_or_observed_is_another_build() {

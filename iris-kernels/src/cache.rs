@@ -125,11 +125,15 @@ impl Cache {
     }
 }
 
-/// The folder of kernels that a program carries with it: `kernels` beside its executable. It is
-/// trusted as much as the executable.
+/// The folder of kernels that a program carries with it, which may not exist: `kernels` beside its executable. It is
+/// trusted as much as the executable. `None` if the system does not say where that is.
+pub fn carried_folder() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.with_file_name("kernels"))
+}
+
+/// The cache in [`carried_folder`]; `None` if there is no such folder.
 pub(crate) fn carried() -> Option<Cache> {
-    let executable = std::env::current_exe().ok()?;
-    let folder = executable.parent()?.join("kernels");
+    let folder = carried_folder()?;
     folder.is_dir().then_some(Cache { folder })
 }
 

@@ -17,6 +17,7 @@
 //!
 //! **Limits.** f32, f16 and bf16, sums in f32.
 
+pub mod ahead;
 pub mod args;
 pub mod build;
 pub mod cache;

@@ -5,9 +5,30 @@ use std::sync::OnceLock;
 use iris_heap::fnv;
 
 macro_rules! embed {
-    ($($name:literal),* $(,)?) => {
-        &[$(Text { name: $name, text: include_str!(concat!("../kernels/", $name)) },)*]
+    ($($kind:ident: $($name:literal),* $(,)?);*) => {
+        &[$($(Text {
+            name: $name,
+            text: include_str!(concat!("../kernels/", $name)),
+            kind: SourceKind::$kind,
+        },)*)*]
     };
+}
+
+/// Kind of a source: decides the parameters that it is compiled with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SourceKind {
+    /// Header, which is not compiled by itself.
+    Header,
+    /// Barrier, in one workgroup.
+    Barrier,
+    /// Copy or norm of a rank's own rows: two workgroups share a multiprocessor.
+    Local,
+    /// Message without a GEMM, which has no type and no tile.
+    Message,
+    /// GEMM by tiles, with or without a message: type and tile are compiled into it.
+    TileGemm,
+    /// Whole-matrix GEMM: `crate::gemm`.
+    WholeGemm,
 }
 
 /// A source by name.
@@ -17,11 +38,13 @@ pub struct Text {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
+    /// Its kind.
+    pub kind: SourceKind,
 }
 
 /// The headers, as kernels include them: `#include "iris/sync.h"`. In the order of their layers: each
 /// includes only what stands before it.
-pub const HEADERS: &[Text] = embed![
+pub const HEADERS: &[Text] = embed![Header:
     "iris/port_cuda.h",
     "iris/port_hip.h",
     "iris/port_device.h",
@@ -82,23 +105,25 @@ pub const HEADERS: &[Text] = embed![
 
 /// The kernels, one source an op.
 pub const KERNELS: &[Text] = embed![
+    Barrier: "barrier.cu";
+    Local: "copy.cu";
+    Message:
     "all_gather.cu",
-    "all_gather_matmul.cu",
     "all_reduce.cu",
     "all_reduce_norm.cu",
     "all_to_all.cu",
-    "barrier.cu",
     "broadcast.cu",
-    "copy.cu",
+    "reduce_scatter.cu";
+    TileGemm:
+    "all_gather_matmul.cu",
     "matmul.cu",
     "matmul_all_gather.cu",
     "matmul_all_reduce.cu",
-    "matmul_reduce_scatter.cu",
-    "reduce_scatter.cu",
+    "matmul_reduce_scatter.cu"
 ];
 
 /// The sources of products of whole matrices: `crate::gemm`. The first is fused with nothing.
-pub const GEMMS: &[Text] = embed![
+pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90.cu",
     "gemm_sm90_gather.cu",
     "gemm_sm90_scatter.cu",

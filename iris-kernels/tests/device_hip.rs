@@ -4,9 +4,8 @@
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use iris_kernels::build::multiplies;
 use iris_kernels::rtc::{Compiler, Options};
-use iris_kernels::source::KERNELS;
+use iris_kernels::source::{KERNELS, SourceKind};
 use iris_testkit::harness::{self, Group, named, over_all};
 
 const KERNEL_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
@@ -63,7 +62,7 @@ fn every_kernel_compiles() {
         arches.iter().flat_map(|arch| KERNELS.iter().map(move |it| (arch, it))).collect();
     over_all(&jobs, |(arch, text)| {
         let source = Path::new(KERNEL_FOLDER).join(text.name);
-        let product = multiplies(text.name);
+        let product = text.kind == SourceKind::TileGemm;
         let how = if product { "-O3" } else { "-fsyntax-only" };
         let text = assembly(clang, &source, arch, &["-DIRIS_DTYPE=2", how]);
         assert!(!product || text.contains("\niris_"), "{} has a kernel", source.display());
@@ -73,7 +72,7 @@ fn every_kernel_compiles() {
 /// A code object as the runtime takes it, and a log where a source is wrong.
 fn clang_makes_what_a_device_loads() {
     let clang = Compiler::clang().unwrap_or_else(|error| panic!("{error}"));
-    let source = KERNELS.iter().find(|text| text.name == "barrier.cu").expect("a kernel");
+    let source = KERNELS.iter().find(|text| text.kind == SourceKind::Barrier).expect("a kernel");
     for (arch, machine) in [("gfx90a", 0x3f), ("gfx942", 0x4c)] {
         let code = clang.compile((*source).into(), &Options::new(), arch).expect("it compiles");
         // An ELF file for AMD's devices, and which of them.

@@ -8,6 +8,8 @@ use iris_heap::BackendKind;
 use iris_testkit::allocations::Counting;
 use iris_testkit::harness::{self, Group, named};
 
+#[path = "standin/ahead.rs"]
+mod ahead;
 #[path = "standin/allocations.rs"]
 mod allocations;
 #[path = "standin/calls.rs"]
@@ -24,7 +26,7 @@ mod logs;
 mod smoke;
 
 use cases::Extent;
-use library::{CHILD, Machine, child};
+use library::{CHILD, Machine, child, child_of};
 
 /// Variables by which a child is told its task.
 const ARCH: &str = "STANDIN_ARCH";
@@ -40,13 +42,13 @@ fn main() -> ExitCode {
         let machine = machine_of_child();
         match name.as_str() {
             "logs" => {
-                let worlds = std::env::var(WORLDS).unwrap();
-                let worlds: Vec<usize> = worlds.split(',').map(|it| it.parse().unwrap()).collect();
                 let folder = std::env::var(FOLDER).unwrap();
-                logs::write(Path::new(&folder), &machine, &worlds, Extent::All).unwrap();
+                logs::write(Path::new(&folder), &machine, &worlds_of_child(), Extent::All).unwrap();
             }
             "smoke" => smoke::run(&machine),
             "allocations" => allocations::check(&machine, 2).unwrap(),
+            "precompile" => ahead::precompile(&machine),
+            "operators" => ahead::operators(&machine, &worlds_of_child()),
             "failures" => {
                 let worlds = std::env::var(WORLDS).unwrap_or("2".into());
                 failures::table(&machine, worlds.parse().unwrap()).unwrap();
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         on_gfx942,
         with_a_library_of_products,
         no_call_allocates_after_the_first_of_its_problem,
+        without_a_compiler_kernels_come_from_the_folder_or_are_named,
         each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap
     ];
     harness::run_together(vec![
@@ -89,6 +92,10 @@ fn on_gfx942() {
 
 fn with_a_library_of_products() {
     smoke_on("90", true);
+}
+
+fn worlds_of_child() -> Vec<usize> {
+    std::env::var(WORLDS).unwrap().split(',').map(|it| it.parse().unwrap()).collect()
 }
 
 fn machine_of_child() -> Machine {
@@ -146,4 +153,40 @@ fn each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
             + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
     }
+}
+
+/// Kernels are compiled ahead into the folder beside a copy of this program. There, without a compiler, operators are
+/// made of them; if the folder then loses its whole-matrix GEMMs, operators say so in place of taking other kernels.
+fn without_a_compiler_kernels_come_from_the_folder_or_are_named() {
+    let own = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir_in(own.parent().unwrap()).unwrap();
+    let (program, kernels) = (folder.path().join("standin"), folder.path().join("kernels"));
+    std::fs::hard_link(&own, &program).unwrap();
+    let run = |name, set: &[(&str, &str)]| {
+        let machine = Machine { arch: "90", devices: 8, library: false };
+        let output = child_of(&program, name, machine, set);
+        let [said, wrong] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+        assert!(output.status.success(), "{said}{wrong}");
+        said
+    };
+    run("precompile", &[]);
+    let cache = folder.path().join("cache");
+    let operators = |worlds| {
+        let cache = cache.to_str().unwrap();
+        run("operators", &[("IRIS_NVRTC", "/nowhere"), ("IRIS_CACHE", cache), (WORLDS, worlds)])
+    };
+    assert_eq!(operators("1,2,3,8"), "");
+    for file in std::fs::read_dir(&kernels).unwrap().flatten() {
+        if file.file_name().to_string_lossy().starts_with("gemm_sm90") {
+            std::fs::remove_file(file.path()).unwrap();
+        }
+    }
+    let refused = operators("3");
+    let folder = kernels.display().to_string();
+    for line in refused.lines() {
+        let named =
+            ["gemm_sm90", " for sm_90a ", &folder, "/nowhere", "`iris kernels --arch sm_90a "];
+        assert!(named.iter().all(|it| line.contains(it)), "{line}");
+    }
+    assert!(refused.lines().count() > 0, "every operator is made without its kernels");
 }

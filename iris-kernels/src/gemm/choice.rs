@@ -16,9 +16,15 @@ const WIDTHS: [(u32, u32, u32, u64); 6] = [
 /// The most rows of C for tiles of C transposed.
 pub(super) const FLIPPED_ROWS: usize = 128;
 
+/// Widths of tiles of C transposed.
+const FLIPPED_WIDTHS: [u32; 4] = [16, 32, 64, 128];
+
+/// Numbers of consumers of tiles of C transposed of which each workgroup has one.
+const CONSUMERS: [u32; 2] = [1, 2];
+
 impl Config {
     /// The build of tiles of C of so many columns, as measured.
-    pub(super) fn of_width(width: u32) -> Config {
+    fn of_width(width: u32) -> Config {
         let known = WIDTHS.iter().find(|it| it.0 == width);
         let &(width, cluster, stages, _) = known.unwrap_or(&WIDTHS[0]);
         Self::wide(width, cluster, stages)
@@ -51,23 +57,49 @@ impl Config {
     pub(super) fn consumers_of_tiles(n: usize, multiprocessors: u32) -> Option<u32> {
         let most = multiprocessors as usize;
         let tiles = |groups: &u32| n.div_ceil(64 * *groups as usize);
-        [1, 2].into_iter().find(|groups| (most * 3 / 4..=most).contains(&tiles(groups)))
+        CONSUMERS.into_iter().find(|groups| (most * 3 / 4..=most).contains(&tiles(groups)))
     }
 
     /// The build for products of up to so many rows, or of a few, of which each workgroup has a tile. With fewer rows
     /// less is multiplied, but not less read: one is enough.
     pub(super) fn of_tiles(rows: usize, cols: usize, multiprocessors: u32) -> Option<Config> {
-        /// Bytes of shared memory of a workgroup.
-        const SHARED: u32 = 227 << 10;
         let groups = Self::consumers_of_tiles(cols, multiprocessors)?;
         let rows = rows.min(FLIPPED_ROWS);
-        let width = [16, 32, 64, 128].into_iter().find(|&width| rows <= width as usize)?;
+        let width = FLIPPED_WIDTHS.into_iter().find(|&width| rows <= width as usize)?;
+        Self::of_tile(width, groups)
+    }
+
+    /// The build of tiles of C transposed with this width and number of consumers, with as many stages as fit.
+    fn of_tile(width: u32, groups: u32) -> Option<Config> {
+        /// Bytes of shared memory of a workgroup.
+        const SHARED: u32 = 227 << 10;
         let fits = |config: &Config| {
             // Of A by columns the slabs have whole blocks.
             let layouts = [false, true].map(|it| config.with_layout((it, false)));
             layouts.iter().all(|config| config.shared_bytes() <= SHARED)
         };
         (2..=8).rev().map(|stages| Self::flipped(width, groups, stages)).find(fits)
+    }
+
+    /// Every build that [`Config::of_tiles`] returns.
+    pub(super) fn of_any_tile() -> Vec<Config> {
+        let of =
+            |groups| FLIPPED_WIDTHS.into_iter().filter_map(move |it| Self::of_tile(it, groups));
+        CONSUMERS.into_iter().flat_map(of).collect()
+    }
+
+    /// Builds of tiles of this width for a GEMM that stores to peers, by preference.
+    pub(super) fn storing(width: u32) -> [Config; 2] {
+        let config = Self::of_width(width);
+        [true, false].map(|hold| Config { hold, ..config })
+    }
+
+    /// Every build that [`Config::of_plan`] returns: they differ in `hold`, for small depths and large ones.
+    pub(super) fn of_any_depth() -> Vec<Config> {
+        let mut configs = Self::all(usize::MAX);
+        let more = Self::all(0).into_iter().filter(|it| !configs.contains(it));
+        configs.extend(more.collect::<Vec<_>>());
+        configs
     }
 
     /// Every build for a depth.
@@ -78,7 +110,7 @@ impl Config {
             let hold = config.hold && k.div_ceil(Self::DEPTH as usize) > config.chunks() as usize;
             Config { hold, ..config }
         });
-        let flipped = [16, 32, 64, 128].map(|width| Self::flipped(width, 1, 8));
+        let flipped = FLIPPED_WIDTHS.map(|width| Self::flipped(width, 1, 8));
         wide.chain(flipped).collect()
     }
 

@@ -17,13 +17,11 @@
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
 use super::choice::FLIPPED_ROWS;
-use super::{Arguments, Config, Gemm};
+use super::{Arguments, Config, Gemm, GemmKernel};
 use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
 use crate::library::Whole;
-use crate::rtc::Options;
-use crate::source;
 
 /// Rows up to which this launch and one that normalises take less than a product and the message that normalises: on
 /// 2 x H200, 8192 x 3584, 16 rows 25.0 and 25.6 us, 64 rows 32.1 and 31.4 (2026-11-23).
@@ -59,9 +57,10 @@ impl Exchanging {
         op: &OpBuild,
         kernel: Kernel,
     ) -> Result<Option<Exchanging>> {
-        let (source, name) = match kernel {
-            Kernel::OneShotLl => (&source::GEMMS[3], "iris_gemm_exchange"),
-            Kernel::OneShot => (&source::GEMMS[4], "iris_gemm_one_shot"),
+        let pair = heap.size() == 2;
+        let gemm_kernel = match kernel {
+            Kernel::OneShotLl => GemmKernel::ExchangingLl { pair },
+            Kernel::OneShot => GemmKernel::ExchangingTiles { pair },
             _ => return Ok(None),
         };
         let [_, cols, _] = whole.shape;
@@ -70,11 +69,7 @@ impl Exchanging {
             let most = whole.rows.min(FLIPPED_ROWS) as u32;
             kernel == Kernel::OneShotLl || op.tile_m >= most && op.tile_n == config.rows()
         });
-        let pair = u32::from(heap.size() == 2);
-        let with = |options: Options| {
-            op.injected.options_of_products(options.define("IRIS_GEMM_PAIR", pair))
-        };
-        let gemm = Gemm::for_whole(heap, whole, config, (source, name, &with))?;
+        let gemm = Gemm::for_whole(heap, whole, config, (gemm_kernel, op.injected))?;
         let Some(gemm) = gemm else { return Ok(None) };
         let mut resident = u32::MAX;
         for (config, function) in &gemm.kernels {

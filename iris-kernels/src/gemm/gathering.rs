@@ -15,11 +15,10 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm, With};
+use super::{Config, Gemm, GemmKernel};
 use crate::args::{Matrix, OpArgs};
 use crate::build::Injected;
 use crate::library::Whole;
-use crate::source;
 
 /// How A comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,8 +88,7 @@ impl Gathering {
     ) -> Result<Option<Gathering>> {
         let mut configs = Config::of_plan(whole.shape, heap.gpu()?.multiprocessors());
         configs.retain(|config| !config.flipped);
-        let with = |options| injected.options_of_products(options);
-        let kernel = (&source::GEMMS[1], "iris_gemm_gather", &with as With<'_>);
+        let kernel = (GemmKernel::Gathering, injected);
         Ok(Gemm::for_whole(heap, whole, configs, kernel)?.map(Gathering))
     }
 

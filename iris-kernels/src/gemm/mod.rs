@@ -16,6 +16,7 @@
 mod choice;
 mod exchanging;
 mod gathering;
+mod kernels;
 mod scattering;
 mod tensor_map;
 
@@ -25,22 +26,18 @@ use iris_heap::{
     DType, DeviceInfo, Error, Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap,
 };
 
+use crate::Target;
 use crate::args::{Matrix, OpArgs, dtype_code};
+use crate::build::{self, Injected};
 use crate::library::Whole;
-use crate::{Target, rtc, source};
 
 pub use crate::gemm_config::CoreConfig as Config;
 pub use exchanging::Exchanging;
 pub use gathering::{Gathering, Parts};
+pub(crate) use kernels::builds;
+use kernels::{GemmKernel, LAYOUTS};
 pub use scattering::{Messages, Scattering};
 use tensor_map::TensorMap;
-
-/// What a source is compiled with besides its build.
-type With<'a> = &'a dyn Fn(rtc::Options) -> rtc::Options;
-
-/// The source of plain products, its kernel, and what it is compiled with besides.
-const PLAIN: (&source::Text, &str, With<'static>) =
-    (&source::GEMMS[0], "iris_gemm", &|options| options);
 
 /// The longest that the loader of a workgroup waits for its consumers: none of them waits for another
 /// rank.
@@ -94,7 +91,7 @@ impl Gemm {
     /// those that were not compiled before.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for another architecture or type; [`Error::Other`] with an [`rtc::Error`];
+    /// [`Error::Unsupported`] for another architecture or type; [`Error::Other`] with an [`crate::rtc::Error`];
     /// [`Error::Device`].
     pub fn of(
         heap: &SymmetricHeap,
@@ -102,16 +99,16 @@ impl Gemm {
         dtype: DType,
         configs: &[Config],
     ) -> Result<Gemm> {
-        Self::load(heap, shape, dtype, configs, PLAIN)
+        Self::load(heap, shape, dtype, configs, (GemmKernel::Plain, Injected::default()))
     }
 
-    /// The same of another source, by its kernel's name, with what it is compiled with besides.
+    /// Loads these builds of a kernel: as [`Gemm::of`].
     fn load(
         heap: &SymmetricHeap,
         shape: [usize; 3],
         dtype: DType,
         configs: &[Config],
-        (source, name, with): (&source::Text, &str, With<'_>),
+        (kernel, injected): (GemmKernel, Injected),
     ) -> Result<Gemm> {
         let target = Target::of(heap.device())?;
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
@@ -122,11 +119,9 @@ impl Gemm {
             });
         };
         let load = |config: &Config| -> Result<_> {
-            let options = with(config.options(code));
-            let Target { vendor, arch } = &target;
-            let image =
-                rtc::compile(*vendor, (*source).into(), &options, arch).map_err(Error::other)?;
-            let function = heap.load(&image)?.function(name, config.shared_bytes())?;
+            let build = kernel.build(code, config, injected);
+            let image = build::compile(&build, &target).map_err(Error::other)?;
+            let function = heap.load(&image)?.function(kernel.name(), config.shared_bytes())?;
             Ok((*config, function))
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
@@ -134,7 +129,7 @@ impl Gemm {
         Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
     }
 
-    /// Loads these builds of a source for a product of an operator, each for the two layouts of B; none where
+    /// Loads these builds of a kernel for a product of an operator, each for the two layouts of B; none where
     /// there are none for the device and types.
     ///
     /// # Errors
@@ -143,22 +138,21 @@ impl Gemm {
         heap: &SymmetricHeap,
         whole: &Whole,
         configs: impl IntoIterator<Item = Config>,
-        kernel: (&source::Text, &str, With<'_>),
+        kernel: (GemmKernel, Injected),
     ) -> Result<Option<Gemm>> {
         let Whole { shape, dtype, output, .. } = *whole;
         let target = Target::of(heap.device())?;
         if shape.contains(&0) || dtype != output || !Self::is_there(&target, dtype) {
             return Ok(None);
         }
-        let layouts = [(false, false), (false, true)];
         let configs: Vec<Config> = configs
             .into_iter()
-            .flat_map(|config| layouts.map(|layout| config.with_layout(layout)))
+            .flat_map(|config| LAYOUTS.map(|layout| config.with_layout(layout)))
             .collect();
         if configs.is_empty() {
             return Ok(None);
         }
-        if_compiled(Self::load(heap, shape, dtype, &configs, kernel))
+        Self::load(heap, shape, dtype, &configs, kernel).map(Some)
     }
 
     /// Those of plain products, of which only the ones that are preferred to the vendor's library, if asked
@@ -173,7 +167,7 @@ impl Gemm {
     ) -> Result<Option<Gemm>> {
         let mut configs = Config::of_plan(whole.shape, heap.gpu()?.multiprocessors());
         configs.retain(|config| !preferred || config.is_preferred());
-        Self::for_whole(heap, whole, configs, PLAIN)
+        Self::for_whole(heap, whole, configs, (GemmKernel::Plain, Injected::default()))
     }
 
     /// The builds.
@@ -280,19 +274,6 @@ impl Gemm {
             early: self.early,
         };
         (given, shape)
-    }
-}
-
-/// Nothing on a host without the compiler, whose kernels came with the program.
-fn if_compiled<T>(made: Result<T>) -> Result<Option<T>> {
-    match made {
-        Ok(made) => Ok(Some(made)),
-        Err(Error::Other(why))
-            if matches!(why.downcast_ref(), Some(rtc::Error::NotFound { .. })) =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error),
     }
 }
 

@@ -17,16 +17,12 @@
 use bytemuck::{Pod, Zeroable};
 use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 
-use super::{Config, Gemm, TensorMap, With, is_aligned};
+use super::kernels::PEERS;
+use super::{Config, Gemm, GemmKernel, TensorMap, is_aligned};
 use crate::args::{Matrix, OpArgs, rows_of};
 use crate::build::Injected;
 use crate::library::Whole;
 use crate::schedule::split;
-use crate::source;
-
-/// Most peers. From five on the parameters of the kernel take more than 4 KiB, which compilers know from CUDA
-/// 12.1 on.
-const PEERS: usize = 7;
 
 /// Rows in those of the tiles of a cluster, and numbers of signals: `Blocks` of `gemm_sm90_scatter.cu`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -85,12 +81,9 @@ impl Scattering {
     ) -> Result<Option<Scattering>> {
         // Another tile has been asked for, which no build stores.
         let Some(signalled @ [64, width @ (128 | 256)]) = whole.signalled else { return Ok(None) };
-        let config = Config::of_width(width);
-        let mut held = [true, false].into_iter().map(|hold| Config { hold, ..config });
-        let config = held.find(|config| config.takes(whole.shape));
+        let config = Config::storing(width).into_iter().find(|it| it.takes(whole.shape));
         let peers = (heap.world().size() - 1).clamp(1, PEERS);
-        let with = |options| injected.options_of_products(options).define("IRIS_GEMM_PEERS", peers);
-        let kernel = (&source::GEMMS[2], "iris_gemm_scatter", &with as With<'_>);
+        let kernel = (GemmKernel::Scattering { peers }, injected);
         let Some(gemm) = Gemm::for_whole(heap, whole, config, kernel)? else {
             return Ok(None);
         };

@@ -15,6 +15,25 @@ pub enum Error {
         /// Every place that was looked at, in order, and what was wrong with it if it was there.
         looked: Vec<String>,
     },
+    /// A kernel of an operator is not among those that the program carries with it, and cannot be compiled here.
+    #[error(
+        "{source_name} for {arch} ({options}) is not in {}, and cannot be compiled: {no_compiler}. Make the folder on a \
+         machine with a compiler, with `iris kernels --arch {arch} --out FOLDER`, which leaves out kernels that are \
+         traced, counted or held up by a test",
+        folder.display()
+    )]
+    NotCarried {
+        /// The source's name.
+        source_name: String,
+        /// The architecture.
+        arch: String,
+        /// Options that it would be compiled with.
+        options: String,
+        /// The folder of compiled kernels, which may not exist.
+        folder: PathBuf,
+        /// Why it cannot be compiled: the error of the compiler that is missing or too old.
+        no_compiler: String,
+    },
     /// A function of the library failed.
     #[error("{function}: {name} ({code})")]
     Call {

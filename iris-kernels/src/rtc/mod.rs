@@ -104,7 +104,7 @@ impl Options {
     }
 
     /// The options as the compilers of both vendors take them.
-    fn words(&self) -> Vec<String> {
+    pub(crate) fn words(&self) -> Vec<String> {
         let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
         defines.chain(self.arguments.iter().cloned()).collect()
     }

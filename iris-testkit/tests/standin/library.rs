@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "functions of libraries of our own")]
 
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
@@ -69,10 +69,20 @@ impl Built {
 
 /// Runs this very program as the child of this name, on a machine.
 pub(crate) fn child(name: &str, machine: Machine, set: &[(&str, &str)]) -> Output {
+    child_of(&std::env::current_exe().unwrap(), name, machine, set)
+}
+
+/// Runs a copy of this program as the child of this name, on a machine.
+pub(crate) fn child_of(
+    program: &Path,
+    name: &str,
+    machine: Machine,
+    set: &[(&str, &str)],
+) -> Output {
     let built = Built::get(machine.backend());
     let library = |name| if machine.library { built.path(name) } else { "/nowhere".into() };
     let multiprocessors = if machine.backend() == BackendKind::Hip { "304" } else { "132" };
-    Command::new(std::env::current_exe().unwrap())
+    Command::new(program)
         .env(CHILD, name)
         .env("LD_LIBRARY_PATH", built.folder.path())
         .env("IRIS_NVRTC", built.path("libnvrtc.so.13"))

@@ -180,8 +180,7 @@ fn variables() -> Vec<(String, String)> {
 
 /// The compiled kernels that came with the program, by architecture.
 fn carried() -> String {
-    let beside = std::env::current_exe().ok();
-    let Some(folder) = beside.and_then(|own| Some(own.parent()?.join("kernels"))) else {
+    let Some(folder) = iris_kernels::cache::carried_folder() else {
         return "none".into();
     };
     let Ok(files) = std::fs::read_dir(&folder) else {

@@ -19,7 +19,7 @@ pub(crate) struct Options {
 
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let arches: Vec<&str> = options.arch.iter().map(String::as_str).collect();
-    let count = iris_kernels::build::precompile(&options.out, &arches, |_, _| ())?;
+    let count = iris_kernels::ahead::precompile(&options.out, &arches, |_, _| ())?;
     note!("{count} kernels in {}", options.out.display());
     Ok(true)
 }

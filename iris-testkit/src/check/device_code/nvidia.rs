@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use iris_kernels::build;
 use iris_kernels::gemm_config::{CoreConfig, TileConfig, TileSize};
 use iris_kernels::rtc::{Compiler, Error, KernelSource, Options};
+use iris_kernels::source::{self, SourceKind};
 use iris_sync::{Order, Scope};
 
 use super::probes::{self, Kind, Probe, Rmw};
@@ -102,7 +102,8 @@ impl Checker<'_> {
         let twice = self.machine_code(&text, &probes, findings)?;
         for (name, text) in &self.source.kernels {
             let mut all = vec![options(self.arch)];
-            if self.arch == BY_WARPGROUPS && build::multiplies(name) {
+            let kind = source::KERNELS.iter().find(|it| it.name == *name).map(|it| it.kind);
+            if self.arch == BY_WARPGROUPS && kind == Some(SourceKind::TileGemm) {
                 // The tiles that have instructions of their own; of the smaller one source is enough.
                 let sizes = if *name == "matmul_all_gather.cu" { 2 } else { 1 };
                 let sizes = TileSize::ALL[..sizes].iter();

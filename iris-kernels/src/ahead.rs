@@ -1,0 +1,111 @@
+//! Compiling ahead of time: every kernel that operators take, into a folder that a program carries with it.
+
+use std::num::NonZero;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use crate::args::DTYPES;
+use crate::build::Build;
+use crate::cache::Cache;
+use crate::gemm_config::{TileConfig, TileSize};
+use crate::rtc::{self, Compiler, Vendor};
+use crate::source::{self, SourceKind};
+use crate::{gemm, parallel};
+
+/// Every build for an architecture (`sm_90a`, `gfx942`) that an operator may ask for, except for calls that are traced,
+/// counted or held up by a test.
+pub fn builds(arch: &str) -> Vec<Build> {
+    let mut builds = gemm::builds(arch);
+    for &source in source::KERNELS {
+        if source.kind != SourceKind::TileGemm {
+            builds.push(Build::message(source));
+            continue;
+        }
+        for code in 0..DTYPES.len() as u32 {
+            let product = |size| Build::product(source, TileConfig::of(arch, code, size));
+            builds.extend(TileSize::ALL.map(product));
+        }
+    }
+    builds
+}
+
+/// Compiles every build for these architectures (`sm_90a`, `gfx942`), of one vendor or both, into a folder, on
+/// all cores, where a program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at
+/// a time. Returns how many there are.
+///
+/// # Errors
+/// As [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that others may enter.
+pub fn precompile<'a>(
+    folder: &Path,
+    arches: &[&'a str],
+    done: impl FnMut(&Build, &str) + Send,
+) -> rtc::Result<usize> {
+    let cache = Cache::open(folder)?;
+    // A compiler that is missing is said before the others begin.
+    let of = |&arch: &&'a str| Ok((Compiler::of(Vendor::of(arch), arch)?, arch));
+    let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
+    let builds_of = |&of: &(_, &'a str)| builds(of.1).into_iter().map(move |build| (build, of));
+    let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds_of).collect();
+    // What takes longest is begun first, so that no core is left with it in the end.
+    let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
+    jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
+    let done = Mutex::new(done);
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    parallel::for_each(&jobs, threads, |&(ref build, (compiler, arch))| {
+        let source = build.source.into();
+        let key = rtc::key(source, &build.options, arch, None);
+        if cache.get(&key).is_none() {
+            cache.put(&key, &compiler.compile(source, &build.options, arch)?)?;
+        }
+        done.lock().unwrap_or_else(PoisonError::into_inner)(build, arch);
+        Ok(())
+    })?;
+    Ok(jobs.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use iris_heap::DType;
+
+    use super::*;
+    use crate::Kernel;
+    use crate::build::{Injected, OpBuild};
+
+    const ARCH: &str = "sm_90a";
+
+    const OP: OpBuild = OpBuild {
+        op: "matmul_all_reduce",
+        product: true,
+        norm: false,
+        dtype: DType::BF16,
+        tile_m: 64,
+        tile_n: 96,
+        injected: Injected { delay_ns: 0, without: None, hold: None, whole: None },
+        observed: false,
+    };
+
+    #[test]
+    fn what_an_op_asks_for_is_built_ahead() {
+        let all = builds(ARCH);
+        for kernel in [Kernel::OneShot, Kernel::Local] {
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                let build = OpBuild { dtype, ..OP }.of(kernel, ARCH).expect("a build");
+                assert!(all.contains(&build), "{build:?}");
+            }
+        }
+        let message = OpBuild { op: "all_gather", product: false, tile_n: 4096, ..OP };
+        assert!(all.contains(&message.of(Kernel::AllGather, ARCH).expect("a build")));
+        assert!(all.contains(&message.of(Kernel::Local, ARCH).expect("a build")));
+    }
+
+    #[test]
+    fn each_build_is_there_once() {
+        let builds = builds(ARCH);
+        let keys: std::collections::HashSet<_> = builds
+            .iter()
+            .map(|build| rtc::key(build.source.into(), &build.options, ARCH, None))
+            .collect();
+        assert_eq!(keys.len(), builds.len());
+    }
+}

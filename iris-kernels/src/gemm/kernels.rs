@@ -1,0 +1,119 @@
+//! The kernels of whole-matrix GEMMs and all their builds: [`GemmKernel::build`] makes a build at run time and ahead of
+//! time, so that both have the same options.
+
+use iris_heap::DType;
+
+use super::{Config, Gemm};
+use crate::Target;
+use crate::args::{DTYPES, dtype_code};
+use crate::build::{Build, Injected};
+use crate::rtc::{Options, Vendor};
+use crate::source::{GEMMS, Text};
+
+/// Most peers of [`GemmKernel::Scattering`]. From five on the parameters of the kernel take more than 4 KiB, which
+/// compilers know from CUDA 12.1 on.
+pub(super) const PEERS: usize = 7;
+
+/// Layouts of A and B that operators have: A by rows, B by rows or by columns.
+pub(super) const LAYOUTS: [(bool, bool); 2] = [(false, false), (false, true)];
+
+/// Kernel of a whole-matrix GEMM, with the macros that it takes besides those of a [`Config`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum GemmKernel {
+    /// GEMM without a message.
+    Plain,
+    /// GEMM that waits for the rows or columns of A that copy engines bring.
+    Gathering,
+    /// GEMM that stores to peers.
+    Scattering {
+        /// Number of peers.
+        peers: usize,
+    },
+    /// GEMM of few rows with its all-reduce by the LL protocol.
+    ExchangingLl {
+        /// Whether there are two ranks.
+        pair: bool,
+    },
+    /// GEMM of few rows with its all-reduce by tiles with signals.
+    ExchangingTiles {
+        /// Whether there are two ranks.
+        pair: bool,
+    },
+}
+
+impl GemmKernel {
+    fn all() -> impl Iterator<Item = GemmKernel> {
+        use GemmKernel::*;
+        let stores = (1..=PEERS).map(|peers| Scattering { peers });
+        let exchanges = [false, true]
+            .into_iter()
+            .flat_map(|pair| [ExchangingLl { pair }, ExchangingTiles { pair }]);
+        [Plain, Gathering].into_iter().chain(stores).chain(exchanges)
+    }
+
+    /// The source of the kernel, and its name there.
+    fn source(self) -> (Text, &'static str) {
+        match self {
+            GemmKernel::Plain => (GEMMS[0], "iris_gemm"),
+            GemmKernel::Gathering => (GEMMS[1], "iris_gemm_gather"),
+            GemmKernel::Scattering { .. } => (GEMMS[2], "iris_gemm_scatter"),
+            GemmKernel::ExchangingLl { .. } => (GEMMS[3], "iris_gemm_exchange"),
+            GemmKernel::ExchangingTiles { .. } => (GEMMS[4], "iris_gemm_one_shot"),
+        }
+    }
+
+    /// Name of the kernel in its source.
+    pub(super) fn name(self) -> &'static str {
+        self.source().1
+    }
+
+    /// Configurations that the kernel may be given, for A and B by rows.
+    fn configs(self) -> Vec<Config> {
+        match self {
+            GemmKernel::Plain => Config::of_any_depth(),
+            GemmKernel::Gathering => {
+                Config::of_any_depth().into_iter().filter(|it| !it.flipped).collect()
+            }
+            GemmKernel::Scattering { .. } => {
+                [128, 256].into_iter().flat_map(Config::storing).collect()
+            }
+            GemmKernel::ExchangingLl { .. } | GemmKernel::ExchangingTiles { .. } => {
+                Config::of_any_tile()
+            }
+        }
+    }
+
+    /// The build for elements of this type ([`crate::args::dtype_code`]).
+    pub(super) fn build(self, dtype: u32, config: &Config, injected: Injected) -> Build {
+        let options = config.options(dtype);
+        let with = |options: Options| injected.options_of_products(options);
+        let options = match self {
+            GemmKernel::Plain => options,
+            GemmKernel::Gathering => with(options),
+            GemmKernel::Scattering { peers } => with(options).define("IRIS_GEMM_PEERS", peers),
+            GemmKernel::ExchangingLl { pair } | GemmKernel::ExchangingTiles { pair } => {
+                with(options.define("IRIS_GEMM_PAIR", u32::from(pair)))
+            }
+        };
+        Build { source: self.source().0, options, threads: config.threads(), tile: None }
+    }
+}
+
+/// Every build of a whole-matrix GEMM for an architecture that an operator may ask for; none if the architecture has
+/// no such GEMM.
+pub(crate) fn builds(arch: &str) -> Vec<Build> {
+    let target = Target { vendor: Vendor::of(arch), arch: arch.into() };
+    let is_there = |dtype: &DType| Gemm::is_there(&target, *dtype);
+    let codes: Vec<u32> = DTYPES.into_iter().filter(is_there).filter_map(dtype_code).collect();
+    let mut builds = Vec::new();
+    for kernel in GemmKernel::all() {
+        for config in kernel.configs() {
+            for layout in LAYOUTS {
+                let config = config.with_layout(layout);
+                let build = |&code| kernel.build(code, &config, Injected::default());
+                builds.extend(codes.iter().map(build));
+            }
+        }
+    }
+    builds
+}

@@ -1,0 +1,68 @@
+//! Operators on a machine without a compiler, whose program carries its kernels with it.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_kernels::build::Build;
+use iris_kernels::cache::{self, Cache};
+use iris_kernels::rtc::{self, Compiler};
+use iris_kernels::{Target, ahead};
+use iris_ops::{AnyOp, Ranks};
+use iris_testkit::suite::plan;
+
+use crate::calls::in_line;
+use crate::cases::{Extent, Planned, all};
+use crate::library::{Machine, Standin};
+use crate::logs::title;
+
+/// Fills the folder beside this program with an entry for each build that is made ahead; runs in a child. Builds of one
+/// source share an image, because the stand-in compiler takes long, and only their keys matter here.
+pub(crate) fn precompile(machine: &Machine) {
+    let arch = Target::nvidia(&format!("sm_{}", machine.arch)).arch;
+    let (compiler, folder) =
+        (Compiler::nvrtc().unwrap(), Cache::open(&cache::carried_folder().unwrap()).unwrap());
+    let mut images = HashMap::new();
+    for Build { source, options, .. } in ahead::builds(&arch) {
+        let image = images.entry(source.name);
+        let image =
+            image.or_insert_with(|| compiler.compile(source.into(), &options, &arch).unwrap());
+        folder.put(&rtc::key(source.into(), &options, &arch, None), image).unwrap();
+    }
+}
+
+/// Makes operators in worlds of these sizes and prints a line for each that lacks a kernel; runs in a child. Two ranks
+/// make those of all cases, other worlds those on which the number of ranks has an influence.
+pub(crate) fn operators(machine: &Machine, worlds: &[usize]) {
+    let backend = machine.backend();
+    let mut cases = all(backend, Extent::All);
+    // Kernels that count or trace are not compiled ahead.
+    cases.retain(|it| !it.case.options.counted && it.case.options.trace_spans == 0);
+    for &size in worlds {
+        let missing = World::run_threads(size, |world| -> Result<Vec<String>> {
+            Standin::get(backend).rank(world.rank());
+            let options = HeapOptions::new().backend(backend).data_bytes(16 << 30);
+            let options = options.signal_bytes(1 << 30).device_words(1 << 20);
+            let heap = SymmetricHeap::open(&world, options.device(world.rank()))?;
+            let ranks = Ranks::from(&heap);
+            let mut missing = Vec::new();
+            let taken = |it: &&Planned| size == 2 || ["plain", "library ours"].contains(&&*it.what);
+            for planned in cases.iter().filter(taken) {
+                let case = &planned.case;
+                let Ok(plan) = plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank))
+                else {
+                    continue;
+                };
+                match AnyOp::new(&heap, &plan) {
+                    Ok(op) => op.free()?,
+                    Err(error) => {
+                        missing.push(format!("{}: {}", title(planned), in_line(&error.into())));
+                    }
+                }
+            }
+            heap.close()?;
+            Ok(missing)
+        });
+        missing.unwrap()[0].iter().for_each(|line| println!("{size} ranks, {line}"));
+    }
+}
