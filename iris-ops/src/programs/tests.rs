@@ -1,8 +1,9 @@
 //! Rules that all programs keep, and the sources of their kernels.
 
 use iris_heap::DType;
-use iris_kernels::Kernel;
-use iris_kernels::build::{self, OpBuild};
+use iris_kernels::{Kernel, ahead};
+
+use iris_kernels::build::OpBuild;
 use iris_kernels::program::Program;
 use iris_sync::barrier::Members;
 
@@ -15,7 +16,7 @@ use crate::spec::Norm;
 #[test]
 fn every_kernel_is_in_the_source_that_is_asked_for() {
     const ARCH: &str = "sm_90a";
-    let ahead = build::all(ARCH);
+    let ahead = ahead::builds(ARCH);
     for op in Op::ALL {
         for form in row(op).forms {
             // Unfused programs launch the kernels of the message.
