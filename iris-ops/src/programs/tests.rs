@@ -1,10 +1,9 @@
 //! Rules that all programs keep, and the sources of their kernels.
 
 use iris_heap::DType;
-use iris_kernels::{Kernel, ahead};
-
 use iris_kernels::build::OpBuild;
 use iris_kernels::program::Program;
+use iris_kernels::{Kernel, ahead};
 use iris_sync::barrier::Members;
 
 use crate::kind::Op;

@@ -39,19 +39,21 @@ impl Ready {
     }
 
     /// Lets the deadline of progress pass for the call that this rank has enqueued, unless that is done: a
-    /// tenth of the deadline of entry. Returns when the kernel that waits has seen it.
-    pub fn pass_progress_deadline(&self) -> iris_heap::Result<()> {
+    /// tenth of the deadline of entry. Returns when the kernel that waits has seen it, with the time that passed.
+    pub fn pass_progress_deadline(&self) -> iris_heap::Result<Duration> {
         let call = self.stream.record()?;
         let control = self.heap.control();
-        control.let_time_pass(2 * self.heap.world().settings().progress_deadline());
+        let mut passed = 2 * self.heap.world().settings().progress_deadline();
+        control.let_time_pass(passed);
         while !control.has_seen_time_pass() && !call.is_done() {
             std::thread::sleep(Duration::from_millis(1));
             // The wait may have begun after it.
             if !control.has_seen_time_pass() {
                 control.let_time_pass(Duration::from_millis(1));
+                passed += Duration::from_millis(1);
             }
         }
-        Ok(())
+        Ok(passed)
     }
 
     /// Lets time pass until a call has failed, on this rank or on one that told it so.
