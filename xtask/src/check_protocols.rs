@@ -20,12 +20,13 @@ pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
     Err(error).with_context(|| format!("{} did not start", program.display()))
 }
 
-/// The same as a step of `cargo xtask test`. A person's machine may lack a compiler; CI's may not.
-pub(crate) fn step(root: &Path, full: bool) -> Step {
+/// The same beside other steps of `cargo xtask test`, with its begin and its end. A person's machine may lack a compiler;
+/// CI's may not.
+pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
     let run = ["run", "--release", "--package", "iris-testkit", "--bin", PROGRAM];
     let mut command = hip::with_feature(program::cargo(root, &run));
     command.args(["--", "--json"]).args(full.then_some("--full"));
     let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
     command.args((!ci).then_some("--allow-skips"));
-    Step::command("models", command)
+    Step::beside("models", command, root.join("target/models.log"))
 }

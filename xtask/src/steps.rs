@@ -1,10 +1,13 @@
 //! A row of steps: each prints its wall time, the first failure ends the row, a table closes it.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
+use std::fs::{self, File};
 use std::io::Write as _;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +20,20 @@ pub(crate) struct Step {
     /// A program that may be missing, and a command that fails where it is.
     needs: Option<(&'static str, Command)>,
     action: Box<dyn FnOnce() -> Result<()>>,
+}
+
+/// A program that runs beside steps, and the file that it writes to.
+struct Running {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended, or a step beside it has failed: nobody waits for its result.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Step {
@@ -41,6 +58,38 @@ impl Step {
             Ok(())
         };
         Step { name, rerun, needs: None, action: Box::new(action) }
+    }
+
+    /// Makes a program two steps: the first begins it, at the lowest priority, and the steps up to the second run beside
+    /// it; the second, of this name, waits for its end and shows what it wrote. It is ended where a step between fails.
+    pub(crate) fn beside(name: &'static str, command: Command, log: PathBuf) -> [Step; 2] {
+        let rerun = shown(&command);
+        let running: Rc<RefCell<Option<Running>>> = Rc::default();
+        let begun = running.clone();
+        let begin = move || {
+            let output = File::create(&log).with_context(|| format!("{}", log.display()))?;
+            let mut niced = Command::new("nice");
+            niced.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+            niced.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            if let Some(folder) = command.get_current_dir() {
+                niced.current_dir(folder);
+            }
+            niced.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+            let child =
+                niced.spawn().with_context(|| format!("{} did not start", shown(&niced)))?;
+            *begun.borrow_mut() = Some(Running { child, log });
+            Ok(())
+        };
+        let end = move || {
+            let mut running = running.take().context("it was not begun")?;
+            let status = running.child.wait()?;
+            print!("{}", fs::read_to_string(&running.log)?);
+            if !status.success() {
+                bail!("ended with {status}");
+            }
+            Ok(())
+        };
+        [Step::function("beside", &rerun, begin), Step::function(name, &rerun, end)]
     }
 
     /// Skips the step, and says so, where `program` is not installed: where `probe` fails.
@@ -124,7 +173,6 @@ fn quoted(word: &OsStr) -> String {
 mod tests {
     use super::*;
     use std::cell::Cell;
-    use std::rc::Rc;
 
     fn shell(text: &str) -> Command {
         let mut command = Command::new("/bin/sh");
@@ -149,6 +197,32 @@ mod tests {
         assert!(error.contains("bad: ended with exit status: 3"), "{error}");
         assert!(error.contains("sh -c 'exit 3'"), "{error}");
         assert!(!ran.get(), "a step ran after the failure");
+    }
+
+    #[test]
+    fn a_program_beside_others_is_waited_for_and_its_failure_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (log, told) = (folder.path().join("log"), folder.path().join("told"));
+        let waits =
+            format!("while [ ! -e {} ]; do sleep 0.01; done; echo seen; exit 4", told.display());
+        let [begin, end] = Step::beside("slow", shell(&waits), log.clone());
+        let tell = move || Ok(fs::write(told, "")?);
+        let error =
+            run(vec![begin, Step::function("tell", "tell", tell), end]).expect_err("exit 4");
+        assert!(error.to_string().contains("slow: ended with exit status: 4"), "{error}");
+        assert_eq!(fs::read_to_string(log).expect("what it wrote"), "seen\n");
+    }
+
+    #[test]
+    fn a_program_beside_a_step_that_fails_is_ended() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = folder.path().join("log");
+        let [begin, end] = Step::beside("endless", shell("echo $$; exec sleep 600"), log.clone());
+        let fails = format!("while [ ! -s {} ]; do sleep 0.01; done; exit 3", log.display());
+        let error = run(vec![begin, Step::command("bad", shell(&fails)), end]);
+        assert!(error.expect_err("exit 3").to_string().contains("bad: "));
+        let process = fs::read_to_string(log).expect("its number");
+        assert!(!Path::new("/proc").join(process.trim()).exists(), "{process} was left running");
     }
 
     #[test]

@@ -41,11 +41,15 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
         return become_iris(root, "test", &["--backend", backend, "--level", level.name()]);
     }
     let mut steps = lint_steps(root);
+    steps.push(build_step(root));
+    // Many tests wait, and many have one thread: the models take what they leave.
+    let [begin, end] = check_protocols::steps(root, level == Level::Full);
+    steps.push(begin);
     steps.push(test_step(root, level));
     steps.push(hip::step(root));
-    steps.push(check_protocols::step(root, level == Level::Full));
     steps.push(doc_step(root));
     steps.push(deny_step(root));
+    steps.push(end);
     steps::run(steps)
 }
 
@@ -60,6 +64,12 @@ pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
         Step::command("clippy", cargo(root, &clippy))
             .needs("cargo-clippy", cargo(root, &["clippy", "--version"])),
     ]
+}
+
+/// Builds the tests, and the programs that they start.
+fn build_step(root: &Path) -> Step {
+    let build = ["test", "--release", "--workspace", "--no-run"];
+    Step::command("build", hip::with_feature(cargo(root, &build)))
 }
 
 /// The workspace's tests at one level.
