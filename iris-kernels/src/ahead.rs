@@ -47,7 +47,7 @@ pub fn precompile<'a>(
     let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
     let builds_of = |&of: &(_, &'a str)| builds(of.1).into_iter().map(move |build| (build, of));
     let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds_of).collect();
-    // What takes longest is begun first, so that no core is left with it in the end.
+    // The longest is begun first, so that no core is left with it in the end.
     let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
     jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
     let done = Mutex::new(done);
@@ -70,20 +70,10 @@ mod tests {
 
     use super::*;
     use crate::Kernel;
-    use crate::build::{Injected, OpBuild};
+    use crate::build::OpBuild;
+    use crate::build::tests::OP;
 
     const ARCH: &str = "sm_90a";
-
-    const OP: OpBuild = OpBuild {
-        op: "matmul_all_reduce",
-        product: true,
-        norm: false,
-        dtype: DType::BF16,
-        tile_m: 64,
-        tile_n: 96,
-        injected: Injected { delay_ns: 0, without: None, hold: None, whole: None },
-        observed: false,
-    };
 
     #[test]
     fn what_an_op_asks_for_is_built_ahead() {

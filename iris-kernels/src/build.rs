@@ -1,4 +1,4 @@
-//! Which source an op's kernels are in, and what it is compiled with.
+//! Source of an operator's kernels, and the options that it is compiled with.
 
 use iris_heap::DType;
 use iris_sync::Access;
@@ -209,12 +209,12 @@ pub fn compile(build: &Build, target: &Target) -> rtc::Result<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const ARCH: &str = "sm_90a";
 
-    const OP: OpBuild = OpBuild {
+    pub(crate) const OP: OpBuild = OpBuild {
         op: "matmul_all_reduce",
         product: true,
         norm: false,

@@ -25,7 +25,7 @@ impl Ranks {
         Self { rank, size, device: Device::host(), local_rank: rank }
     }
 
-    /// The same ranks on another kind of device: on the GPU of this host that a heap takes for this rank unless told
+    /// Moves the ranks to another kind of device: to the GPU of this host that a heap takes for this rank unless told
     /// otherwise, as the driver describes it. If there is none, a device is assumed ([`Device::assumed`]). Ranks that are
     /// on this kind of device stay as they are.
     #[must_use]
@@ -41,7 +41,7 @@ impl Ranks {
         self.on_device(device)
     }
 
-    /// The same ranks on this device.
+    /// Moves the ranks to this device.
     #[must_use]
     pub fn on_device(self, device: Device) -> Self {
         Self { device, ..self }

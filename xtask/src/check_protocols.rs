@@ -20,7 +20,7 @@ pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
     Err(error).with_context(|| format!("{} did not start", program.display()))
 }
 
-/// The same beside other steps of `cargo xtask test`, with its begin and its end. A person's machine may lack a compiler;
+/// Begin and end of `check-protocols` beside other steps of `cargo xtask test`. A person's machine may lack a compiler;
 /// CI's may not.
 pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
     let run = ["run", "--release", "--package", "iris-testkit", "--bin", PROGRAM];

@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(plan(named("h200")).fingerprint(), plan(named("h100")).fingerprint());
     }
 
-    /// Those of an H200, of which it has 132, stay as they were measured.
+    /// Constants for the 132 multiprocessors of an H200 stay as they were measured.
     #[test]
     fn constants_of_a_gpu_follow_from_its_multiprocessors() {
         let ranks = |name, size| Ranks::new(0, size).on_device(named(name));
