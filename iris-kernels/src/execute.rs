@@ -25,7 +25,7 @@ use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
 use crate::library::Whole;
-use crate::program::{Alternative, At, Program, Step, Transfer, When, Work, walk};
+use crate::program::{Alternative, At, Program, Step, Transfer, When, Work};
 use call::{Call, Progress};
 use gemm::Gemms;
 use kernels::KernelSet;
@@ -192,7 +192,7 @@ impl Executor {
         let parts = if self.transfers.is_empty() { 0 } else { call.places().parts() };
         let peers = || call.args.channel.peers();
         let mut visit = |step: &Step, at: At| call.step(step, at, (parts, &peers), progress);
-        walk(self.program.items(of), At::default(), (parts, &peers), &mut visit)
+        self.program.walk(of, (parts, &peers), &mut visit)
     }
 
     /// The step that a call begins with if it meets no condition.

@@ -326,6 +326,20 @@ impl Program {
         })
     }
 
+    /// Calls `visit` for each step of an alternative, the RMSNorm included, in the order of a call with so many parts;
+    /// `peers` are the calling rank's.
+    ///
+    /// # Errors
+    /// The first of `visit`, which ends it.
+    pub fn walk<Peers: Iterator<Item = u32>, E>(
+        &self,
+        of: &'static Alternative,
+        bounds: (u32, &impl Fn() -> Peers),
+        visit: &mut dyn FnMut(&Step, At) -> Result<(), E>,
+    ) -> Result<(), E> {
+        walk(self.items(of), At::default(), bounds, visit)
+    }
+
     /// Whether it has alternatives with this condition.
     pub fn asks(&self, when: When) -> bool {
         self.alternatives.iter().any(|it| it.when.contains(&when))

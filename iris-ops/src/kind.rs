@@ -42,6 +42,13 @@ macro_rules! named {
             }
         }
 
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let name = <std::borrow::Cow<'de, str>>::deserialize(from)?;
+                name.parse().map_err(serde::de::Error::custom)
+            }
+        }
+
         impl AsRef<str> for $type {
             fn as_ref(&self) -> &str {
                 self.name()
@@ -175,8 +182,8 @@ impl Variant {
 pub enum Why {
     /// It was asked for.
     Asked,
-    /// A row of the table for this kind of device says so: it was measured for such calls.
+    /// It was measured for such calls on this kind of device, and was the quickest.
     Measured,
-    /// By the rules, which come from measurements of other calls.
-    Ruled,
+    /// It has the shortest predicted time of those that have run on such devices.
+    Predicted,
 }

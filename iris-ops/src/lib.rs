@@ -73,6 +73,7 @@
 mod any;
 mod args;
 mod check;
+mod cost;
 mod counters;
 mod device;
 mod error;
@@ -94,6 +95,7 @@ mod workspace;
 
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
+pub use cost::Machine;
 pub use counters::Counters;
 pub use device::Device;
 // Under names of their own: iris_heap has an Error, a Result and a Request, too, and both crates may be imported whole.

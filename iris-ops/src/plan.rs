@@ -2,6 +2,7 @@
 
 mod launches;
 pub(crate) mod on_device;
+mod predicted;
 pub(crate) mod words;
 
 use std::fmt;
@@ -74,6 +75,13 @@ impl Plan {
             }
             plan.choices.push(choice);
         }
+        // Where one variant is for all sizes, its tiles are those of the largest.
+        let alike = |choice: &Choice| {
+            choice.variant == plan.choices[0].variant && choice.why != Why::Measured
+        };
+        if plan.choices.iter().all(alike) {
+            plan.choices.drain(..plan.choices.len() - 1);
+        }
         Ok(plan)
     }
 
@@ -83,10 +91,7 @@ impl Plan {
         let largest = self.largest();
         let mut sizes = Vec::new();
         let row = self.request.row;
-        if self.request.variant.is_none()
-            && row.forms.len() > 1
-            && tune::varies(self.ranks, &self.request)
-        {
+        if self.request.variant.is_none() && row.forms.len() > 1 && !self.alone() {
             sizes = tune::sizes(self.ranks, &self.request);
             sizes.retain(|&size| size < largest);
             sizes.sort_unstable();
@@ -463,7 +468,7 @@ impl Plan {
 
 impl fmt::Display for Plan {
     /// One line: what was asked, the device, whose figures stand in for the device's own, how calls are done, and the
-    /// memory that this takes: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512 by tiles of 4 x 4096 (by rule);
+    /// memory that this takes: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512 by tiles of 4 x 4096 (predicted);
     /// 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
@@ -490,7 +495,7 @@ impl fmt::Display for Plan {
             match why {
                 Why::Asked => {}
                 Why::Measured => f.write_str(" (measured)")?,
-                Why::Ruled => f.write_str(" (by rule)")?,
+                Why::Predicted => f.write_str(" (predicted)")?,
             }
         }
         write!(f, "; {} bytes of data, {} of signals", self.data_bytes(), self.signal_bytes())

@@ -25,21 +25,6 @@ pub(crate) struct Row {
     pub(crate) in_place: bool,
     /// How it can be done.
     pub(crate) forms: &'static [Form],
-    /// By which rule one of these is chosen, where no table does.
-    pub(crate) rule: Rule,
-}
-
-/// How the variant is chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Rule {
-    /// There is one.
-    Only,
-    /// Of a sum that all ranks get.
-    Sum,
-    /// Of a gather in front of a product.
-    Gather,
-    /// Of what one rank has.
-    Broadcast,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,7 +9,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::ops::matmul_all_gather::FORMS;
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output (on all ranks): every rank's input, by rank. Planned by rows, its rows
@@ -50,5 +50,4 @@ pub(crate) const ROW: Row = Row {
             Memory::Pairs(Collective::AllGather),
         ),
     ],
-    rule: Rule::Only,
 };

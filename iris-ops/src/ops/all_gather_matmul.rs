@@ -10,7 +10,7 @@ use crate::kind::{self, Op};
 pub use crate::options::Staged;
 use crate::options::options;
 use crate::programs::{GATHER, GATHER_COPIED, UNFUSED_GATHER};
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered) B (`k` x `n`, each rank its own),
@@ -73,5 +73,4 @@ pub(crate) const ROW: Row = Row {
         Form::push(kind::Variant::CopyEngine, GATHER_COPIED, Memory::Copied(1))
             .whole(Whole::Gathered),
     ],
-    rule: Rule::Gather,
 };

@@ -5,7 +5,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::Op;
 use crate::ops::matmul_all_reduce::{FORMS, LL};
 use crate::options::options;
-use crate::spec::{Common, Norm, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Norm, Part, Row, Tiles};
 
 operator! {
     /// Output (on all ranks) = sum over ranks of input. The output may be the input itself.
@@ -51,5 +51,4 @@ pub(crate) const ROW: Row = Row {
         FORMS[3],
         LL.norms(Norm::Within),
     ],
-    rule: Rule::Sum,
 };

@@ -8,7 +8,7 @@ use crate::CollectiveArgs;
 use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output: block s is what rank s has for this rank, in block `rank` of its input. Planned by rows,
@@ -50,5 +50,4 @@ pub(crate) const ROW: Row = Row {
             Memory::Pairs(Collective::AllToAll),
         ),
     ],
-    rule: Rule::Only,
 };

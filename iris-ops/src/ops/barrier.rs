@@ -10,7 +10,7 @@ use crate::kind::{Op, Variant};
 use crate::operator::Operator;
 use crate::options::options;
 use crate::programs::BARRIER;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 /// A barrier of all ranks of the heap, or of those in [`Options::members`]. All ranks make it; only
 /// members run it.
@@ -54,5 +54,4 @@ pub(crate) const ROW: Row = Row {
     tiles: Tiles::Whole,
     in_place: false,
     forms: &[Form::push(Variant::Flat, BARRIER, Memory::None)],
-    rule: Rule::Only,
 };

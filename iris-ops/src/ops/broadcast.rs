@@ -9,7 +9,7 @@ use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output (on all ranks) = input of the root. The other ranks have no input; on the root the output
@@ -58,5 +58,4 @@ pub(crate) const ROW: Row = Row {
         )
         .sends_all(),
     ],
-    rule: Rule::Broadcast,
 };

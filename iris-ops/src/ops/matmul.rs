@@ -5,7 +5,7 @@ use crate::facade::operator;
 use crate::kind::{Op, Variant};
 use crate::options::options;
 use crate::programs::MATMUL;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias: nobody else takes part in a call.
@@ -29,5 +29,4 @@ pub(crate) const ROW: Row = Row {
     tiles: Tiles::Whole,
     in_place: false,
     forms: &[Form::push(Variant::Local, MATMUL, Memory::None).whole(Whole::All)],
-    rule: Rule::Only,
 };

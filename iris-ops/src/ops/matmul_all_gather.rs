@@ -9,7 +9,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks): its rows `split(m, size, rank)` are A (those rows x `k`) B
@@ -56,7 +56,6 @@ pub(crate) const ROW: Row = Row {
             .direct(None)
             .stores(),
     ],
-    rule: Rule::Only,
 };
 
 /// Of all that is gathered from every rank's rows.

@@ -12,7 +12,7 @@ use crate::options::options;
 use crate::programs::{
     ADD_ATOMIC, ADD_LOCKED, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
 };
-use crate::spec::{Common, Form, Memory, Norm, Part, Row, Rule, Tiles, Whole};
+use crate::spec::{Common, Form, Memory, Norm, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias added
@@ -83,7 +83,6 @@ pub(crate) const ROW: Row = Row {
             .stores()
             .norms(Norm::Last),
     ],
-    rule: Rule::Sum,
 };
 
 /// Of all sums that all ranks get.

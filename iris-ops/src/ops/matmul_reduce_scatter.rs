@@ -9,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles, Whole};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (rows `split(m, size, rank)` x `n`) = those rows of the sum over ranks of A (`m` x `k`)
@@ -60,7 +60,6 @@ pub(crate) const ROW: Row = Row {
             .whole(Whole::Partial)
             .stores(),
     ],
-    rule: Rule::Only,
 };
 
 /// Of all sums of which a rank gets its rows.

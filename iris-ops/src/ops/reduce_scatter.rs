@@ -9,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::ops::matmul_reduce_scatter::FORMS;
 use crate::options::options;
-use crate::spec::{Common, Form, Memory, Part, Row, Rule, Tiles};
+use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output = this rank's part of the sum over ranks of input. Planned by rows, it is the rows
@@ -50,5 +50,4 @@ pub(crate) const ROW: Row = Row {
             Memory::Pairs(Collective::ReduceScatter),
         ),
     ],
-    rule: Rule::Only,
 };

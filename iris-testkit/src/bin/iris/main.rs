@@ -18,6 +18,7 @@ mod layer;
 mod matrices;
 mod memory;
 mod operator;
+mod plan;
 mod problem;
 mod progress;
 mod rank;
@@ -63,6 +64,8 @@ enum Task {
     Bench(bench::Options),
     /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
     Record(record::Options),
+    /// What is chosen for calls of an operator, its steps, and predicted times: no GPU is needed.
+    Plan(plan::Options),
     /// Times what the operators could choose, and prints rows for the tuning table.
     Tune(tune::Options),
     /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
         Task::Stress(options) => stress::main(&options),
+        Task::Plan(options) => plan::main(&options),
         Task::Tune(options) => tune::main(&options),
         Task::Kernels(options) => kernels::main(&options),
         Task::Record(options) => record::main(&options),

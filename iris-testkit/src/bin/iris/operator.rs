@@ -117,14 +117,14 @@ fn what_they_do() -> String {
     )
 }
 
-fn op(text: &str) -> Result<Op, String> {
+pub(crate) fn op(text: &str) -> Result<Op, String> {
     text.parse().map_err(|_| {
         let all = Op::ALL.map(|op| op.name().replace('_', "-")).join(", ");
         format!("expected one of {all}")
     })
 }
 
-fn dtype(text: &str) -> Result<DType, String> {
+pub(crate) fn dtype(text: &str) -> Result<DType, String> {
     match text.parse() {
         Ok(dtype @ (DType::F32 | DType::F16 | DType::BF16)) => Ok(dtype),
         _ => Err("expected f32, f16 or bf16".into()),

@@ -81,11 +81,11 @@ struct Rows {
 
 /// One shape of a row.
 #[derive(Clone, Debug)]
-struct Shape {
-    op: Op,
+pub(crate) struct Shape {
+    pub(crate) op: Op,
     choices: Vec<Choice>,
     /// All but variant and tile.
-    options: OpOptions,
+    pub(crate) options: OpOptions,
     beside: Beside,
 }
 
@@ -224,7 +224,11 @@ fn skipped(reason: &str) -> Result<bool> {
 }
 
 /// The shapes of the cases, with the variants that the GPU of this machine has kernels for.
-fn read(kind: BackendKind, cases: Option<&Path>, only: Option<&str>) -> Result<Vec<Shape>> {
+pub(crate) fn read(
+    kind: BackendKind,
+    cases: Option<&Path>,
+    only: Option<&str>,
+) -> Result<Vec<Shape>> {
     let device = Ranks::new(0, 2).on(kind).device;
     let usual = if kind == BackendKind::Cuda { CUDA } else { HIP };
     let rows: Rows = bench::read(cases, usual)?;

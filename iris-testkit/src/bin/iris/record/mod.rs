@@ -15,6 +15,8 @@ pub(crate) use compare::print as compare;
 
 pub(crate) mod chart;
 mod compare;
+mod fit;
+mod regret;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -26,6 +28,12 @@ pub(crate) struct Options {
     /// Prints how the times differ from those of another record, in place of the table.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
+    /// Prints, for each commit that has variants by name, errors of predicted times, and what choosing by them costs.
+    #[arg(long)]
+    regret: bool,
+    /// The same after the machine's parameters were fitted to these commits, which it prints.
+    #[arg(long, value_name = "COMMITS")]
+    fit: Option<String>,
     /// Draws a chart of each operator into this folder, as OP.svg.
     #[arg(long, value_name = "FOLDER")]
     charts: Option<PathBuf>,
@@ -179,6 +187,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         lines
     };
     let file = options.file.clone().unwrap_or_else(|| kept("h200.jsonl"));
+    if options.regret || options.fit.is_some() {
+        return regret::print(&file, options.fit.as_deref()).map(|()| true);
+    }
     let lines = only(read(&file)?);
     if lines.is_empty() {
         let file = file.display();

@@ -1,0 +1,298 @@
+//! Time of a program: its steps one after the other, and copies by engines beside them.
+//!
+//! Ranks do the same at the same time, so that what a rank waits for from a peer comes when it has sent as much itself.
+
+use std::collections::BTreeMap;
+
+use iris_heap::DType;
+use iris_kernels::Kernel;
+use iris_kernels::program::{
+    Alternative, At, Core, Gemm, Norm, Operands, Program, Rows, Source, Step, Transfer, When, Work,
+};
+
+use super::Machine;
+use super::steps::Message;
+use crate::options::{Shard, TileShape};
+
+/// What a call is of, as far as its time depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Problem {
+    pub(crate) world: usize,
+    /// Multiprocessors of the device; 0 for a host.
+    pub(crate) multiprocessors: u32,
+    pub(crate) shape: [usize; 3],
+    /// Types of A, of partials on their way, and of C.
+    pub(crate) dtype: DType,
+    pub(crate) wire: DType,
+    pub(crate) output: DType,
+    pub(crate) shard: Shard,
+    /// Whether the operator has a product.
+    pub(crate) multiplies: bool,
+    /// Whether A is gathered, and not C.
+    pub(crate) gathers_a: bool,
+    /// Whether there are GEMMs of our own for the operands, which wait for peers and store to them.
+    pub(crate) has_stores: bool,
+    /// Whether engines copy on this device.
+    pub(crate) has_engines: bool,
+}
+
+/// Two lanes of a call, in microseconds from its begin, and when what is copied has come.
+struct Clock<'a> {
+    machine: &'a Machine,
+    problem: &'a Problem,
+    norm: Norm,
+    tile: TileShape,
+    parts: usize,
+    main_us: f64,
+    side_us: f64,
+    /// By transfer and part.
+    arrived_us: BTreeMap<(Transfer, u32), f64>,
+    /// Whether a GEMM is what the main lane did last.
+    behind_gemm: bool,
+}
+
+/// Columns of C from which on a row of A takes longer to be multiplied than to come from one peer.
+const WIDE: usize = 2048;
+
+impl Problem {
+    fn own_rows(&self) -> usize {
+        self.shape[0].div_ceil(self.world)
+    }
+
+    /// Parts of a rank's rows, or columns, with this tile.
+    fn parts(&self, tile: TileShape) -> usize {
+        let own = |all: usize| all.div_ceil(self.world).max(1);
+        let [m, _, k] = self.shape;
+        match self.shard {
+            Shard::Columns => own(k).div_ceil(tile.n),
+            Shard::Rows if self.gathers_a => own(m).div_ceil(tile.m) * k.max(1).div_ceil(tile.n),
+            Shard::Rows => own(m).div_ceil(tile.m),
+        }
+    }
+
+    /// Whether calls meet a condition, as the executor will see it.
+    fn meets(&self, when: When, parts: usize) -> bool {
+        let columns = self.shard == Shard::Columns;
+        match when {
+            // One launch takes as long as two, less what two overlap.
+            When::Exchanges => false,
+            When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
+            When::Engines => self.has_engines,
+            When::Gated => self.has_stores && self.has_engines && self.world == 2,
+            When::ByColumns => columns,
+            When::Wide => self.shape[1] >= WIDE * (self.world - 1),
+            When::Adds => self.world == 2 && parts > 1,
+        }
+    }
+
+    /// Predicted time of a call by this program, in microseconds; none if a step of it has no prediction.
+    pub(super) fn time(
+        &self,
+        machine: &Machine,
+        program: &Program,
+        tile: TileShape,
+    ) -> Option<f64> {
+        let parts = self.parts(tile).max(1);
+        let meets = |of: &&Alternative| of.when.iter().all(|&when| self.meets(when, parts));
+        let of = program.alternatives.iter().find(meets)?;
+        let mut clock = Clock {
+            machine,
+            problem: self,
+            norm: program.norm,
+            tile,
+            parts,
+            main_us: 0.0,
+            side_us: 0.0,
+            arrived_us: BTreeMap::new(),
+            behind_gemm: false,
+        };
+        let peers = || 1..self.world as u32;
+        let mut each = |step: &Step, at: At| clock.step(step.work, at).ok_or(());
+        program.walk(of, (parts as u32, &peers), &mut each).ok()?;
+        Some(clock.main_us)
+    }
+}
+
+impl Clock<'_> {
+    /// Adds a step; none if it has no prediction.
+    fn step(&mut self, work: Work, at: At) -> Option<()> {
+        let machine = self.machine;
+        let behind_gemm = std::mem::take(&mut self.behind_gemm);
+        match work {
+            Work::Kernel(kernel, of) => self.kernel(kernel, of, behind_gemm)?,
+            Work::Gemm(gemm) => {
+                self.gemm(&gemm, at);
+                self.behind_gemm = true;
+            }
+            Work::Open(_) | Work::Close(_) => self.main_us += machine.gate_us,
+            Work::Copies(of) => self.copies(of, at),
+            Work::Gate(of) => {
+                self.main_us = self.main_us.max(self.arrival(of, at)) + machine.gate_us
+            }
+            // Partials of all ranks are read, and the sum is written.
+            Work::Sums { .. } => self.small((self.problem.world + 1) as f64 * self.rows_of_c(at)),
+            Work::Take(_) => self.small(2.0 * self.rows_of_c(at)),
+            Work::Barrier(_) | Work::BarrierCall => self.main_us += machine.barrier_us,
+            Work::RmsNorm => self.main_us += machine.norm(self.bytes_of_c(self.problem.output)),
+        }
+        Some(())
+    }
+
+    /// Adds a launch that reads and writes so many bytes.
+    fn small(&mut self, bytes: f64) {
+        self.main_us += self.machine.launch_us + bytes / self.machine.memory_bytes_per_us;
+    }
+
+    fn bytes_of_c(&self, dtype: DType) -> f64 {
+        let [m, n, _] = self.problem.shape;
+        m as f64 * n as f64 * dtype.size() as f64
+    }
+
+    fn bytes_of_a(&self) -> f64 {
+        let [m, _, k] = self.problem.shape;
+        m as f64 * k as f64 * self.problem.dtype.size() as f64
+    }
+
+    /// Bytes of a rank's rows of C, or of the part of them.
+    fn rows_of_c(&self, at: At) -> f64 {
+        let own = self.bytes_of_c(self.problem.output) / self.problem.world as f64;
+        if at.part.is_some() { own / self.parts as f64 } else { own }
+    }
+
+    /// Bytes of one rank's rows of a transfer, or of the part of them.
+    fn bytes(&self, of: Transfer, part: Option<u32>) -> f64 {
+        let all = match of {
+            Transfer::Shards => self.bytes_of_a(),
+            Transfer::Blocks | Transfer::Sums | Transfer::Rows => {
+                self.bytes_of_c(self.problem.output)
+            }
+        };
+        let own = all / self.problem.world as f64;
+        if part.is_some() { own / self.parts as f64 } else { own }
+    }
+
+    fn kernel(&mut self, kernel: Kernel, of: Operands, behind_gemm: bool) -> Option<()> {
+        let (machine, problem) = (self.machine, self.problem);
+        let world = problem.world as f64;
+        if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, Operands::Of(transfer)) =
+            (kernel, of)
+        {
+            // The call is open, and a gate waits for what comes.
+            let sent = (world - 1.0) * self.bytes(transfer, None);
+            self.main_us +=
+                machine.launch_us + machine.sent(sent, world - 1.0, machine.link_bytes_per_us);
+            self.arrived_us.insert((transfer, 0), self.main_us);
+            return Some(());
+        }
+        let mut shape = problem.shape.map(|it| it as f64);
+        if kernel == Kernel::AllGather {
+            shape[0] = problem.own_rows() as f64;
+        }
+        let product = machine.product(shape, problem.dtype, machine.tile_core);
+        if kernel == Kernel::Gathered {
+            self.main_us += product;
+            return Some(());
+        }
+        let kind = match kernel {
+            Kernel::Pull | Kernel::Staged => Kernel::Gather,
+            other => other,
+        };
+        let bytes = match of {
+            Operands::Of(Transfer::Shards) => self.bytes_of_a(),
+            Operands::Call if problem.gathers_a => self.bytes_of_a(),
+            Operands::Partial => self.bytes_of_c(problem.wire),
+            Operands::Call if !problem.multiplies => self.bytes_of_c(problem.wire),
+            _ => self.bytes_of_c(problem.output),
+        };
+        let Message { fixed_us, moving_us } = machine.message(kind, world, bytes)?;
+        let fused = of == Operands::Call && kernel != Kernel::Gather && problem.multiplies;
+        let product = if fused { product } else { 0.0 };
+        // Rows are normalised while others come.
+        let within = self.norm == Norm::Within;
+        let norm = if within { machine.norm(self.bytes_of_c(problem.output)) } else { 0.0 };
+        self.main_us += fixed_us + product + moving_us.max(norm);
+        if behind_gemm {
+            self.main_us -= machine.overlap_us.min(fixed_us);
+        }
+        Some(())
+    }
+
+    fn gemm(&mut self, gemm: &Gemm, at: At) {
+        let (machine, problem) = (self.machine, self.problem);
+        let [m, n, k] = problem.shape.map(|it| it as f64);
+        let (own, world) = (problem.own_rows() as f64, problem.world as f64);
+        let rows = match gemm.rows {
+            Rows::All if gemm.source == Source::Shard => own,
+            Rows::All => m,
+            Rows::Own => own,
+            Rows::BeforeOwn | Rows::AfterOwn => (m - own) / 2.0,
+            Rows::Part => own / self.parts as f64,
+        };
+        let alone = machine.gemm([rows, n, k], problem.dtype);
+        match gemm.core {
+            Core::Any | Core::Exchanging(_) => self.main_us += alone,
+            // It waits for what it adds.
+            Core::Adding => {
+                self.main_us = self.main_us.max(self.arrival(Transfer::Blocks, at)) + alone;
+            }
+            Core::Storing { blocks, results } => {
+                let alone = alone.max(self.waves(blocks));
+                let messages = f64::from(u8::from(blocks)) + f64::from(u8::from(results.is_some()));
+                let sent = messages * (world - 1.0) * self.bytes(Transfer::Rows, None);
+                let stores = machine.sent(sent, world - 1.0, machine.store_bytes_per_us);
+                self.main_us += alone.max(stores);
+            }
+            // Own rows are multiplied first, then each part as it comes; the last that comes is a wave of tiles, at
+            // least, unless it is columns, which all tiles wait for.
+            Core::Gated => {
+                let waves = 2.0 * 128.0 * 256.0 * k * f64::from(problem.multiprocessors);
+                let wave = (waves / machine.rate(problem.dtype)).min(alone);
+                let part = alone * (world - 1.0) / world / self.parts as f64;
+                let begun = self.main_us;
+                let mut end = begun + alone / world;
+                let mut last = end;
+                for arrived in self.arrived_us.values() {
+                    last = end.max(*arrived);
+                    end = last + part;
+                }
+                let least = if problem.shard == Shard::Columns { part } else { part.max(wave) };
+                self.main_us = end.max(last + least).max(begun + alone);
+            }
+        }
+    }
+
+    /// Waves of tiles of a GEMM that stores: those that others own, then those that this rank owns.
+    fn waves(&self, blocks: bool) -> f64 {
+        let (machine, problem) = (self.machine, self.problem);
+        let [_, n, k] = problem.shape;
+        let each = f64::from(problem.multiprocessors.max(1));
+        // A tile has the rows of two signals.
+        let (rows, cols) = (2 * self.tile.m, self.tile.n);
+        let tiles = (problem.own_rows().div_ceil(rows) * n.div_ceil(cols)) as f64;
+        let others = if blocks { (tiles * (problem.world - 1) as f64 / each).ceil() } else { 0.0 };
+        let wave = 2.0 * (rows * cols) as f64 * k as f64 * each / machine.rate(problem.dtype);
+        machine.gemm_us + ((tiles / each).ceil() + others) * wave
+    }
+
+    /// Adds copies: on the side, one after the other, from when the main lane has come here.
+    fn copies(&mut self, of: Transfer, at: At) {
+        let (machine, world) = (self.machine, self.problem.world);
+        let to = if at.peer.is_some() { 1 } else { world - 1 };
+        let parts = match at.part {
+            Some(part) => part..part + 1,
+            None => 0..self.parts as u32,
+        };
+        for part in parts {
+            let bytes = to as f64 * self.bytes(of, Some(part));
+            let moving = machine.sent(bytes, to as f64, machine.engine_bytes_per_us);
+            self.side_us = self.side_us.max(self.main_us) + moving;
+            self.arrived_us.insert((of, part), self.side_us + machine.engine_us);
+        }
+    }
+
+    /// The time at which rows of a transfer have come from peers: a part of them, or all.
+    fn arrival(&self, of: Transfer, at: At) -> f64 {
+        let parts = self.arrived_us.range((of, 0)..=(of, at.part.unwrap_or(u32::MAX)));
+        parts.map(|(_, &us)| us).fold(0.0, f64::max)
+    }
+}

@@ -1,0 +1,47 @@
+//! Predicted times of a plan's calls, and what there is to hold against them.
+
+use super::Plan;
+use crate::cost::{Machine, Problem};
+use crate::tune::data::Tuning;
+
+impl Plan {
+    /// Predicted time of a call of so many rows, or elements of a part, in microseconds: by the parameters of the
+    /// device, or of the one that stands in for it. `None` for a variant that is never chosen by its time.
+    ///
+    /// ```
+    /// use iris_ops::{Device, Ranks, all_reduce};
+    /// let plan = all_reduce::Options::new(1 << 20).plan(Ranks::new(0, 8).on_device(Device::named("h200")?))?;
+    /// let us = plan.predicted(1 << 20).expect("a time");
+    /// assert!(plan.limit(1 << 20) < us && us < 1000.0);
+    /// # anyhow::Ok(())
+    /// ```
+    pub fn predicted(&self, size: usize) -> Option<f64> {
+        self.predicted_on(&Machine::of(self.ranks.device), size)
+    }
+
+    /// The same on another machine.
+    pub fn predicted_on(&self, machine: &Machine, size: usize) -> Option<f64> {
+        let choice = self.at(size);
+        self.problem(size).predict(machine, &self.program(choice), choice.tile)
+    }
+
+    /// Time in microseconds that no program is below, on the same machine: of the product, or of the bytes that a rank
+    /// must send at least.
+    pub fn limit(&self, size: usize) -> f64 {
+        self.problem(size).limit(&Machine::of(self.ranks.device), self.op())
+    }
+
+    /// Whether the program of such calls has run on this architecture among so many ranks, in the test suite and the
+    /// stress test: `auto` takes no other.
+    pub fn has_run(&self, size: usize) -> bool {
+        let (device, variant) = (self.ranks.device, self.at(size).variant);
+        self.alone() || Tuning::of(device).has_run(variant, device, self.ranks.size)
+    }
+
+    /// A call of this size.
+    fn problem(&self, size: usize) -> Problem {
+        let mut request = self.request.clone();
+        *if request.elements { &mut request.n } else { &mut request.m } = size;
+        Problem::of(self.ranks, &request)
+    }
+}

@@ -1,0 +1,149 @@
+//! What is known of a kind of device, as data: a file of `tuning/` each.
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use iris_heap::BackendKind;
+use serde::Deserialize;
+
+use super::table::Row;
+use crate::cost::Machine;
+use crate::device::Device;
+use crate::kind::Variant;
+
+/// One file; `tuning/sm90.toml` says what its tables are.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Tuning {
+    /// Word in the name of the device that was measured, which tells it from others that it stands in for.
+    pub(crate) of: String,
+    /// Its architecture.
+    arch: String,
+    /// Where the machine was measured: device, commits, date.
+    #[allow(dead_code, reason = "kept with the data, for the reader")]
+    provenance: String,
+    pub(crate) machine: Machine,
+    #[serde(default)]
+    pub(crate) launches: Launches,
+    ran: Vec<Ran>,
+    #[serde(default)]
+    pub(super) row: Vec<Row>,
+}
+
+/// Numbers of workgroups and threads.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Launches {
+    /// Most workgroups of a message, if fewer fill the links than there are multiprocessors; odd, so that tiles whose
+    /// owners take turns fall to all workgroups alike. `None` for one workgroup on each multiprocessor: on 2 x H200 a
+    /// reduce-scatter of 128 MiB took 241 us on 131 workgroups and 289 on 65 (2026-11-22).
+    pub(super) message_groups: Option<u32>,
+    /// Elements of a sum up to which its tiles have a vector for every other thread.
+    pub(super) spread_sums: usize,
+    /// Threads of a workgroup of an LL message of so many items and fewer, the fewest items first; of more there are as
+    /// many as the kernel is built for.
+    pub(super) threads_of_words: Vec<(usize, u32)>,
+    /// Threads of a workgroup of a message that is reduced in tiles, likewise by its bytes.
+    pub(super) threads_of_sums: Vec<(usize, u32)>,
+    /// Workgroups that only send, of messages between two ranks: of sums that go to all, of sums that stay with owners,
+    /// and of messages that are not summed.
+    pub(super) senders_to_all: Option<Senders>,
+    pub(super) senders_to_owners: Option<Senders>,
+    pub(super) senders_of_parts: Option<Senders>,
+}
+
+/// Eighths of the workgroups that only send, in messages of so many bytes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Senders {
+    from: usize,
+    #[serde(default = "no_limit")]
+    below: usize,
+    pub(super) eighths: u32,
+}
+
+fn no_limit() -> usize {
+    usize::MAX
+}
+
+impl Senders {
+    pub(super) fn bytes(&self) -> Range<usize> {
+        self.from..self.below
+    }
+}
+
+/// Programs that the suite and the stress test have run.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ran {
+    variants: Vec<Variant>,
+    /// Numbers of ranks; any, also on other architectures, if there are none.
+    worlds: Option<Vec<usize>>,
+    #[allow(dead_code, reason = "kept with the data, for the reader")]
+    provenance: String,
+}
+
+impl Tuning {
+    /// The file for a device: that of its backend, of the one architecture that was measured or reckoned.
+    pub(crate) fn of(device: Device) -> &'static Tuning {
+        static FILES: LazyLock<[Tuning; 3]> = LazyLock::new(|| {
+            [CPU, CUDA, HIP].map(|text| toml::from_str(text).expect("a test parses every file"))
+        });
+        let [cpu, cuda, hip] = &*FILES;
+        match device.backend {
+            BackendKind::Cuda => cuda,
+            BackendKind::Hip => hip,
+            _ => cpu,
+        }
+    }
+
+    /// Whether it is of another GPU and stands in for this device, which nobody has measured.
+    pub(super) fn stands_in_for(&self, device: Device) -> bool {
+        let host = device.backend.traits().host_threads;
+        !host && device.name.split_whitespace().all(|word| word != self.of)
+    }
+
+    /// Whether a program has run among so many ranks on such a device, so that `auto` may take it.
+    pub(crate) fn has_run(&self, variant: Variant, device: Device, world: usize) -> bool {
+        self.ran.iter().any(|ran| {
+            let here = |worlds: &Vec<usize>| device.arch == self.arch && worlds.contains(&world);
+            ran.variants.contains(&variant) && ran.worlds.as_ref().is_none_or(here)
+        })
+    }
+}
+
+impl Machine {
+    /// The machine that predictions for a device go by: its own, or that of the device that stands in for it.
+    pub fn of(device: Device) -> Machine {
+        Tuning::of(device).machine
+    }
+}
+
+const CPU: &str = include_str!("../../tuning/cpu.toml");
+const CUDA: &str = include_str!("../../tuning/sm90.toml");
+const HIP: &str = include_str!("../../tuning/gfx942.toml");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_understood() {
+        for text in [CPU, CUDA, HIP] {
+            let tuning: Tuning = toml::from_str(text).unwrap_or_else(|error| panic!("{error}"));
+            assert!(tuning.machine.values().iter().all(|value| value.is_finite() && *value >= 0.0));
+        }
+    }
+
+    #[test]
+    fn a_program_is_taken_where_it_has_run() {
+        let [h200, a100] = ["h200", "a100"].map(|name| Device::named(name).unwrap());
+        let tuning = Tuning::of(h200);
+        let ran = |variant, device| [2, 3, 4].map(|world| tuning.has_run(variant, device, world));
+        assert_eq!(ran(Variant::Epilogue, h200), [true, false, false]);
+        assert_eq!(ran(Variant::CopyEngine, a100), [false; 3]);
+        assert_eq!(ran(Variant::TwoShot, a100), [true; 3]);
+        assert!(!tuning.stands_in_for(h200) && tuning.stands_in_for(a100));
+        assert!(!Tuning::of(Device::host()).stands_in_for(Device::host()));
+    }
+}

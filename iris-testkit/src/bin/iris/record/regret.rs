@@ -1,0 +1,330 @@
+//! Predictions beside a record: their errors, and what choosing by them costs.
+//!
+//! The regret of a choice is the measured time of the variant that is predicted to be the quickest by that of the
+//! variant that was. Rows of a shape that were timed several times count once, by their median.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+use iris_ops::{Device, Machine, Plan, Ranks, Shard, TileShape, Variant};
+use iris_testkit::say;
+use iris_testkit::suite::{Op, Options, plan};
+use serde::Deserialize;
+
+use super::fit::fitted;
+use crate::errors::usage;
+
+/// A row of a record whose variant is known.
+#[derive(Debug, Deserialize)]
+struct Row {
+    op: String,
+    variant: String,
+    asked: Option<String>,
+    dtype: String,
+    m: usize,
+    n: usize,
+    k: usize,
+    columns: Option<bool>,
+    tile: Option<[usize; 2]>,
+    rms_norm: Option<f32>,
+    ranks: usize,
+    commit: String,
+    us: f64,
+    ratio_spread: Option<[f64; 2]>,
+}
+
+/// What was measured: whoever does it, it has the same result.
+pub(super) type Shape = (String, [usize; 3], String, bool, bool);
+
+/// A measured call, and the plan that did it.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub(super) shape: Shape,
+    pub(super) variant: Variant,
+    size: usize,
+    pub(super) us: f64,
+    /// Whether `auto` took it.
+    auto: bool,
+    /// High by low of its samples.
+    spread: f64,
+    plan: Plan,
+}
+
+impl Measured {
+    pub(super) fn predicted(&self, machine: &Machine) -> Option<f64> {
+        self.plan.predicted_on(machine, self.size)
+    }
+
+    /// Whether its product is on the portable tile core, of which one rate says little.
+    pub(super) fn is_tile_core(&self) -> bool {
+        use Variant::*;
+        self.plan.op().multiplies()
+            && matches!(self.variant, OneShot | TwoShot | Push | Baseline | Pull | Staged)
+    }
+}
+
+/// The rows of one machine: of commits, and of a number of ranks.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) name: String,
+    pub(super) rows: Vec<Measured>,
+}
+
+/// Records of a file that have variants by name: of each commit and number of ranks, oldest first.
+pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
+    let mut found: Vec<Record> = Vec::new();
+    for line in text.lines() {
+        let Ok(row) = serde_json::from_str::<Row>(line) else { continue };
+        let name = format!("{}, {} ranks", row.commit, row.ranks);
+        let Some(measured) = measured(row) else { continue };
+        match found.iter_mut().find(|record| record.name == name) {
+            Some(record) => record.rows.push(measured),
+            None => found.push(Record { name, rows: vec![measured] }),
+        }
+    }
+    found.retain(|record| record.groups().values().any(|group| group.len() > 1));
+    Ok(found)
+}
+
+/// The row with its plan, if there is such a variant today. What was chosen for an unknown tile is left out.
+fn measured(row: Row) -> Option<Measured> {
+    let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
+    let columns = row.columns.unwrap_or(false);
+    let ranks = Ranks::new(0, row.ranks).on_device(Device::named("h200").ok()?);
+    let mut options = Options::new(row.m, row.n, row.k).backend(ranks.device.backend).even(true);
+    options.dtype = row.dtype.parse().ok()?;
+    options.tile = row.tile.map(|[m, n]| TileShape { m, n });
+    options.rms_norm = row.rms_norm;
+    options.shard = if columns { Shard::Columns } else { Shard::Rows };
+    let name = if op.options().contains(&"variant") { variant.name() } else { "auto" };
+    let plan = plan(op, name, ranks, &options).ok()?;
+    let [low, high] = row.ratio_spread.unwrap_or([1.0; 2]);
+    Some(Measured {
+        shape: (row.op, [row.m, row.n, row.k], row.dtype, columns, row.rms_norm.is_some()),
+        variant,
+        size: row.m,
+        us: row.us,
+        auto: row.asked.as_deref() == Some("auto"),
+        spread: high / low,
+        plan,
+    })
+}
+
+/// A variant of a shape: its median time, and its prediction.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    variant: Variant,
+    us: f64,
+    predicted_us: f64,
+    auto: bool,
+    spread: f64,
+}
+
+impl Record {
+    fn groups(&self) -> BTreeMap<&Shape, Vec<(Variant, Vec<&Measured>)>> {
+        let mut groups: BTreeMap<_, Vec<(Variant, Vec<&Measured>)>> = BTreeMap::new();
+        for row in &self.rows {
+            let group = groups.entry(&row.shape).or_default();
+            match group.iter_mut().find(|(variant, _)| *variant == row.variant) {
+                Some((_, rows)) => rows.push(row),
+                None => group.push((row.variant, vec![row])),
+            }
+        }
+        groups
+    }
+
+    /// Variants of each shape, with predictions.
+    fn timed(&self, machine: &Machine) -> Vec<(&Shape, Vec<Timed>)> {
+        let timed = |(variant, rows): (Variant, Vec<&Measured>)| {
+            let mut times: Vec<f64> = rows.iter().map(|row| row.us).collect();
+            times.sort_by(f64::total_cmp);
+            let last = rows.last()?;
+            Some(Timed {
+                variant,
+                us: times[times.len() / 2],
+                predicted_us: last.predicted(machine)?,
+                auto: rows.iter().any(|row| row.auto),
+                spread: rows.iter().map(|row| row.spread).fold(1.0, f64::max),
+            })
+        };
+        let of =
+            |(shape, group): (_, Vec<_>)| (shape, group.into_iter().filter_map(timed).collect());
+        self.groups().into_iter().map(of).collect()
+    }
+
+    /// Errors of predictions, each by its measured time; products on the tile core count in the regret alone.
+    pub(super) fn errors(&self, machine: &Machine) -> Vec<f64> {
+        let counted = self.rows.iter().filter(|row| !row.is_tile_core());
+        let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
+        let mut errors: Vec<f64> = errors.collect();
+        errors.sort_by(f64::total_cmp);
+        errors
+    }
+
+    /// Regret of each shape with several variants, and what was chosen in place of what.
+    pub(super) fn regrets(&self, machine: &Machine) -> Vec<Regret> {
+        let chosen = |(shape, group): (&Shape, Vec<Timed>)| {
+            if group.len() < 2 {
+                return None;
+            }
+            // Those that need A in the heap are asked for by name.
+            let any =
+                group.iter().filter(|it| !matches!(it.variant, Variant::Pull | Variant::Staged));
+            let chosen = any.min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))?;
+            let best = group.iter().min_by(|a, b| a.us.total_cmp(&b.us))?;
+            let ruled = group.iter().find(|it| it.auto).map(|it| (it.us, it.spread));
+            Some(Regret {
+                shape: shape.clone(),
+                chosen: (chosen.variant, chosen.us, chosen.spread),
+                best: (best.variant, best.us),
+                ruled,
+            })
+        };
+        self.timed(machine).into_iter().filter_map(chosen).collect()
+    }
+}
+
+/// A choice by predictions.
+#[derive(Debug)]
+pub(super) struct Regret {
+    pub(super) shape: Shape,
+    /// Chosen variant, its time, and its samples' high by low.
+    pub(super) chosen: (Variant, f64, f64),
+    pub(super) best: (Variant, f64),
+    /// Time of what `auto` took when this was measured, and its spread.
+    pub(super) ruled: Option<(f64, f64)>,
+}
+
+impl Regret {
+    pub(super) fn times(&self) -> f64 {
+        self.chosen.1 / self.best.1
+    }
+}
+
+/// The geometric mean and the largest of regrets; 1 of none.
+pub(super) fn summary(regrets: impl IntoIterator<Item = f64>) -> (f64, f64) {
+    let all: Vec<f64> = regrets.into_iter().collect();
+    let mean = all.iter().map(|it| it.ln()).sum::<f64>() / all.len().max(1) as f64;
+    (mean.exp(), all.iter().copied().fold(1.0, f64::max))
+}
+
+/// The value below which this part of sorted values is.
+pub(super) fn quantile(sorted: &[f64], part: f64) -> f64 {
+    let at = (sorted.len() as f64 * part) as usize;
+    sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
+
+/// Prints, for each record, errors and regret of a machine: fitted to the records whose names begin so, or the built-in.
+pub(super) fn print(path: &Path, fit: Option<&str>) -> Result<()> {
+    let all = records(path)?;
+    let h200 = Machine::of(Device::named("h200")?);
+    let machine = match fit {
+        None => h200,
+        Some(names) => {
+            let wanted = |record: &&Record| names.split(',').any(|it| record.name.starts_with(it));
+            let rows: Vec<_> = all.iter().filter(wanted).flat_map(|it| &it.rows).collect();
+            if rows.is_empty() {
+                let known: Vec<_> = all.iter().map(|record| record.name.as_str()).collect();
+                return Err(usage("--fit", names, format!("commits of: {}", known.join("; "))));
+            }
+            let machine = fitted(&rows, &h200);
+            say!("{}", toml::to_string(&machine)?)?;
+            machine
+        }
+    };
+    for record in &all {
+        let (errors, regrets) = (record.errors(&machine), record.regrets(&machine));
+        let (mean, worst) = summary(regrets.iter().map(Regret::times));
+        say!(
+            "{}: {} rows, error {:.1} % (median), {:.1} % (p90); {} shapes, regret {mean:.4} (mean), {worst:.3} (worst)",
+            record.name,
+            errors.len(),
+            100.0 * quantile(&errors, 0.5),
+            100.0 * quantile(&errors, 0.9),
+            regrets.len(),
+        )?;
+        let mut by_variant: BTreeMap<_, Vec<f64>> = BTreeMap::new();
+        for row in &record.rows {
+            if let Some(us) = row.predicted(&machine) {
+                by_variant.entry((&row.shape.0, row.variant)).or_default().push(us / row.us - 1.0);
+            }
+        }
+        for ((op, variant), mut errors) in by_variant {
+            errors.sort_by(f64::total_cmp);
+            let [low, middle, high] = [0.0, 0.5, 1.0].map(|part| 100.0 * quantile(&errors, part));
+            say!(
+                "    {op} {variant}: {middle:+.1} % ({low:+.1} to {high:+.1}) of {}",
+                errors.len()
+            )?;
+        }
+        for regret in regrets.iter().filter(|regret| regret.times() > 1.01) {
+            let Regret { shape: (op, [m, n, k], dtype, ..), chosen, best, ruled } = regret;
+            let ruled = ruled.map(|(us, _)| format!(", then taken {us:.1} us")).unwrap_or_default();
+            say!(
+                "  {op} {m} x {n} x {k} {dtype}: {} {:.1} us, best {} {:.1} us{ruled}",
+                chosen.0,
+                chosen.1,
+                best.0,
+                best.1
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str) -> Record {
+        let path = crate::record::kept("h200.jsonl");
+        let found = records(&path).expect("a record").into_iter().find(|it| it.name == name);
+        found.unwrap_or_else(|| panic!("no record {name}"))
+    }
+
+    fn h200() -> Machine {
+        Machine::of(Device::named("h200").expect("a device"))
+    }
+
+    #[test]
+    fn what_is_fitted_to_two_gpus_chooses_among_four() {
+        let (two, four) = (record("1e41d4f, 2 ranks"), record("5270d58, 4 ranks"));
+        let rows: Vec<_> = two.rows.iter().collect();
+        let machine = fitted(&rows, &h200());
+        let error = quantile(&four.errors(&machine), 0.5);
+        let (mean, worst) = summary(four.regrets(&machine).iter().map(Regret::times));
+        assert!(error <= 0.10 && mean <= 1.02 && worst <= 1.10, "{error} {mean} {worst}");
+    }
+
+    #[test]
+    fn a_shape_that_was_left_out_is_chosen_well() {
+        let record = record("e64434f, 2 ranks");
+        let start = fitted(&record.rows.iter().collect::<Vec<_>>(), &h200());
+        let regret = |all: Regret| {
+            let others: Vec<_> = record.rows.iter().filter(|row| row.shape != all.shape).collect();
+            let machine = fitted(&others, &start);
+            let again = record.regrets(&machine);
+            let own = again.iter().find(|it| it.shape == all.shape);
+            own.map_or(f64::INFINITY, Regret::times)
+        };
+        let (mean, worst) = summary(record.regrets(&start).into_iter().map(regret));
+        assert!(mean <= 1.01 && worst <= 1.10, "{mean} {worst}");
+    }
+
+    /// The choices of the built-in machine beside those that `auto` made by thresholds.
+    #[test]
+    fn predictions_choose_as_well_as_thresholds_did() {
+        let record = record("e64434f, 2 ranks");
+        let ratios = record.regrets(&h200()).into_iter().filter_map(|it| {
+            let (ruled, spread) = it.ruled?;
+            let ratio = it.chosen.1 / ruled;
+            assert!(ratio <= spread.max(it.chosen.2), "{it:?}");
+            Some(ratio)
+        });
+        let (mean, _) = summary(ratios);
+        assert!(mean <= 1.005, "{mean}");
+    }
+}
