@@ -1,5 +1,6 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
+mod fingerprint;
 mod launches;
 pub(crate) mod on_device;
 mod predicted;
@@ -369,50 +370,6 @@ impl Plan {
         let spans = self.request.trace_spans;
         let bytes = iris_kernels::trace::buffer_bytes(spans) as u64;
         (spans > 0).then(|| Block::new(Segment::Data, bytes, "trace"))
-    }
-
-    /// Everything that all ranks must have the same, by name.
-    pub(crate) fn fingerprint(&self) -> Vec<(&'static str, String)> {
-        let Request { row, m, n, k, .. } = self.request;
-        let request = &self.request;
-        // World, types and shape first, which decide about the rest; `even`, which says whether N and K of a rank's
-        // own are compared, comes before the shape.
-        let mut items = vec![
-            ("op", self.op().to_string()),
-            ("world", self.size().to_string()),
-            ("device", self.ranks.device.deciding()),
-            ("dtype", request.dtype.to_string()),
-            ("output", request.output_dtype().to_string()),
-            ("wire", request.wire_dtype().to_string()),
-            ("even", request.even.to_string()),
-            ("m", m.to_string()),
-        ];
-        if row.common.n || request.even {
-            items.push((if request.elements { "count" } else { "n" }, n.to_string()));
-        }
-        if row.common.k || request.even {
-            items.push(("k", k.to_string()));
-        }
-        items.extend(self.choices.iter().map(|choice| match self.choices.len() {
-            1 => ("variant", choice.variant.to_string()),
-            _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
-        }));
-        items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));
-        items.extend([
-            ("epilogue", format!("{:?}", request.epilogue)),
-            ("rms_norm", format!("{:?}", request.rms_norm)),
-            ("library", request.library.to_string()),
-            ("shard", format!("{:?}", request.shard)),
-            ("staging", format!("{:?}", request.staged.layout)),
-            ("columns_per_flag", format!("{:?}", request.staged.columns_per_flag)),
-            ("root", request.root.to_string()),
-            ("members", format!("{:?}", request.members)),
-            ("beside", request.beside.to_string()),
-            ("trace_spans", request.trace_spans.to_string()),
-            ("first_call", request.first_call.to_string()),
-            ("injected", format!("{:?}", request.injected)),
-        ]);
-        items
     }
 
     /// The largest product or message of a form as a grid of tiles.

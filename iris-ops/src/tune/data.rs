@@ -6,10 +6,9 @@ use std::sync::LazyLock;
 use iris_heap::BackendKind;
 use serde::Deserialize;
 
-use super::table::Row;
 use crate::cost::Machine;
 use crate::device::Device;
-use crate::kind::Variant;
+use crate::kind::{Op, Variant};
 
 /// One file; `tuning/sm90.toml` says what its tables are.
 #[derive(Debug, Deserialize)]
@@ -79,6 +78,29 @@ struct Ran {
     variants: Vec<Variant>,
     /// Numbers of ranks; any, also on other architectures, if there are none.
     worlds: Option<Vec<usize>>,
+    #[allow(dead_code, reason = "kept with the data, for the reader")]
+    provenance: String,
+}
+
+/// A row: the first that fits is taken.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Row {
+    pub(super) op: Op,
+    pub(super) world: usize,
+    pub(super) dtype: String,
+    pub(super) m: [usize; 2],
+    pub(super) n: usize,
+    pub(super) k: Option<usize>,
+    /// Whether A is split by columns.
+    #[serde(default)]
+    pub(super) columns: bool,
+    /// Whether it is of calls whose N and K are those of the row on all ranks, and told to be.
+    #[serde(default)]
+    pub(super) even: bool,
+    pub(super) variant: Option<Variant>,
+    pub(super) tile: Option<[usize; 2]>,
+    /// Where the row was measured: device, commit, date.
     #[allow(dead_code, reason = "kept with the data, for the reader")]
     provenance: String,
 }

@@ -1,34 +1,9 @@
 //! Rows of a tuning file: choices measured for single shapes.
 
-use serde::Deserialize;
-
-use super::data::Tuning;
-use crate::kind::{Op, Variant};
+use super::data::{Row, Tuning};
+use crate::kind::Variant;
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
-
-/// A row: the first that fits is taken.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Row {
-    op: Op,
-    world: usize,
-    dtype: String,
-    m: [usize; 2],
-    n: usize,
-    k: Option<usize>,
-    /// Whether A is split by columns.
-    #[serde(default)]
-    columns: bool,
-    /// Whether it is of calls whose N and K are those of the row on all ranks, and told to be.
-    #[serde(default)]
-    even: bool,
-    variant: Option<Variant>,
-    tile: Option<[usize; 2]>,
-    /// Where the row was measured: device, commit, date.
-    #[allow(dead_code, reason = "kept with the data, for the reader")]
-    provenance: String,
-}
 
 /// Rows for calls like this one, whatever their size.
 fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
@@ -74,6 +49,7 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
+    use crate::kind::Op;
 
     #[test]
     fn rows_name_types_that_there_are() {
