@@ -46,6 +46,12 @@ pub const VARIABLES: &[Variable] = &[
         agreed: false,
     },
     Variable {
+        name: "IRIS_TUNING",
+        doc: "file of `iris tune` that plans go by, or off; default: the one for this device, driver and number of \
+              ranks in the folder of IRIS_CACHE, if there is one",
+        agreed: false,
+    },
+    Variable {
         name: "IRIS_NVRTC",
         doc: "the library of NVIDIA's run-time compiler, or the folder it is in; default: it is \
               looked for where it is usually installed",

@@ -47,14 +47,18 @@ impl Cache {
     /// # Errors
     /// As [`Cache::open`].
     pub fn of_user() -> Result<Self> {
+        Self::open(&Self::user_folder())
+    }
+
+    /// The folder of [`Cache::of_user`], which need not be there.
+    pub fn user_folder() -> PathBuf {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let folder = match (variable("IRIS_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME")) {
+        match (variable("IRIS_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME")) {
             (Some(told), ..) => PathBuf::from(told),
             (_, Some(caches), _) => PathBuf::from(caches).join("iris"),
             (.., Some(home)) => PathBuf::from(home).join(".cache/iris"),
             _ => std::env::temp_dir().join(format!("iris-{}", user())),
-        };
-        Self::open(&folder)
+        }
     }
 
     /// A folder, made with access for the user alone if it is not there.

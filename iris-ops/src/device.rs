@@ -28,6 +28,8 @@ pub struct Device {
     pub arch: &'static str,
     /// Number of multiprocessors (NVIDIA) or compute units (AMD), however many ranks share them; 0 for a host.
     pub multiprocessors: u32,
+    /// Version of the driver as the vendor counts; 0 for a host, and for a device by name.
+    pub driver: u32,
     /// Number of ranks that use the device, this rank included; `None` if no heap has told. Always `None` for a host.
     pub sharing: Option<u32>,
     /// Whether nobody described the device, so that the usual one of its backend is assumed.
@@ -60,7 +62,7 @@ impl Device {
         arch: &'static str,
         multiprocessors: u32,
     ) -> Self {
-        Self { backend, name, arch, multiprocessors, sharing: None, assumed: false }
+        Self { backend, name, arch, multiprocessors, driver: 0, sharing: None, assumed: false }
     }
 
     /// The host: ranks compute on its cores.
@@ -153,7 +155,8 @@ impl From<&DeviceInfo> for Device {
         // Titles end with the architecture, and AMD's have features behind it.
         let name = info.name.strip_suffix(&info.arch).unwrap_or(&info.name).trim_end();
         let arch = info.arch.split(':').next().unwrap_or_default();
-        Self::gpu(info.kind, kept(name), kept(arch), info.multiprocessors)
+        let driver = info.kind.driver_version().unwrap_or(0);
+        Self { driver, ..Self::gpu(info.kind, kept(name), kept(arch), info.multiprocessors) }
     }
 }
 

@@ -14,6 +14,14 @@ pub enum Error {
     /// A name of an op or a variant that there is none of.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
+    /// A tuning file cannot be read or written, or is of another machine.
+    #[error("tuning file {} {why}", path.display())]
+    Tuning {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it, and what was expected.
+        why: String,
+    },
     /// A workspace was asked for without a plan.
     #[error("a workspace for no plan: expected at least one")]
     NoPlan,

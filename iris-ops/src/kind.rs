@@ -49,6 +49,12 @@ macro_rules! named {
             }
         }
 
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(self.name())
+            }
+        }
+
         impl AsRef<str> for $type {
             fn as_ref(&self) -> &str {
                 self.name()
@@ -182,6 +188,8 @@ impl Variant {
 pub enum Why {
     /// It was asked for.
     Asked,
+    /// It was measured for such calls on this machine, and was the quickest: `iris tune` wrote a row.
+    Tuned,
     /// It was measured for such calls on this kind of device, and was the quickest.
     Measured,
     /// It has the shortest predicted time of those that have run on such devices.

@@ -111,4 +111,5 @@ pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, 
 pub use plan::{Choice, Plan};
 pub use ranks::Ranks;
 pub use split::split;
+pub use tune::user::TuningFile;
 pub use workspace::{Workspace, WorkspaceNotFreed};

@@ -64,6 +64,7 @@ impl Plan {
             request.m = if request.row.tiles == Tiles::Whole { 1 } else { ranks.size };
         }
         request.check(ranks)?;
+        let ranks = tune::user::tuned(ranks)?;
         let told = Arc::new(Once::new());
         let mut plan = Self { ranks, request, choices: Vec::new(), told };
         for upto in plan.sizes() {
@@ -78,7 +79,8 @@ impl Plan {
         }
         // Where one variant is for all sizes, its tiles are those of the largest.
         let alike = |choice: &Choice| {
-            choice.variant == plan.choices[0].variant && choice.why != Why::Measured
+            choice.variant == plan.choices[0].variant
+                && !matches!(choice.why, Why::Measured | Why::Tuned)
         };
         if plan.choices.iter().all(alike) {
             plan.choices.drain(..plan.choices.len() - 1);
@@ -451,6 +453,7 @@ impl fmt::Display for Plan {
             }
             match why {
                 Why::Asked => {}
+                Why::Tuned => f.write_str(" (measured here)")?,
                 Why::Measured => f.write_str(" (measured)")?,
                 Why::Predicted => f.write_str(" (predicted)")?,
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use iris_heap::{BackendKind, SymmetricHeap, World};
 
 use crate::device::Device;
+use crate::tune::data::Tuning;
 
 /// A rank among others, and its device: all that planning needs to know of a world or a heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,12 +18,14 @@ pub struct Ranks {
     pub device: Device,
     /// Number of this rank among those of its host, which decides on its GPU.
     local_rank: usize,
+    /// What is known of the device, once that was looked up.
+    pub(crate) tuning: Option<&'static Tuning>,
 }
 
 impl Ranks {
     /// Rank `rank` of `size`, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
-        Self { rank, size, device: Device::host(), local_rank: rank }
+        Self { rank, size, device: Device::host(), local_rank: rank, tuning: None }
     }
 
     /// Moves the ranks to another kind of device: to the GPU of this host that a heap takes for this rank unless told
@@ -44,7 +47,23 @@ impl Ranks {
     /// Moves the ranks to this device.
     #[must_use]
     pub fn on_device(self, device: Device) -> Self {
-        Self { device, ..self }
+        Self { device, tuning: None, ..self }
+    }
+
+    /// Leaves out what `iris tune` has measured on this machine: plans go by built-in figures.
+    #[must_use]
+    pub fn untuned(self) -> Self {
+        self.with(Tuning::of(self.device))
+    }
+
+    /// The same with this known of the device.
+    pub(crate) fn with(self, tuning: &'static Tuning) -> Self {
+        Self { tuning: Some(tuning), ..self }
+    }
+
+    /// What is known of the device.
+    pub(crate) fn tuning(&self) -> &'static Tuning {
+        self.tuning.unwrap_or_else(|| Tuning::of(self.device))
     }
 }
 

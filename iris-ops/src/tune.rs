@@ -4,6 +4,7 @@
 pub(crate) mod data;
 mod table;
 mod tiles;
+pub(crate) mod user;
 
 use iris_heap::DType;
 use iris_kernels::Library;
@@ -12,13 +13,12 @@ use iris_kernels::program::Program;
 pub(crate) use tiles::{tile, whole_tile};
 
 use crate::cost::Problem;
-use crate::device::Device;
 use crate::items;
 use crate::kind::{Op, Variant, Why};
 use crate::options::{Epilogue, Request, Shard};
 use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm};
-use data::{Senders, Tuning};
+use data::Senders;
 
 /// Most items, of eight bytes, that one rank sends another in words that carry their data: 2 MiB. Of two
 /// ranks such a message takes 16 MiB of the signal segment.
@@ -35,9 +35,9 @@ const LL_SIGNAL_BYTES: usize = 8 << 20;
 const COMMON: usize = 4096;
 
 /// The GPU whose figures choose for a device, if it is another: `H200` or `MI300X`.
-pub(crate) fn figures_of(device: Device) -> Option<&'static str> {
-    let tuning = Tuning::of(device);
-    tuning.stands_in_for(device).then_some(tuning.of.as_str())
+pub(crate) fn figures_of(ranks: Ranks) -> Option<&'static str> {
+    let tuning = ranks.tuning();
+    tuning.stands_in_for(ranks.device).then_some(tuning.of.as_str())
 }
 
 /// Most workgroups of a message: an odd number on GPUs, as [`data::Launches`] says.
@@ -46,7 +46,7 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
         return u32::MAX;
     }
     let odd = (ranks.device.multiprocessors.max(1) - 1) | 1;
-    Tuning::of(ranks.device).launches.message_groups.unwrap_or(odd)
+    ranks.tuning().launches.message_groups.unwrap_or(odd)
 }
 
 /// Figures by which the calls of a choice size their launches.
@@ -65,7 +65,7 @@ pub(crate) struct Sizing {
 impl Sizing {
     /// Figures of a form of this request.
     pub(crate) fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
-        let launches = &Tuning::of(ranks.device).launches;
+        let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();
         // Few threads for few items, since a workgroup meets sooner, and its items are spread over more
         // multiprocessors.
@@ -117,6 +117,7 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
     // Peers read A where it lies, which must be in the heap: a plan does not know where it will be.
     let known = known.filter(|form| !form.pulls && is_as_measured(ranks, request, form));
     match known.filter(|form| form.serves(request)) {
+        Some(form) if table::is_own(ranks, request) => (form.variant, Why::Tuned),
         Some(form) => (form.variant, Why::Measured),
         None => (quickest(ranks, request), Why::Predicted),
     }
@@ -144,7 +145,7 @@ fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
     let program = Program { norm, ..Program::new(form.program) };
     let problem = Problem::of(ranks, request);
-    problem.predict(&Tuning::of(ranks.device).machine, &program, tile(ranks, request, form))
+    problem.predict(&ranks.tuning().machine, &program, tile(ranks, request, form))
 }
 
 impl Problem {
@@ -170,7 +171,7 @@ impl Problem {
 /// Whether `auto` may take a form: it has run on such a device among so many ranks, takes any A, adds in one order, and
 /// has what it needs.
 fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
-    let ran = Tuning::of(ranks.device).has_run(form.variant, ranks.device, ranks.size);
+    let ran = ranks.tuning().has_run(form.variant, ranks.device, ranks.size);
     let by_workgroups = !form.stores && !form.is_copied();
     // What is copied or stored in parts has parts of its own, and its rows need no second pass.
     let parts = by_workgroups || request.tile.is_none();

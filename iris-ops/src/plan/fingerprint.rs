@@ -14,6 +14,7 @@ impl Plan {
             ("op", self.op().to_string()),
             ("world", self.size().to_string()),
             ("device", self.ranks.device.deciding()),
+            ("tuning", self.tuned_by().unwrap_or("built in").into()),
             ("dtype", request.dtype.to_string()),
             ("output", request.output_dtype().to_string()),
             ("wire", request.wire_dtype().to_string()),

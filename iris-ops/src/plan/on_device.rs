@@ -15,7 +15,7 @@ impl Plan {
 
     /// GPU whose figures chose, if it is not the plan's own device: `H200` or `MI300X`. `None` for a host, too.
     pub fn figures(&self) -> Option<&'static str> {
-        tune::figures_of(self.ranks.device)
+        tune::figures_of(self.ranks)
     }
 
     /// Checks that a device has kernels for what was asked for by name. What the plan chose by itself has a fallback.
@@ -31,7 +31,7 @@ impl Plan {
             return;
         }
         let (op, rank, planned) = (self.op(), self.ranks.rank, self.ranks.device);
-        self.told.call_once(|| match tune::figures_of(device) {
+        self.told.call_once(|| match tune::figures_of(self.ranks.on_device(device)) {
             _ if planned.deciding() != device.deciding() => tracing::warn!(
                 %op, rank, %planned, %device,
                 "planned for another device: Ranks::from(&heap), and Ranks::from(&world).on(backend), know this one"

@@ -2,7 +2,6 @@
 
 use super::Plan;
 use crate::cost::{Machine, Problem};
-use crate::tune::data::Tuning;
 
 impl Plan {
     /// Predicted time of a call of so many rows, or elements of a part, in microseconds: by the parameters of the
@@ -16,7 +15,7 @@ impl Plan {
     /// # anyhow::Ok(())
     /// ```
     pub fn predicted(&self, size: usize) -> Option<f64> {
-        self.predicted_on(&Machine::of(self.ranks.device), size)
+        self.predicted_on(&self.ranks.tuning().machine, size)
     }
 
     /// The same on another machine.
@@ -28,14 +27,19 @@ impl Plan {
     /// Time in microseconds that no program is below, on the same machine: of the product, or of the bytes that a rank
     /// must send at least.
     pub fn limit(&self, size: usize) -> f64 {
-        self.problem(size).limit(&Machine::of(self.ranks.device), self.op())
+        self.problem(size).limit(&self.ranks.tuning().machine, self.op())
     }
 
     /// Whether the program of such calls has run on this architecture among so many ranks, in the test suite and the
     /// stress test: `auto` takes no other.
     pub fn has_run(&self, size: usize) -> bool {
         let (device, variant) = (self.ranks.device, self.at(size).variant);
-        self.alone() || Tuning::of(device).has_run(variant, device, self.ranks.size)
+        self.alone() || self.ranks.tuning().has_run(variant, device, self.ranks.size)
+    }
+
+    /// The tuning file of this machine that times and choices come from, and its digest; `None` for what is built in.
+    pub fn tuned_by(&self) -> Option<&'static str> {
+        self.ranks.tuning().file.as_deref()
     }
 
     /// A call of this size.

@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::LazyLock;
 
 use iris_heap::BackendKind;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cost::Machine;
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 
 /// One file; `tuning/sm90.toml` says what its tables are.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tuning {
     /// Word in the name of the device that was measured, which tells it from others that it stands in for.
@@ -27,10 +27,25 @@ pub(crate) struct Tuning {
     ran: Vec<Ran>,
     #[serde(default)]
     pub(super) row: Vec<Row>,
+    /// The file of this machine's that is part of it, with its digest.
+    #[serde(skip)]
+    pub(crate) file: Option<String>,
+    /// How many rows are of that file, the first ones.
+    #[serde(skip)]
+    pub(super) own_rows: usize,
 }
 
+impl PartialEq for Tuning {
+    /// Whether it is the same one, of those that a process has read.
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Tuning {}
+
 /// Numbers of workgroups and threads.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Launches {
     /// Most workgroups of a message, if fewer fill the links than there are multiprocessors; odd, so that tiles whose
@@ -72,7 +87,7 @@ impl Senders {
 }
 
 /// Programs that the suite and the stress test have run.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ran {
     variants: Vec<Variant>,
@@ -83,7 +98,7 @@ struct Ran {
 }
 
 /// A row: the first that fits is taken.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Row {
     pub(super) op: Op,
@@ -105,6 +120,17 @@ pub(super) struct Row {
     provenance: String,
 }
 
+impl Row {
+    /// Whether it is for the calls of another row.
+    pub(super) fn is_for_calls_of(&self, other: &Row) -> bool {
+        let calls = |row: &Row| {
+            let Row { op, world, ref dtype, m, n, k, columns, even, .. } = *row;
+            (op, world, dtype.clone(), m, n, k, columns, even)
+        };
+        calls(self) == calls(other)
+    }
+}
+
 impl Tuning {
     /// The file for a device: that of its backend, of the one architecture that was measured or reckoned.
     pub(crate) fn of(device: Device) -> &'static Tuning {
@@ -119,10 +145,18 @@ impl Tuning {
         }
     }
 
+    /// It with what a file of this machine's has.
+    pub(super) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
+        let (own_rows, more) = (rows.len(), self.row.iter().cloned());
+        let row = rows.into_iter().chain(more).collect();
+        let machine = machine.unwrap_or(self.machine);
+        Self { machine, row, file: Some(file), own_rows, ..self.clone() }
+    }
+
     /// Whether it is of another GPU and stands in for this device, which nobody has measured.
     pub(super) fn stands_in_for(&self, device: Device) -> bool {
-        let host = device.backend.traits().host_threads;
-        !host && device.name.split_whitespace().all(|word| word != self.of)
+        let own = device.backend.traits().host_threads || self.file.is_some();
+        !own && device.name.split_whitespace().all(|word| word != self.of)
     }
 
     /// Whether a program has run among so many ranks on such a device, so that `auto` may take it.

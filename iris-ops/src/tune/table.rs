@@ -1,6 +1,6 @@
 //! Rows of a tuning file: choices measured for single shapes.
 
-use super::data::{Row, Tuning};
+use super::data::Row;
 use crate::kind::Variant;
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
@@ -10,7 +10,7 @@ fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
     let Request { n, k, elements, shard, even, .. } = *request;
-    Tuning::of(ranks.device).row.iter().filter(move |row| {
+    ranks.tuning().row.iter().filter(move |row| {
         !elements
             && row.op == op
             && row.world == ranks.size
@@ -32,6 +32,12 @@ pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usiz
     like(ranks, request).flat_map(|known| [known.m[0].saturating_sub(1), known.m[1]])
 }
 
+/// Whether the row for these calls is of this machine's own file.
+pub(super) fn is_own(ranks: Ranks, request: &Request) -> bool {
+    let own = &ranks.tuning().row[..ranks.tuning().own_rows];
+    find(ranks, request).is_some_and(|found| own.iter().any(|row| std::ptr::eq(row, found)))
+}
+
 pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
     find(ranks, request)?.variant
 }
@@ -47,6 +53,7 @@ pub(super) fn tile(ranks: Ranks, request: &Request, variant: Variant) -> Option<
 mod tests {
     use iris_heap::{BackendKind, DType};
 
+    use super::super::data::Tuning;
     use super::*;
     use crate::device::Device;
     use crate::kind::Op;

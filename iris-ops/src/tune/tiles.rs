@@ -4,7 +4,6 @@ use iris_kernels::Library;
 use iris_kernels::gemm::{Exchanging, Scattering};
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
-use super::data::Tuning;
 use super::{Sizing, has_stores, has_wgmma, is_as_measured, message_bytes, message_groups, table};
 use crate::device::Device;
 use crate::kind::{Op, Variant};
@@ -98,7 +97,7 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let in_words = matches!(form.memory, Memory::Pairs(_));
     let threads = Sizing::of(ranks, request, form).threads(bytes).filter(|_| !in_words);
     let vectors = match threads {
-        Some(threads) if all <= Tuning::of(ranks.device).launches.spread_sums => threads / 2,
+        Some(threads) if all <= ranks.tuning().launches.spread_sums => threads / 2,
         threads => threads.unwrap_or(MESSAGE_THREADS),
     };
     let least = vectors as usize * VECTOR;

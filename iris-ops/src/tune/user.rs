@@ -1,0 +1,209 @@
+//! Tuning of this machine: the file that `iris tune` wrote.
+//!
+//! **Problem.** Built-in figures are of one machine. Users have others, and shapes of their own.
+//!
+//! **Solution.** `iris tune` writes a [`TuningFile`] into the user's cache folder, by device, driver and number of ranks;
+//! plans read it, once a process. Its machine takes the place of the built-in one, and its rows come before the built-in
+//! rows. Ranks compare what they read when a heap is opened and an operator is made.
+//!
+//! **Limits.** A device that comes from a name, and not from a driver or a heap, has built-in figures.
+
+use std::collections::HashMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use iris_heap::fnv;
+use iris_kernels::cache::Cache;
+use serde::{Deserialize, Serialize};
+
+use super::data::{Row, Tuning};
+use crate::cost::Machine;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::ranks::Ranks;
+
+/// The form of a file that this version reads.
+const VERSION: u32 = 1;
+
+/// A tuning file: what was measured on this machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TuningFile {
+    version: u32,
+    device: String,
+    driver: u32,
+    world: usize,
+    /// Parameters that times are predicted from; `None` for the built-in ones.
+    pub machine: Option<Machine>,
+    #[serde(default)]
+    row: Vec<Row>,
+}
+
+impl TuningFile {
+    /// The file for these ranks as it is, or an empty one.
+    ///
+    /// # Errors
+    /// [`Error::Tuning`] for a file that cannot be read, or that is of another device.
+    pub fn of(ranks: Ranks) -> Result<TuningFile> {
+        let path = path(ranks);
+        match path.as_deref().map(read).transpose()?.flatten() {
+            Some((file, _)) => file.checked(ranks, path.as_deref()),
+            None => Ok(Self {
+                version: VERSION,
+                device: device(ranks.device),
+                driver: ranks.device.driver,
+                world: ranks.size,
+                machine: None,
+                row: Vec::new(),
+            }),
+        }
+    }
+
+    /// Adds rows, as `iris tune --cases` prints them, in place of those for the same calls; returns how many.
+    ///
+    /// # Errors
+    /// [`Error::Tuning`] for a text that is not rows.
+    pub fn add_rows(&mut self, text: &str) -> Result<usize> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Rows {
+            #[serde(default)]
+            row: Vec<Row>,
+        }
+        let wrong =
+            |why: toml::de::Error| Error::Tuning { path: "rows".into(), why: why.to_string() };
+        let Rows { row } = toml::from_str(text).map_err(wrong)?;
+        let count = row.len();
+        self.row.retain(|old| row.iter().all(|new| !new.is_for_calls_of(old)));
+        self.row.extend(row);
+        Ok(count)
+    }
+
+    /// Writes it where plans for these ranks read it, for this user alone (mode 0600); returns where that is. Programs
+    /// that run have read the old one.
+    ///
+    /// # Errors
+    /// [`Error::Tuning`] if it cannot be written, or `IRIS_TUNING` is `off`.
+    pub fn save(&self, ranks: Ranks) -> Result<PathBuf> {
+        let off = || Error::Tuning {
+            path: "IRIS_TUNING".into(),
+            why: "is off: expected the path of a file, or no such variable".into(),
+        };
+        let path = path(ranks).ok_or_else(off)?;
+        let wrong = |why: &dyn std::fmt::Display| Error::Tuning {
+            path: path.clone(),
+            why: format!("cannot be written: {why}"),
+        };
+        let text = toml::to_string(self).map_err(|error| wrong(&error))?;
+        if std::env::var_os("IRIS_TUNING").is_none() {
+            Cache::of_user().map_err(|error| wrong(&error))?;
+        }
+        let part = path.with_extension(format!("{}.part", std::process::id()));
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        let written = options
+            .open(&part)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&part, &path));
+        if let Err(error) = written {
+            let _ = fs::remove_file(&part);
+            return Err(wrong(&error));
+        }
+        Ok(path)
+    }
+
+    fn checked(self, ranks: Ranks, path: Option<&Path>) -> Result<Self> {
+        let expected = (device(ranks.device), ranks.device.driver);
+        if (&self.device, self.driver) == (&expected.0, expected.1) {
+            return Ok(self);
+        }
+        Err(Error::Tuning {
+            path: path.unwrap_or(Path::new("")).into(),
+            why: format!(
+                "is of {} with driver {}: expected {} with driver {}; `iris tune` writes one, and IRIS_TUNING=off \
+                 does without",
+                self.device, self.driver, expected.0, expected.1
+            ),
+        })
+    }
+}
+
+/// The name of a device in files.
+fn device(device: Device) -> String {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    match device.multiprocessors {
+        0 => format!("{} with {} cores", device.name, cores()),
+        _ => device.name.into(),
+    }
+}
+
+/// Where the tuning of these ranks lies; `None` if there is to be none.
+fn path(ranks: Ranks) -> Option<PathBuf> {
+    let is_of_machine = ranks.device.driver > 0 || ranks.device.multiprocessors == 0;
+    if !is_of_machine || ranks.size < 2 {
+        return None;
+    }
+    match std::env::var_os("IRIS_TUNING").filter(|value| !value.is_empty()) {
+        Some(told) if told == "off" => None,
+        Some(told) => Some(PathBuf::from(told)),
+        None => {
+            let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+            let device: String = device(ranks.device).chars().map(plain).collect();
+            let name = format!("tuning-{device}-{}-{}.toml", ranks.device.driver, ranks.size);
+            Some(Cache::user_folder().join(name))
+        }
+    }
+}
+
+/// A file, and its text's digest; `None` if the cache has none.
+fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
+    let wrong = |why: String| Error::Tuning { path: path.into(), why };
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return match std::env::var_os("IRIS_TUNING") {
+                Some(_) => {
+                    Err(wrong("is not there: expected a file of `iris tune`, or off".into()))
+                }
+                None => Ok(None),
+            };
+        }
+        Err(error) => return Err(wrong(format!("cannot be read: {error}"))),
+    };
+    let file: TuningFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    if file.version != VERSION {
+        return Err(wrong(format!("has version {}: expected {VERSION}", file.version)));
+    }
+    Ok(Some((file, fnv(&[text.as_bytes()]))))
+}
+
+/// These ranks with what is known of their device: from a file of this machine's, else built in.
+pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
+    /// Files by path, once read: they stay as long as the process, since plans refer to them.
+    static FILES: Mutex<Option<HashMap<PathBuf, Option<&'static Tuning>>>> = Mutex::new(None);
+    if ranks.tuning.is_some() {
+        return Ok(ranks);
+    }
+    let built_in = Tuning::of(ranks.device);
+    let Some(path) = path(ranks) else { return Ok(ranks.with(built_in)) };
+    let mut files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
+    let files = files.get_or_insert_default();
+    let known = match files.get(&path) {
+        Some(known) => *known,
+        None => {
+            let found = read(&path)?.map(|(file, digest)| {
+                let file = file.checked(ranks, Some(&path))?;
+                let of = format!("{} ({digest:016x})", path.display());
+                let tuning = built_in.with_file(of, file.machine, file.row);
+                Ok::<_, Error>(&*Box::leak(Box::new(tuning)))
+            });
+            let found = found.transpose()?;
+            files.insert(path, found);
+            found
+        }
+    };
+    Ok(ranks.with(known.unwrap_or(built_in)))
+}
