@@ -22,7 +22,6 @@ pub(crate) use programs::Problem;
 use iris_kernels::program::Program;
 
 use crate::kind::Op;
-use crate::options::TileShape;
 
 impl Problem {
     /// Predicted time of a call by a program with this tile, in microseconds; none for a program with a step that
@@ -31,7 +30,7 @@ impl Problem {
         &self,
         machine: &Machine,
         program: &Program,
-        tile: TileShape,
+        tile: [usize; 2],
     ) -> Option<f64> {
         self.time(machine, program, tile).filter(|us| us.is_finite())
     }

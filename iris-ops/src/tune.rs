@@ -15,7 +15,7 @@ pub(crate) use tiles::{tile, whole_tile};
 use crate::cost::Problem;
 use crate::items;
 use crate::kind::{Op, Variant, Why};
-use crate::options::{Epilogue, Request, Shard};
+use crate::options::{Epilogue, Request, Shard, TileShape};
 use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm};
 use data::Senders;
@@ -145,7 +145,8 @@ fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
     let program = Program { norm, ..Program::new(form.program) };
     let problem = Problem::of(ranks, request);
-    problem.predict(&ranks.tuning().machine, &program, tile(ranks, request, form))
+    let TileShape { m, n } = tile(ranks, request, form);
+    problem.predict(&ranks.tuning().machine, &program, [m, n])
 }
 
 impl Problem {
@@ -159,7 +160,7 @@ impl Problem {
             dtype: request.dtype,
             wire: request.wire_dtype(),
             output: request.output_dtype(),
-            shard: request.shard,
+            columns: request.shard == Shard::Columns,
             multiplies: row.op.multiplies(),
             gathers_a: row.op == Op::AllGatherMatmul,
             has_stores: has_stores(ranks, request),

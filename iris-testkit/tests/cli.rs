@@ -15,7 +15,13 @@ const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/minilm-l6-layer
 
 fn iris(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    command.args(arguments).output().unwrap()
+    command.args(arguments).env("IRIS_TUNING", tuning(arguments)).output().unwrap()
+}
+
+/// Where a task looks for its tuning: nowhere, but to write it.
+fn tuning(arguments: &[&str]) -> &'static str {
+    let tunes = arguments.first() == Some(&"tune");
+    if tunes { concat!(env!("CARGO_TARGET_TMPDIR"), "/tuning.toml") } else { "off" }
 }
 
 /// What is printed, of a run that ends well.
@@ -158,9 +164,7 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&["bench"], &["--compare", "old.jsonl"]),
         (&["bench"], &["--torch", "times.json"]),
         (&["bench"], &["--limit", "60"]),
-        (&["tune"], &["--only", "all_to_all"]),
         (&["tune"], &["--limit", "60"]),
-        (&["tune"], &["--cases", "some.toml"]),
         (&["tune", "--backend", "hip"], &["--iters", "3"]),
         (&gather, &["--fetchers", "1"]),
         (&baseline, &["--fetchers", "1"]),
@@ -234,7 +238,7 @@ fn a_variant_that_is_none_is_refused_by_the_ops_own_name() {
 fn iris_to(arguments: &[&str], out: impl Into<Stdio>, err: impl Into<Stdio>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     // What this test runs in is not what it is about.
-    command.env("IRIS_LOG", "error");
+    command.env("IRIS_LOG", "error").env("IRIS_TUNING", tuning(arguments));
     command.args(arguments).stdout(out).stderr(err).output().unwrap()
 }
 
@@ -463,26 +467,71 @@ fn the_suite_counts_what_it_skips() {
     }
 }
 
+/// A program with a folder of its own for what it keeps.
+fn iris_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    command.args(arguments).env("IRIS_CACHE", folder).env_remove("IRIS_TUNING");
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), text(&stdout), text(&stderr))
+}
+
+/// What `iris tune` measures every later program goes by, until it is told otherwise; ranks that differ are told so.
 #[test]
-fn tuning_prints_rows_of_the_table() {
-    let table: toml::Table = good(&["tune", "--ranks", "2", "--iters", "1"]).parse().unwrap();
-    let rows = table["row"].as_array().unwrap();
-    assert!(rows.len() >= 5, "{rows:?}");
-    for row in rows {
-        assert_eq!(row["world"].as_integer(), Some(2));
-        let provenance = row["provenance"].as_str().unwrap();
-        assert!(provenance.contains(" us, the rule "), "{provenance}");
-        for part in ["op", "dtype", "m", "n", "variant", "tile"] {
-            assert!(row.get(part).is_some(), "{part} of {row}");
-        }
+fn a_machine_that_was_tuned_is_planned_for() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let plan = ["plan", "all-reduce", "--ranks", "2", "--device", "cpu", "--m", "8"];
+    let planned = |what: &str| {
+        let (code, out, error) = iris_in(folder.path(), &plan);
+        assert!(code == Some(0) && out.contains(what), "{out}{error}");
+        out
+    };
+    let built_in = planned("times predicted from built-in figures");
+    let (code, out, error) = iris_in(folder.path(), &["tune", "--ranks", "2", "--iters", "2"]);
+    assert_eq!(code, Some(0), "{out}{error}");
+    let file = Path::new(out.lines().last().unwrap());
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert_ne!(planned(file.to_str().unwrap()), built_in);
+    // Rows for shapes of one's own, which come first.
+    let cases = folder.path().join("cases.toml");
+    let shapes = "[[row]]\nop = \"all_reduce\"\ndtype = \"f32\"\nshapes = [[107, 384, 0]]\n";
+    std::fs::write(&cases, shapes).unwrap();
+    let tune = ["tune", "--ranks", "2", "--iters", "2", "--cases", cases.to_str().unwrap()];
+    for _ in 0..2 {
+        let (code, out, error) = iris_in(folder.path(), &tune);
+        assert!(code == Some(0) && out.contains("# 1 rows added to "), "{out}{error}");
     }
+    assert_eq!(std::fs::read_to_string(file).unwrap().matches("[[row]]").count(), 1);
+    let own = ["plan", "all-reduce", "--ranks", "2", "--device", "cpu", "--dtype", "f32"];
+    let own = [&own[..], &["--m", "107", "--n", "384", "--rows", "107..107"]].concat();
+    let (_, out, _) = iris_in(folder.path(), &own);
+    assert!(out.contains("measured here"), "{out}");
+    // Of one rank another file: the first collective step names both.
+    let run = ["run", "all-reduce", "--ranks", "2", "--iters", "1"];
+    let (code, out, error) = iris_in(folder.path(), &run);
+    assert_eq!(code, Some(0), "{out}{error}");
+    // A file that cannot be read, by name and line.
+    let text = std::fs::read_to_string(file).unwrap();
+    std::fs::write(file, text.replace("push_us", "pull_us")).unwrap();
+    let (code, _, error) = iris_in(folder.path(), &plan);
+    assert!(code == Some(2) && error.contains(file.to_str().unwrap()), "{error}");
+    assert!(error.contains("at line ") && error.contains("pull_us"), "{error}");
+    assert_eq!(good(&plan), built_in, "off");
 }
 
 #[test]
-fn tuning_of_gpus_prints_rows_or_says_why_not() {
+fn tuning_of_gpus_measures_or_says_why_not() {
+    let cases = tempfile::NamedTempFile::new().unwrap();
+    let shapes = "[[row]]\nop = \"all_to_all\"\nshapes = [[8, 1024, 0]]\n";
+    std::fs::write(&cases, shapes).unwrap();
     for backend in ["cuda", "hip"] {
-        let out = good(&["tune", "--backend", backend, "--only", "all_to_all"]);
-        assert_ne!(out.starts_with("skipped: "), out.contains("# of "), "{backend}: {out}");
+        let cases = cases.path().to_str().unwrap();
+        let out = good(&["tune", "--backend", backend, "--cases", cases]);
+        assert_ne!(
+            out.starts_with("skipped: "),
+            out.contains("rows added to "),
+            "{backend}: {out}"
+        );
     }
 }
 

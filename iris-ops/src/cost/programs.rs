@@ -12,7 +12,6 @@ use iris_kernels::program::{
 
 use super::Machine;
 use super::steps::Message;
-use crate::options::{Shard, TileShape};
 
 /// What a call is of, as far as its time depends on it.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +24,8 @@ pub(crate) struct Problem {
     pub(crate) dtype: DType,
     pub(crate) wire: DType,
     pub(crate) output: DType,
-    pub(crate) shard: Shard,
+    /// Whether A is split by columns.
+    pub(crate) columns: bool,
     /// Whether the operator has a product.
     pub(crate) multiplies: bool,
     /// Whether A is gathered, and not C.
@@ -41,7 +41,7 @@ struct Clock<'a> {
     machine: &'a Machine,
     problem: &'a Problem,
     norm: Norm,
-    tile: TileShape,
+    tile: [usize; 2],
     parts: usize,
     main_us: f64,
     side_us: f64,
@@ -60,26 +60,25 @@ impl Problem {
     }
 
     /// Parts of a rank's rows, or columns, with this tile.
-    fn parts(&self, tile: TileShape) -> usize {
+    fn parts(&self, [rows, cols]: [usize; 2]) -> usize {
         let own = |all: usize| all.div_ceil(self.world).max(1);
         let [m, _, k] = self.shape;
-        match self.shard {
-            Shard::Columns => own(k).div_ceil(tile.n),
-            Shard::Rows if self.gathers_a => own(m).div_ceil(tile.m) * k.max(1).div_ceil(tile.n),
-            Shard::Rows => own(m).div_ceil(tile.m),
+        match self.columns {
+            true => own(k).div_ceil(cols),
+            false if self.gathers_a => own(m).div_ceil(rows) * k.max(1).div_ceil(cols),
+            false => own(m).div_ceil(rows),
         }
     }
 
     /// Whether calls meet a condition, as the executor will see it.
     fn meets(&self, when: When, parts: usize) -> bool {
-        let columns = self.shard == Shard::Columns;
         match when {
             // One launch takes as long as two, less what two overlap.
             When::Exchanges => false,
             When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
             When::Engines => self.has_engines,
             When::Gated => self.has_stores && self.has_engines && self.world == 2,
-            When::ByColumns => columns,
+            When::ByColumns => self.columns,
             When::Wide => self.shape[1] >= WIDE * (self.world - 1),
             When::Adds => self.world == 2 && parts > 1,
         }
@@ -90,7 +89,7 @@ impl Problem {
         &self,
         machine: &Machine,
         program: &Program,
-        tile: TileShape,
+        tile: [usize; 2],
     ) -> Option<f64> {
         let parts = self.parts(tile).max(1);
         let meets = |of: &&Alternative| of.when.iter().all(|&when| self.meets(when, parts));
@@ -255,7 +254,7 @@ impl Clock<'_> {
                     last = end.max(*arrived);
                     end = last + part;
                 }
-                let least = if problem.shard == Shard::Columns { part } else { part.max(wave) };
+                let least = if problem.columns { part } else { part.max(wave) };
                 self.main_us = end.max(last + least).max(begun + alone);
             }
         }
@@ -267,7 +266,7 @@ impl Clock<'_> {
         let [_, n, k] = problem.shape;
         let each = f64::from(problem.multiprocessors.max(1));
         // A tile has the rows of two signals.
-        let (rows, cols) = (2 * self.tile.m, self.tile.n);
+        let (rows, cols) = (2 * self.tile[0], self.tile[1]);
         let tiles = (problem.own_rows().div_ceil(rows) * n.div_ceil(cols)) as f64;
         let others = if blocks { (tiles * (problem.world - 1) as f64 / each).ceil() } else { 0.0 };
         let wave = 2.0 * (rows * cols) as f64 * k as f64 * each / machine.rate(problem.dtype);

@@ -2,6 +2,7 @@
 
 use super::Plan;
 use crate::cost::{Machine, Problem};
+use crate::options::TileShape;
 
 impl Plan {
     /// Predicted time of a call of so many rows, or elements of a part, in microseconds: by the parameters of the
@@ -21,7 +22,8 @@ impl Plan {
     /// The same on another machine.
     pub fn predicted_on(&self, machine: &Machine, size: usize) -> Option<f64> {
         let choice = self.at(size);
-        self.problem(size).predict(machine, &self.program(choice), choice.tile)
+        let TileShape { m, n } = choice.tile;
+        self.problem(size).predict(machine, &self.program(choice), [m, n])
     }
 
     /// Time in microseconds that no program is below, on the same machine: of the product, or of the bytes that a rank

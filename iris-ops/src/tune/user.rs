@@ -98,7 +98,7 @@ impl TuningFile {
             why: format!("cannot be written: {why}"),
         };
         let text = toml::to_string(self).map_err(|error| wrong(&error))?;
-        if std::env::var_os("IRIS_TUNING").is_none() {
+        if !is_told() {
             Cache::of_user().map_err(|error| wrong(&error))?;
         }
         let part = path.with_extension(format!("{}.part", std::process::id()));
@@ -140,6 +140,11 @@ fn device(device: Device) -> String {
     }
 }
 
+/// Whether `IRIS_TUNING` names a file.
+fn is_told() -> bool {
+    std::env::var_os("IRIS_TUNING").is_some_and(|value| !value.is_empty())
+}
+
 /// Where the tuning of these ranks lies; `None` if there is to be none.
 fn path(ranks: Ranks) -> Option<PathBuf> {
     let is_of_machine = ranks.device.driver > 0 || ranks.device.multiprocessors == 0;
@@ -158,19 +163,12 @@ fn path(ranks: Ranks) -> Option<PathBuf> {
     }
 }
 
-/// A file, and its text's digest; `None` if the cache has none.
+/// A file, and its text's digest; `None` if there is none.
 fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     let wrong = |why: String| Error::Tuning { path: path.into(), why };
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return match std::env::var_os("IRIS_TUNING") {
-                Some(_) => {
-                    Err(wrong("is not there: expected a file of `iris tune`, or off".into()))
-                }
-                None => Ok(None),
-            };
-        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(wrong(format!("cannot be read: {error}"))),
     };
     let file: TuningFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
@@ -194,7 +192,12 @@ pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
     let known = match files.get(&path) {
         Some(known) => *known,
         None => {
-            let found = read(&path)?.map(|(file, digest)| {
+            let found = read(&path)?;
+            if found.is_none() && is_told() {
+                let why = "is not there: expected a file of `iris tune`, or IRIS_TUNING=off".into();
+                return Err(Error::Tuning { path, why });
+            }
+            let found = found.map(|(file, digest)| {
                 let file = file.checked(ranks, Some(&path))?;
                 let of = format!("{} ({digest:016x})", path.display());
                 let tuning = built_in.with_file(of, file.machine, file.row);

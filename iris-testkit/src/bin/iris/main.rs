@@ -15,6 +15,7 @@ mod gpu_bench;
 mod job;
 mod kernels;
 mod layer;
+mod machine;
 mod matrices;
 mod memory;
 mod operator;
@@ -66,7 +67,7 @@ enum Task {
     Record(record::Options),
     /// What is chosen for calls of an operator, its steps, and predicted times: no GPU is needed.
     Plan(plan::Options),
-    /// Times what the operators could choose, and prints rows for the tuning table.
+    /// Measures this machine, or times what operators could choose for given shapes, and keeps it for later programs.
     Tune(tune::Options),
     /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
     /// needed.

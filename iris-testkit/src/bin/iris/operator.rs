@@ -170,6 +170,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         backend: options.backend,
         trace: options.trace.is_some(),
         tile: None,
+        untuned: false,
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.
     let heap_bytes = problem.heap_bytes(place.ranks)?;

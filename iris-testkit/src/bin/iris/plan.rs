@@ -6,6 +6,7 @@ use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::DType;
 use iris_ops::{Device, Plan, Ranks, Shard, Variant, Why};
+use iris_testkit::oracle::Meaning;
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
 
@@ -79,7 +80,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         "because",
         "run",
     ]);
-    say!("{} ranks on {device}{}", options.ranks, stand_in(ranks)?)?;
+    say!("{} ranks on {device}; times {}", options.ranks, source(ranks)?)?;
     if let Some(file) = &options.cases {
         for shape in gpu_bench::read(device.backend, Some(file), None)? {
             table.add_row(cells((shape.op, "auto"), &shape.options, ranks)?);
@@ -126,12 +127,16 @@ fn device(name: &str) -> Result<Device> {
     Ok(found.map_or_else(|| Device::of_rank(Cpu, 0), Ok)?)
 }
 
-/// Whose figures stand in for the device's own.
-fn stand_in(ranks: Ranks) -> Result<String> {
+/// What times are predicted from.
+fn source(ranks: Ranks) -> Result<String> {
     let plan = Op::AllReduce.request(1, 1, 0).plan(ranks)?;
-    Ok(plan
-        .figures()
-        .map_or_else(String::new, |of| format!(", predicted by the figures of an {of}")))
+    Ok(match (plan.tuned_by(), plan.figures()) {
+        (Some(file), _) => format!("predicted from {file}"),
+        (None, Some(of)) => {
+            format!("predicted from figures of an {of}: nobody has measured this device")
+        }
+        (None, None) => "predicted from built-in figures".into(),
+    })
 }
 
 /// A row of the table: of the largest calls of a plan.
@@ -142,6 +147,8 @@ fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String
     let choice = plan.at(m);
     let because = match choice.why {
         Why::Asked => "asked",
+        Why::Tuned if has_other_bits(of, options, ranks, &plan)? => "measured here, other bits",
+        Why::Tuned => "measured here",
         Why::Measured => "measured",
         Why::Predicted => "predicted",
     };
@@ -160,6 +167,17 @@ fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String
         because.into(),
         if plan.has_run(m) { "yes" } else { "no" }.into(),
     ])
+}
+
+/// Whether results may differ in bits from those of the choice without this machine's tuning: sums and products are the
+/// same bits in one variant with one tile.
+fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan) -> Result<bool> {
+    let untuned = suite::plan(of.0, of.1, ranks.untuned(), options)?;
+    let [tuned, untuned] = [plan, &untuned].map(|plan| {
+        let choice = plan.at(options.m);
+        (choice.variant, choice.tile)
+    });
+    Ok((of.0.multiplies() || Meaning::of(of.0).sums) && tuned != untuned)
 }
 
 /// The quickest of the other variants that take any operands and add in one order, whether or not `auto` may take it.

@@ -41,6 +41,8 @@ pub(crate) struct Problem {
     pub(crate) trace: bool,
     /// Rows and columns of a tile, if not the plan's own.
     pub(crate) tile: Option<[usize; 2]>,
+    /// Whether plans go by built-in figures, and not by what was measured on this machine.
+    pub(crate) untuned: bool,
 }
 
 /// Shapes of A (or the message), B and C of one rank; 0 x 0 where there is none.
@@ -76,6 +78,7 @@ impl Problem {
             backend,
             trace: false,
             tile: None,
+            untuned: false,
         }
     }
 
@@ -116,6 +119,7 @@ impl Problem {
     pub(crate) fn plan(&self, ranks: Ranks) -> Result<Plan> {
         let op = self.op()?;
         known_variant("--variant", op, &self.variant)?;
+        let ranks = if self.untuned { ranks.untuned() } else { ranks };
         suite::plan(op, &self.variant, ranks, &self.options(op, ranks))
     }
 

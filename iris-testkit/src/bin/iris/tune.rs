@@ -1,21 +1,25 @@
-//! `iris tune`: times what an op could choose, in turns in one run, and prints the rows of a tuning
-//! table that say what was fastest. On GPUs by the clock of the benchmark, and only what is faster than the rules.
+//! `iris tune`: measures the parameters of this machine, or times what an op could choose for shapes of a file, in turns
+//! in one run, and keeps what was fastest as rows. On GPUs by the clock of the benchmark.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use iris_heap::{BackendKind, DType, SymmetricHeap, World};
-use iris_ops::Ranks;
-use iris_testkit::suite::{AnyOp, Op, Operands};
+use iris_heap::{BackendKind, SymmetricHeap, World};
+use iris_ops::{Ranks, Shard, TuningFile};
+use iris_testkit::oracle::Meaning;
+use iris_testkit::suite::{AnyOp, Op, Operands, Options as OpOptions};
 use iris_testkit::{harness, say};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::bench::provenance;
 use crate::device::Device;
 use crate::errors::unread;
-use crate::gpu_bench::tune;
+use crate::gpu_bench::{self, tune};
 use crate::job::{Job, Place, gather, median_of_slowest};
+use crate::machine::{self, Case};
 use crate::matrices::Matrix;
 use crate::problem::Problem;
 use crate::progress::Progress;
@@ -29,17 +33,17 @@ pub(crate) struct Options {
     /// GPU else].
     #[arg(long, value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Calls of each choice, on the CPU [default: 200].
+    /// Calls of each choice, on the CPU [default: 30 for the machine, 200 for shapes].
     #[arg(long)]
-    iters: Option<usize>,
+    pub(crate) iters: Option<usize>,
     /// What computes: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     pub(crate) backend: BackendKind,
-    /// What to tune, of GPUs, in the form of bench/cuda.toml, which it is by default.
+    /// Shapes whose choices are timed, in the form of bench/cuda.toml; without, the machine's parameters are measured.
     #[arg(long, value_name = "FILE")]
     pub(crate) cases: Option<PathBuf>,
-    /// Only the ops whose names hold this text, of GPUs.
-    #[arg(long, value_name = "TEXT")]
+    /// Only the ops whose names hold this text.
+    #[arg(long, value_name = "TEXT", requires = "cases")]
     pub(crate) only: Option<String>,
     /// The commit that is measured, where there is no git to ask.
     #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
@@ -48,16 +52,6 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS")]
     pub(crate) limit: Option<u64>,
 }
-
-/// What is tuned: M, N and K of the whole, as in `iris run`.
-const SHAPES: [Shape; 5] = [
-    // The transformer layer of `iris run`, and a decoding step of it.
-    (Op::MatmulAllReduce, 107, 384, 1536),
-    (Op::MatmulAllReduce, 8, 384, 1536),
-    (Op::AllGatherMatmul, 107, 1536, 384),
-    (Op::AllReduce, 107, 384, 0),
-    (Op::MatmulAllReduce, 512, 512, 512),
-];
 
 /// Variants of an op that may be chosen, and tiles that are worth a try on the CPU. No tile is the rule's.
 fn choices(op: Op) -> Vec<Choice> {
@@ -81,40 +75,105 @@ struct Choice {
     tile: Option<[usize; 2]>,
 }
 
-/// Tunes and prints.
+/// Measures, prints, and keeps what it found; whether nothing failed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let Options { backend, ranks, iters, .. } = options;
-    if !backend.traits().host_threads {
+    let host = backend.traits().host_threads;
+    if host {
+        let limit = options.limit.map(|seconds| seconds.to_string());
+        unread("tuning of the CPU", &[("--limit", limit)])?;
+    } else {
         unread("tuning of GPUs", &[("--iters", iters.map(|iters| iters.to_string()))])?;
-        if let Some(reason) = harness::missing_gpus(*backend, 1)? {
+    }
+    let worlds = match &ranks[..] {
+        [] if host => vec![2, 4],
+        [] => match harness::missing_gpus(*backend, 1)? {
+            Some(reason) => {
+                say!("skipped: {reason}")?;
+                return Ok(true);
+            }
+            None => vec![backend.device_count()?.max(2)],
+        },
+        ranks => ranks.to_vec(),
+    };
+    let mut all = true;
+    for ranks in worlds {
+        if let Some(reason) =
+            (!host).then(|| harness::missing_gpus(*backend, ranks)).transpose()?.flatten()
+        {
             say!("skipped: {reason}")?;
-            return Ok(true);
+            continue;
         }
-        let worlds = match &ranks[..] {
-            [] => vec![backend.device_count()?.max(2)],
-            ranks => ranks.to_vec(),
+        all &= match &options.cases {
+            None => machine::measure(options, ranks)?,
+            Some(cases) => tune_shapes(options, cases, ranks)?,
         };
-        return worlds.into_iter().try_fold(true, |ok, ranks| Ok(tune(options, ranks)? && ok));
     }
-    unread(
-        "tuning of the CPU",
-        &[
-            ("--cases", options.cases.as_ref().map(|file| file.display().to_string())),
-            ("--only", options.only.clone()),
-            ("--limit", options.limit.map(|seconds| seconds.to_string())),
-        ],
-    )?;
-    let iters = iters.unwrap_or(200);
-    let device = Device::new(*backend, None, None)?;
-    say!("# By `iris tune`: medians of {iters} calls of the slowest rank.")?;
-    for &ranks in if ranks.is_empty() { &[2, 4] } else { &ranks[..] } {
-        for shape in SHAPES {
-            let job = TuneJob::new(shape, ranks, iters, device)?;
+    Ok(all)
+}
+
+/// Times what could be chosen for the shapes of a file, and adds rows for what was faster to the file of this machine.
+fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
+    let kind = options.backend;
+    let rows = Mutex::new(String::new());
+    let found = |row: String| {
+        say!("{row}")?;
+        let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.push_str(&row);
+        rows.push('\n');
+        Ok(())
+    };
+    let good = if kind.traits().host_threads {
+        let device = Device::new(kind, None, None)?;
+        let iters = options.iters.unwrap_or(200);
+        for shape in gpu_bench::read(kind, Some(cases), options.only.as_deref())? {
+            let problem = whole(shape.op, &shape.options, ranks);
+            let job = TuneJob::new(problem, &choices(shape.op), ranks, iters, device)?;
             let medians = Place::new(ranks, false)?.run(&job)?;
-            say!("{}", row(&job, ranks, &medians, options.commit.clone())?)?;
+            found(row(&job, ranks, &medians, options.commit.clone())?)?;
+        }
+        true
+    } else {
+        tune(options, ranks, &found)?
+    };
+    let rows = rows.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let ranks = Ranks::new(0, ranks).on(kind);
+    let mut file = TuningFile::of(ranks)?;
+    let count = file.add_rows(&rows)?;
+    say!("# {count} rows added to {}", file.save(ranks)?.display())?;
+    Ok(good)
+}
+
+/// The problem of the whole, of which a rank has what these options say.
+fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
+    let meaning = Meaning::of(op);
+    let times = |splits: bool| if splits { ranks } else { 1 };
+    let OpOptions { m, n, k, dtype, backend, .. } = *options;
+    let shape = [m, n * times(meaning.splits_n()), k * times(meaning.splits_k())];
+    let columns = options.shard == Shard::Columns;
+    Problem { columns, untuned: true, ..Problem::new(op.name(), shape, dtype, backend) }
+}
+
+/// Times cases on the CPU; a line of a record for each variant.
+pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Result<Vec<Value>> {
+    let device = Device::new(BackendKind::Cpu, None, None)?;
+    let mut lines = Vec::new();
+    for (op, options, variants) in cases {
+        let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
+        let choices: Vec<_> = variants.iter().map(choice).collect();
+        let job = TuneJob::new(whole(*op, options, ranks), &choices, ranks, iters, device)?;
+        let medians = Place::new(ranks, false)?.run(&job)?;
+        for (choice, us) in job.choices.iter().zip(medians) {
+            let OpOptions { m, n, k, dtype, .. } = *options;
+            let plan = job.problem(choice).plan(Ranks::new(0, ranks))?;
+            let tile = plan.tile();
+            lines.push(json!({
+                "op": op.name(), "variant": choice.variant, "dtype": dtype.name(), "m": m, "n": n, "k": k,
+                "tile": [tile.m, tile.n], "ranks": ranks, "us": us,
+            }));
         }
     }
-    Ok(true)
+    Ok(lines)
 }
 
 /// The row that these medians, in microseconds, make. The rule's comes first.
@@ -148,20 +207,23 @@ pub(crate) struct TuneJob {
     device: Device,
 }
 
-type Shape = (Op, usize, usize, usize);
-
 impl TuneJob {
-    /// The rule's choice, then all that differ from it.
-    fn new((op, m, n, k): Shape, ranks: usize, iterations: usize, device: Device) -> Result<Self> {
-        let problem = Problem::new(op.name(), [m, n, k], DType::F32, device.backend());
+    /// The choices that come to something else than those before them.
+    fn new(
+        problem: Problem,
+        choices: &[Choice],
+        ranks: usize,
+        iterations: usize,
+        device: Device,
+    ) -> Result<Self> {
         let mut job = Self { problem, choices: Vec::new(), iterations, device };
         let mut seen = Vec::new();
-        for choice in choices(op) {
-            let plan = job.problem(&choice).plan(Ranks::new(0, ranks))?;
+        for choice in choices {
+            let plan = job.problem(choice).plan(Ranks::new(0, ranks))?;
             let comes_to = (plan.variant(), plan.tile());
             if !seen.contains(&comes_to) {
                 seen.push(comes_to);
-                job.choices.push(choice);
+                job.choices.push(choice.clone());
             }
         }
         Ok(job)
@@ -232,13 +294,15 @@ impl Job for TuneJob {
 
 #[cfg(test)]
 mod tests {
+    use iris_heap::DType;
+
     use super::*;
 
     #[test]
     fn every_choice_can_be_planned() {
-        for (op, m, n, k) in SHAPES {
+        for op in [Op::MatmulAllReduce, Op::AllGatherMatmul, Op::AllReduce] {
             for Choice { variant, tile } in choices(op) {
-                let problem = Problem::new(op.name(), [m, n, k], DType::F32, BackendKind::Cpu);
+                let problem = Problem::new(op.name(), [107, 384, 64], DType::F32, BackendKind::Cpu);
                 let problem = Problem { variant, tile, ..problem };
                 if let Err(error) = problem.plan(Ranks::new(0, 2)) {
                     panic!("{} {tile:?}: {error}", problem.variant);
@@ -248,17 +312,18 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_stays_unless_another_choice_is_clearly_faster() {
+    fn the_prediction_stays_unless_another_choice_is_clearly_faster() {
         let cpu = Device::new(BackendKind::Cpu, None, None).unwrap();
-        let job = TuneJob::new((Op::AllReduce, 107, 384, 0), 4, 1, cpu).unwrap();
+        let problem = Problem::new("all_reduce", [107, 384, 0], DType::F32, BackendKind::Cpu);
+        let job = TuneJob::new(problem, &choices(Op::AllReduce), 4, 1, cpu).unwrap();
         let chosen = |medians: [f64; 2]| {
             let row = row(&job, 4, &medians, None).unwrap();
             let table: toml::Table = row.parse().unwrap();
             table["row"][0]["variant"].as_str().unwrap().to_owned()
         };
-        // What the rule says is not timed twice.
-        let rule = chosen([100.0, 99.0]);
-        assert_ne!(job.choices[1].variant, rule);
+        // What is predicted is not timed twice.
+        let predicted = chosen([100.0, 99.0]);
+        assert_ne!(job.choices[1].variant, predicted);
         assert_eq!(job.choices.len(), 2);
         assert_eq!(chosen([100.0, 50.0]), job.choices[1].variant);
     }

@@ -26,7 +26,7 @@ use crate::watch::give_up;
 use home::Home;
 use vendor::{Communicator, Multiplier};
 
-pub(crate) use tuned::tune;
+pub(crate) use tuned::{timed, tune};
 pub(crate) use vendor::{NO_MULTICAST, Vendors};
 
 mod bare;
@@ -276,7 +276,7 @@ pub(crate) fn read(
 }
 
 /// Ends the program when the time is over, whatever waits: a kernel that hangs cannot be called off.
-fn watch(limit: Option<u64>) -> Result<Instant> {
+pub(crate) fn watch(limit: Option<u64>) -> Result<Instant> {
     let limit = limit.unwrap_or(400);
     let end = move || {
         std::thread::sleep(Duration::from_secs(limit));

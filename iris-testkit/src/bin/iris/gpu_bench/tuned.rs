@@ -1,11 +1,13 @@
-//! `iris tune --backend cuda`: times what an op could choose beside what its rules choose, in turns in one run on
-//! all ranks, and prints the rows of a tuning table that say what was faster.
+//! `iris tune --backend cuda`: times what an op could choose beside what is predicted to be the quickest, in turns in one run on
+//! all ranks, and makes the rows of a tuning file that say what was faster; or times cases from which a machine is fitted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
+use iris_heap::BackendKind;
 use iris_ops::{Ranks, Shard, TileShape, Variant};
-use iris_testkit::suite::Op;
+use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
 use serde_json::Value;
 
@@ -17,14 +19,18 @@ use crate::tune::Options;
 /// most this, and three quarters of them are below one.
 const WORTH_IT: f64 = 0.97;
 
-/// Measures and prints, for a world of so many ranks; whether nothing failed.
-pub(crate) fn tune(options: &Options, ranks: usize) -> Result<bool> {
+/// Measures, for a world of so many ranks, and calls `found` with each row; whether nothing failed.
+pub(crate) fn tune(
+    options: &Options,
+    ranks: usize,
+    found: &(dyn Fn(String) -> Result<()> + Sync),
+) -> Result<bool> {
     let kind = options.backend;
     let mut shapes = read(kind, options.cases.as_deref(), options.only.as_deref())?;
     if let Some(reason) = harness::missing_gpus(kind, ranks)? {
         return skipped(&reason);
     }
-    let planned = Ranks::new(0, ranks).on(kind);
+    let planned = Ranks::new(0, ranks).on(kind).untuned();
     for shape in &mut shapes {
         shape.choices = choices(shape, planned);
         shape.beside = Beside::First;
@@ -48,7 +54,7 @@ pub(crate) fn tune(options: &Options, ranks: usize) -> Result<bool> {
         let high = best["ratio_spread"][1].as_f64().unwrap_or(f64::NAN);
         if ratio(best) <= WORTH_IT && high < 1.0 {
             faster.fetch_add(1, Ordering::Relaxed);
-            say!("{}", row(shape, (rule, best), ranks, &from))?;
+            found(row(shape, (rule, best), ranks, &from))?;
         }
         Ok(())
     })?;
@@ -56,6 +62,26 @@ pub(crate) fn tune(options: &Options, ranks: usize) -> Result<bool> {
     let all = shapes.len();
     say!("# of {all} shapes of {ranks} ranks {faster} faster, {wrong} wrong, {failed} failed")?;
     Ok(failed == 0 && wrong == 0)
+}
+
+/// Times cases, an operator with its shape and the names of variants each, among so many ranks; the lines of all.
+pub(crate) fn timed(
+    kind: BackendKind,
+    ranks: usize,
+    cases: &[(Op, OpOptions, Vec<String>)],
+) -> Result<Vec<Value>> {
+    let shape = |(op, options, variants): &(Op, OpOptions, Vec<String>)| {
+        let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
+        let (choices, options) = (variants.iter().map(choice).collect(), options.clone());
+        Shape { op: *op, choices, options, beside: Beside::First }
+    };
+    let shapes: Vec<_> = cases.iter().map(shape).collect();
+    let lines = Mutex::new(Vec::new());
+    each_shape(ranks, (&Vendors::load(kind, &[]), false), &shapes, &|_, timed| {
+        lines.lock().unwrap_or_else(PoisonError::into_inner).extend(timed);
+        Ok(())
+    })?;
+    Ok(lines.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The row that says so.

@@ -17,7 +17,7 @@ const TILE_CORE: f64 = 0.3;
 const STEPS: usize = 40;
 
 /// The machine that fits these rows, from one to start with.
-pub(super) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
+pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
     // A parameter that is 0 has no logarithm: it stays.
     let values = start.values();
     let free: Vec<usize> = (0..values.len()).filter(|&at| values[at] > 0.0).collect();

@@ -15,8 +15,8 @@ pub(crate) use compare::print as compare;
 
 pub(crate) mod chart;
 mod compare;
-mod fit;
-mod regret;
+pub(crate) mod fit;
+pub(crate) mod regret;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {

@@ -29,17 +29,18 @@ struct Row {
     tile: Option<[usize; 2]>,
     rms_norm: Option<f32>,
     ranks: usize,
+    #[serde(default)]
     commit: String,
     us: f64,
     ratio_spread: Option<[f64; 2]>,
 }
 
 /// What was measured: whoever does it, it has the same result.
-pub(super) type Shape = (String, [usize; 3], String, bool, bool);
+pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
 
 /// A measured call, and the plan that did it.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     pub(super) shape: Shape,
     pub(super) variant: Variant,
     size: usize,
@@ -52,7 +53,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    pub(super) fn predicted(&self, machine: &Machine) -> Option<f64> {
+    pub(crate) fn predicted(&self, machine: &Machine) -> Option<f64> {
         self.plan.predicted_on(machine, self.size)
     }
 
@@ -79,7 +80,9 @@ pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     for line in text.lines() {
         let Ok(row) = serde_json::from_str::<Row>(line) else { continue };
         let name = format!("{}, {} ranks", row.commit, row.ranks);
-        let Some(measured) = measured(row) else { continue };
+        let Ok(device) = Device::named("h200") else { continue };
+        let ranks = Ranks::new(0, row.ranks).on_device(device);
+        let Some(measured) = measured(row, ranks) else { continue };
         match found.iter_mut().find(|record| record.name == name) {
             Some(record) => record.rows.push(measured),
             None => found.push(Record { name, rows: vec![measured] }),
@@ -89,11 +92,15 @@ pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     Ok(found)
 }
 
-/// The row with its plan, if there is such a variant today. What was chosen for an unknown tile is left out.
-fn measured(row: Row) -> Option<Measured> {
+/// A line of a benchmark of these ranks, if it is of an operator and a variant.
+pub(crate) fn of_line(line: serde_json::Value, ranks: Ranks) -> Option<Measured> {
+    measured(serde_json::from_value(line).ok()?, ranks.untuned())
+}
+
+/// The row with its plan, if there is such a variant today.
+fn measured(row: Row, ranks: Ranks) -> Option<Measured> {
     let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
     let columns = row.columns.unwrap_or(false);
-    let ranks = Ranks::new(0, row.ranks).on_device(Device::named("h200").ok()?);
     let mut options = Options::new(row.m, row.n, row.k).backend(ranks.device.backend).even(true);
     options.dtype = row.dtype.parse().ok()?;
     options.tile = row.tile.map(|[m, n]| TileShape { m, n });
@@ -187,6 +194,15 @@ impl Record {
     }
 }
 
+/// Errors of predictions of rows, each by its measured time, sorted; products on the tile core are left out.
+pub(crate) fn errors(rows: &[Measured], machine: &Machine) -> Vec<f64> {
+    let counted = rows.iter().filter(|row| !row.is_tile_core());
+    let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
+    let mut errors: Vec<f64> = errors.collect();
+    errors.sort_by(f64::total_cmp);
+    errors
+}
+
 /// A choice by predictions.
 #[derive(Debug)]
 pub(super) struct Regret {
@@ -212,7 +228,7 @@ pub(super) fn summary(regrets: impl IntoIterator<Item = f64>) -> (f64, f64) {
 }
 
 /// The value below which this part of sorted values is.
-pub(super) fn quantile(sorted: &[f64], part: f64) -> f64 {
+pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = (sorted.len() as f64 * part) as usize;
     sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
