@@ -475,6 +475,26 @@ fn iris_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     (status.code(), text(&stdout), text(&stderr))
 }
 
+/// What is chosen on a device that is not here, and by how much.
+#[test]
+fn a_plan_says_what_is_chosen_and_why() {
+    let shape = ["plan", "matmul-all-reduce", "--n", "8192", "--k", "3584", "--device", "h200"];
+    let out = good(&[&shape[..], &["--ranks", "2", "--rows", "64..2048"]].concat());
+    let row = |m: &str| {
+        let has = |line: &&str| line.split('┆').nth(1).is_some_and(|cell| cell.trim() == m);
+        out.lines().find(has).unwrap_or_else(|| panic!("no row of {m}: {out}"))
+    };
+    assert!(row("64").contains("unfused_ll") && row("64").contains("predicted"), "{out}");
+    assert!(row("512").contains("epilogue") && row("512").contains("measured"), "{out}");
+    assert!(row("2048").contains("epilogue") && out.contains("which stores to peers"), "{out}");
+    // What has not run among so many ranks is not taken, but named.
+    let eight = good(&[&shape[..], &["--ranks", "8", "--rows", "2048..2048"]].concat());
+    assert!(eight.contains("epilogue (not run)"), "{eight}");
+    assert!(good(&["plan", "barrier", "--device", "mi300x"]).contains("flat"));
+    let error = refused(&["plan", "all-reduce", "--device", "h300"]);
+    assert!(error.contains("h300") && error.contains("mi300x"), "{error}");
+}
+
 /// What `iris tune` measures every later program goes by, until it is told otherwise; ranks that differ are told so.
 #[test]
 fn a_machine_that_was_tuned_is_planned_for() {

@@ -59,7 +59,10 @@ enum Task {
     /// Builds `iris` and starts `iris attack ...`: ranks killed at every stage, and frames no rank sends.
     #[command(disable_help_flag = true)]
     Attack(Passed),
-    /// Builds `iris` and starts `iris tune ...`: rows for the tuning table.
+    /// Builds `iris` and starts `iris plan ...`: what is chosen for calls of an operator, and predicted times.
+    #[command(disable_help_flag = true)]
+    Plan(Passed),
+    /// Builds `iris` and starts `iris tune ...`: the parameters of this machine, or choices for given shapes.
     #[command(disable_help_flag = true)]
     Tune(Passed),
     /// The protocols in models, in Rust and in the source that runs on the GPU, and the compiled
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
         Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
         Task::Attack(passed) => program::become_iris(&root, "attack", &passed.arguments),
+        Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
@@ -126,7 +130,9 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in ["run", "bench", "record", "stress", "attack", "tune", "check-protocols"] {
+        for name in
+            ["run", "bench", "record", "stress", "attack", "plan", "tune", "check-protocols"]
+        {
             let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
             let (task, passed) = match Arguments::parse_from(line).task {
                 Task::Run(passed) => ("run", passed),
@@ -134,6 +140,7 @@ mod tests {
                 Task::Record(passed) => ("record", passed),
                 Task::Stress(passed) => ("stress", passed),
                 Task::Attack(passed) => ("attack", passed),
+                Task::Plan(passed) => ("plan", passed),
                 Task::Tune(passed) => ("tune", passed),
                 Task::CheckProtocols(passed) => ("check-protocols", passed),
                 _ => panic!("`{name}` was read as another task"),

@@ -248,12 +248,10 @@ impl Clock<'_> {
                 let wave = (waves / machine.rate(problem.dtype)).min(alone);
                 let part = alone * (world - 1.0) / world / self.parts as f64;
                 let begun = self.main_us;
-                let mut end = begun + alone / world;
-                let mut last = end;
-                for arrived in self.arrived_us.values() {
-                    last = end.max(*arrived);
-                    end = last + part;
-                }
+                let own = begun + alone / world;
+                let parts = self.arrived_us.values();
+                let end = parts.clone().fold(own, |end, &arrived| end.max(arrived) + part);
+                let last = parts.fold(own, |last, &arrived| last.max(arrived));
                 let least = if problem.columns { part } else { part.max(wave) };
                 self.main_us = end.max(last + least).max(begun + alone);
             }

@@ -46,6 +46,7 @@ pub(crate) fn code(error: &Error) -> u8 {
     let usage = error.chain().any(|cause| {
         let kind = |kind| kind == ErrorKind::Usage;
         cause.is::<Usage>()
+            || cause.is::<iris_ops::UnknownName>()
             || cause.downcast_ref::<iris_heap::Error>().is_some_and(|it| kind(it.kind()))
             || cause.downcast_ref::<iris_ops::OpError>().is_some_and(|it| kind(it.kind()))
     });
