@@ -23,9 +23,9 @@ pub struct Injected {
     /// Where workgroups are held up, and for how many nanoseconds: at the place that a wait guards,
     /// so that what is wrong without it does not wait for luck.
     pub hold: Option<(Hold, u32)>,
-    /// Whether calls are done as they are without all this: by copy engines, and by products of whole
-    /// matrices that wait for peers and store to them, which are built with it, too; and which kernels go
-    /// without the access then. Else kernels of messages do in their place what they do, which can be held
+    /// Whether calls are done as they are without all this, where ranks share a device, too: by copy engines, and
+    /// by products of whole matrices that wait for peers and store to them, which are built with it; and which
+    /// kernels go without the access then. Else kernels of messages do in their place what they do, which can be held
     /// up and left without waits at more places.
     pub whole: Option<Without>,
 }

@@ -43,7 +43,7 @@ pub struct Executor {
     gemms: Option<Gemms>,
     /// Transfers of the program.
     transfers: Vec<Transfer>,
-    /// Whether what is moved is counted or held up, so that workgroups must move it.
+    /// Whether what is moved is counted or held up, or ranks share the device, so that workgroups must move it.
     by_workgroups: bool,
 }
 
@@ -98,7 +98,8 @@ impl Executor {
         whole: Option<&Whole>,
         counted: bool,
     ) -> Result<Self> {
-        let by_workgroups = counted || op.injected.is_by_messages();
+        let shared = heap.sharing() > 1 && op.injected.whole.is_none();
+        let by_workgroups = counted || shared || op.injected.is_by_messages();
         let new = |whole| Gemms::new(heap, op, program, whole, by_workgroups);
         let gemms = whole.map(new).transpose()?;
         let alternatives = possible(program, gemms.as_ref());

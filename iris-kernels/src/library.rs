@@ -64,6 +64,10 @@ pub struct Whole {
     /// Rows and columns that have a signal, if it stores what others own to them itself, where there is a build
     /// for it.
     pub signalled: Option<[u32; 2]>,
+    /// Whether a GEMM of ours may wait for the parts of A that engines bring, where there is a build for it.
+    pub gated: bool,
+    /// Whether a GEMM of ours may do the message of few rows, where there is a build for it.
+    pub exchanges: bool,
 }
 
 /// Lines of what is kept begin at multiples of so many elements.

@@ -398,6 +398,8 @@ fn a_whole_product_is_that_of_whichever_library() {
                 output: dtype,
                 tile,
                 signalled: None,
+                gated: false,
+                exchanges: false,
             };
             let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());

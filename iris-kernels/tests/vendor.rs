@@ -232,6 +232,8 @@ fn a_whole_product_adds_what_is_like_its_result() {
             output: dtype,
             tile,
             signalled: None,
+            gated: false,
+            exchanges: false,
         };
         let product = WholeProduct::new(heap, &whole)?.expect("the library is there");
         let workspace = heap.alloc::<u8>(whole.memory(Kept::Nothing) as usize)?;

@@ -23,7 +23,7 @@ use crate::options::{Request, Shard, StagingLayout, TileShape};
 use crate::ranks::Ranks;
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
-use crate::tune;
+use crate::tune::{self, GemmKind};
 
 /// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
 ///
@@ -223,7 +223,21 @@ impl Plan {
         let tile = tune::whole_tile(self.ranks, request);
         let library = if held_up { Library::None } else { library };
         let (backend, tile) = (self.ranks.device.backend, (tile.m as u32, tile.n as u32));
-        Some(Whole { library, backend, shape: [m, n, k], rows, dtype, output, tile, signalled })
+        let [gated, exchanges] = [GemmKind::Gated, GemmKind::Exchanging]
+            .map(|kind| !held_up && tune::takes_part(self.ranks, request, kind));
+        let shape = [m, n, k];
+        Some(Whole {
+            library,
+            backend,
+            shape,
+            rows,
+            dtype,
+            output,
+            tile,
+            signalled,
+            gated,
+            exchanges,
+        })
     }
 
     /// Columns of A in a unit of a gather.

@@ -10,6 +10,7 @@ use iris_heap::DType;
 use iris_kernels::Library;
 use iris_kernels::program::Program;
 
+pub(crate) use data::GemmKind;
 pub(crate) use tiles::{tile, whole_tile};
 
 use crate::cost::Problem;
@@ -123,8 +124,8 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
     }
 }
 
-/// The variant with the shortest predicted time, from what all ranks have in common, of those that may be taken; the first that serves where a rank is alone,
-/// or nothing is predicted.
+/// The variant with the shortest predicted time, from what all ranks have in common, of those that may be taken; the
+/// first that serves where a rank is alone, or nothing is predicted.
 fn quickest(ranks: Ranks, request: &Request) -> Variant {
     let forms = || request.row.forms.iter().filter(|form| form.serves(request));
     let mut request = request.clone();
@@ -164,6 +165,7 @@ impl Problem {
             multiplies: row.op.multiplies(),
             gathers_a: row.op == Op::AllGatherMatmul,
             has_stores: has_stores(ranks, request),
+            gated: takes_part(ranks, request, GemmKind::Gated),
             has_engines: !ranks.device.backend.traits().host_threads,
         }
     }
@@ -198,6 +200,16 @@ fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
         && items.most() <= LL_ITEMS
         && items::are_rows_whole(request, items)
         && request.tile.is_none()
+}
+
+/// Whether a GEMM of ours of this kind takes part in calls for which the library is chosen so: it was asked for, or it
+/// has run among so many ranks.
+pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> bool {
+    match request.library {
+        Library::Ours => true,
+        Library::Auto => ranks.tuning().has_run_gemm(kind, ranks.device, ranks.size),
+        Library::Vendor | Library::None => false,
+    }
 }
 
 /// Whether the device multiplies such operands by wgmma.

@@ -118,19 +118,21 @@ impl Setting {
     }
 
     /// The same, or, where products of whole matrices take part in the subject, matrices that these multiply,
-    /// on the tiles of the plan.
+    /// on the tiles of the plan. `sharing` ranks have a device in common.
     pub fn of(
         subject: Subject,
         ranks: usize,
+        sharing: usize,
         dtype: DType,
         calls: usize,
         injected: Injected,
     ) -> Self {
         let setting = Self::new(dtype, calls, injected);
-        let Some((shape, step)) = subject.whole_shape(ranks) else { return setting };
+        let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
         // Where nothing is left out it does not matter in which kernels.
         let whole = injected.whole.or(Some(Without::Others));
-        Self { shape, step, tile: None, injected: Injected { whole, ..injected }, ..setting }
+        let (tile, injected) = (subject.exchanged_tile(), Injected { whole, ..injected });
+        Self { shape, step, tile, injected, ..setting }
     }
 
     /// Two calls with matrices of more than 2 GiB of a 16-bit type, on the tiles of the plan.

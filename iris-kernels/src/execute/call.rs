@@ -111,7 +111,7 @@ impl<'a> Call<'a> {
         if let Some(&known) = self.engines.get() {
             return Ok(known);
         }
-        let kept = self.heap.device().kind.traits().host_threads || self.heap.sharing() > 1;
+        let kept = self.heap.device().kind.traits().host_threads;
         let transfers = self.of.transfers.iter();
         let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.is_alike());
         let can = alike && !kept && !self.of.by_workgroups;

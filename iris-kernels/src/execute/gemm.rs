@@ -269,10 +269,7 @@ fn fused(
     if heap.device().kind.traits().host_threads {
         return Ok(Fused::None);
     }
-    // The others of `auto` were not timed among more than two ranks.
-    let preferred = whole.library == Library::Auto && heap.size() == 2;
-    let ours = whole.library == Library::Ours;
-    if program.asks(When::Gated) && (preferred || ours) {
+    if program.asks(When::Gated) && whole.gated {
         let gated = Gathering::new(heap, whole, op.injected)?;
         return Ok(gated.map_or(Fused::None, Fused::Gated));
     }
@@ -283,7 +280,7 @@ fn fused(
         let storing = Scattering::new(heap, whole, op.injected)?;
         return Ok(storing.map_or(Fused::None, Fused::Storing));
     }
-    if heap.sharing() == 1 && !by_workgroups && (preferred || ours) {
+    if whole.exchanges && !by_workgroups {
         let exchanging = program.alternatives.iter().find(|of| of.when.contains(&When::Exchanges));
         let kernel = match exchanging.and_then(|of| program.special_gemm(of)) {
             Some(Gemm { core: Core::Exchanging(kernel), .. }) => Some(kernel),

@@ -64,7 +64,7 @@ impl Exchanging {
             _ => return Ok(None),
         };
         let [_, cols, _] = whole.shape;
-        let config = Config::of_tiles(whole.rows, cols, heap.gpu()?.multiprocessors());
+        let config = Config::of_tiles(whole.rows, cols, heap.workgroups());
         let config = config.filter(|config| {
             let most = whole.rows.min(FLIPPED_ROWS) as u32;
             kernel == Kernel::OneShotLl || op.tile_m >= most && op.tile_n == config.rows()
@@ -74,7 +74,7 @@ impl Exchanging {
         let mut resident = u32::MAX;
         for (config, function) in &gemm.kernels {
             let all = function.resident(config.threads(), config.shared_bytes())?;
-            resident = resident.min(all);
+            resident = resident.min(all / heap.sharing());
         }
         Ok(Some(Exchanging { gemm, kernel, resident }))
     }

@@ -86,10 +86,17 @@ impl Gathering {
         whole: &Whole,
         injected: Injected,
     ) -> Result<Option<Gathering>> {
-        let mut configs = Config::of_plan(whole.shape, heap.gpu()?.multiprocessors());
+        let mut configs = Config::of_plan(whole.shape, heap.workgroups());
         configs.retain(|config| !config.flipped);
         let kernel = (GemmKernel::Gathering, injected);
-        Ok(Gemm::for_whole(heap, whole, configs, kernel)?.map(Gathering))
+        let Some(mut gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
+            return Ok(None);
+        };
+        if heap.sharing() > 1 {
+            // What stays on a device is copied by multiprocessors, which no product that waits for it may hold.
+            gemm.multiprocessors = gemm.multiprocessors.saturating_sub(2).max(1);
+        }
+        Ok(Some(Gathering(gemm)))
     }
 
     /// Whether there is a build for this call.

@@ -125,7 +125,7 @@ impl Gemm {
             Ok((*config, function))
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
-        let (multiprocessors, early) = (heap.gpu()?.multiprocessors(), heap.sharing() == 1);
+        let (multiprocessors, early) = (heap.workgroups(), heap.sharing() == 1);
         Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
     }
 
@@ -165,7 +165,7 @@ impl Gemm {
         whole: &Whole,
         preferred: bool,
     ) -> Result<Option<Gemm>> {
-        let mut configs = Config::of_plan(whole.shape, heap.gpu()?.multiprocessors());
+        let mut configs = Config::of_plan(whole.shape, heap.workgroups());
         configs.retain(|config| !preferred || config.is_preferred());
         Self::for_whole(heap, whole, configs, (GemmKernel::Plain, Injected::default()))
     }

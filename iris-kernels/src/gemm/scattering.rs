@@ -96,7 +96,7 @@ impl Scattering {
                 early: false,
             };
             let clusters = function.resident_clusters(shape, config.cluster)?;
-            resident = resident.min(clusters * config.cluster);
+            resident = resident.min(clusters / heap.sharing() * config.cluster);
         }
         Ok((resident > 0).then_some(Scattering { gemm, signalled, resident }))
     }

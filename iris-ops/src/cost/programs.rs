@@ -32,6 +32,8 @@ pub(crate) struct Problem {
     pub(crate) gathers_a: bool,
     /// Whether there are GEMMs of our own for the operands, which wait for peers and store to them.
     pub(crate) has_stores: bool,
+    /// Whether such a GEMM may wait for the parts of A that engines bring.
+    pub(crate) gated: bool,
     /// Whether engines copy on this device.
     pub(crate) has_engines: bool,
 }
@@ -77,7 +79,7 @@ impl Problem {
             When::Exchanges => false,
             When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
             When::Engines => self.has_engines,
-            When::Gated => self.has_stores && self.has_engines && self.world == 2,
+            When::Gated => self.has_stores && self.has_engines && self.gated,
             When::ByColumns => self.columns,
             When::Wide => self.shape[1] >= WIDE * (self.world - 1),
             When::Adds => self.world == 2 && parts > 1,

@@ -86,11 +86,24 @@ impl Senders {
     }
 }
 
-/// Programs that the suite and the stress test have run.
+/// A GEMM that is more than a product.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GemmKind {
+    /// It waits for the parts of A that engines bring.
+    Gated,
+    /// It does the message of few rows.
+    Exchanging,
+}
+
+/// Programs, and GEMMs that take part in them, that the suite and the stress test have run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ran {
+    #[serde(default)]
     variants: Vec<Variant>,
+    #[serde(default)]
+    gemms: Vec<GemmKind>,
     /// Numbers of ranks; any, also on other architectures, if there are none.
     worlds: Option<Vec<usize>>,
     #[allow(dead_code, reason = "kept with the data, for the reader")]
@@ -161,10 +174,17 @@ impl Tuning {
 
     /// Whether a program has run among so many ranks on such a device, so that `auto` may take it.
     pub(crate) fn has_run(&self, variant: Variant, device: Device, world: usize) -> bool {
-        self.ran.iter().any(|ran| {
-            let here = |worlds: &Vec<usize>| device.arch == self.arch && worlds.contains(&world);
-            ran.variants.contains(&variant) && ran.worlds.as_ref().is_none_or(here)
-        })
+        self.ran(device, world).any(|ran| ran.variants.contains(&variant))
+    }
+
+    /// Whether such a GEMM has run so.
+    pub(super) fn has_run_gemm(&self, kind: GemmKind, device: Device, world: usize) -> bool {
+        self.ran(device, world).any(|ran| ran.gemms.contains(&kind))
+    }
+
+    fn ran(&self, device: Device, world: usize) -> impl Iterator<Item = &Ran> {
+        let here = move |worlds: &Vec<usize>| device.arch == self.arch && worlds.contains(&world);
+        self.ran.iter().filter(move |ran| ran.worlds.as_ref().is_none_or(here))
     }
 }
 

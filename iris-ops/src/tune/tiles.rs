@@ -1,10 +1,12 @@
 //! The shape of a tile: a measured row first, then a rule.
 
-use iris_kernels::Library;
 use iris_kernels::gemm::{Exchanging, Scattering};
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
 
-use super::{Sizing, has_stores, has_wgmma, is_as_measured, message_bytes, message_groups, table};
+use super::{
+    GemmKind, Sizing, has_stores, has_wgmma, is_as_measured, message_bytes, message_groups, table,
+    takes_part,
+};
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 use crate::options::{Request, Shard, TileShape, WIDEST};
@@ -46,7 +48,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let exchanges = form.variant == Variant::UnfusedOneShot && has_stores(ranks, request);
     let exchanged = || Exchanging::tile(m, n, ranks.device.multiprocessors);
     if let Some([m, n]) = (exchanges && !product).then(exchanged).flatten()
-        && (ranks.size == 2 || request.library == Library::Ours)
+        && takes_part(ranks, request, GemmKind::Exchanging)
     {
         return TileShape { m: m as usize, n: n as usize };
     }

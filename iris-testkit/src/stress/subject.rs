@@ -3,7 +3,7 @@
 use iris_heap::{BackendKind, DType, DeviceInfo, Element};
 use iris_kernels::build::{Hold, Without};
 use iris_kernels::gemm::Gemm;
-use iris_ops::{Library, Plan, Ranks, Shard, Variant};
+use iris_ops::{Library, Plan, Ranks, Shard, TileShape, Variant};
 use iris_sync::Access;
 
 use super::Setting;
@@ -80,8 +80,6 @@ impl Subject {
             Some(format!("there are no such products on {}, only on sm_90", device.name))
         } else if !self.is_whole() {
             None
-        } else if ranks > devices.len() {
-            Some(format!("{ranks} ranks share {} devices", devices.len()))
         } else if ranks > Self::MOST_RANKS {
             Some(format!("such products are for {} ranks at most", Self::MOST_RANKS))
         } else {
@@ -123,15 +121,20 @@ impl Subject {
 
     /// M, N, K where products of whole matrices take part: tiles of 256 columns by clusters of two, or of 64
     /// columns of few rows, fill the device once, and sums are exact in 16 bits. And by how many rows calls
-    /// differ: where A is split by rows, those of each rank stay whole tiles.
-    pub(super) fn whole_shape(self, ranks: usize) -> Option<((usize, usize, usize), usize)> {
+    /// differ: where A is split by rows, those of each rank stay whole tiles. So many ranks may share a device, of
+    /// which each has its part.
+    pub(super) fn whole_shape(
+        self,
+        ranks: usize,
+        sharing: usize,
+    ) -> Option<((usize, usize, usize), usize)> {
         const UNIT: usize = 256;
         // A tile is stored in the shadow of the next from so many slabs of 64 on.
         const DEPTH: usize = 5 * 64;
         let Subject::Op { op, variant, shard, whole: true, .. } = self else { return None };
         if matches!(variant, "unfused_ll" | "unfused_one_shot") {
             // A tile for each multiprocessor, or nearly each.
-            return Some(((64, 128 * 64, DEPTH), 7));
+            return Some(((64, 128 / sharing * 64, DEPTH), 7));
         }
         let (m, n) = ((16 / ranks).max(1) * UNIT * ranks, 4 * UNIT);
         Some(match (op, shard) {
@@ -140,6 +143,16 @@ impl Subject {
             (Op::AllGatherMatmul, _) => ((m, n, DEPTH.next_multiple_of(64 * ranks)), 67),
             _ => ((m, n, DEPTH), 67),
         })
+    }
+
+    /// The tile of a message of few rows that a product does itself: on a part of a device the plan has another.
+    pub(super) fn exchanged_tile(self) -> Option<TileShape> {
+        match self {
+            Subject::Op { variant: "unfused_one_shot", whole: true, .. } => {
+                Some(TileShape { m: 64, n: 64 })
+            }
+            _ => None,
+        }
     }
 
     /// Whether peers read or write matrices in it, in the way that is usual, however large they are.
@@ -187,7 +200,7 @@ impl Subject {
     }
 
     /// What products of whole matrices take part in.
-    const WHOLE: [Subject; 10] = {
+    const WHOLE: [Subject; 12] = {
         use {Op::AllGatherMatmul as Gather, Place::Own, Place::Same, Shard::Columns, Shard::Rows};
         [
             Subject::whole(Gather, "copy_engine", Rows, Same),
@@ -200,6 +213,8 @@ impl Subject {
             Subject::whole(Op::MatmulAllGather, "epilogue", Rows, Own),
             Subject::whole(Op::MatmulAllReduce, "unfused_ll", Rows, Same),
             Subject::whole(Op::MatmulAllReduce, "unfused_one_shot", Rows, Same),
+            Subject::whole(Op::MatmulAllReduce, "copy_engine", Rows, Same),
+            Subject::whole(Op::MatmulAllGather, "copy_engine", Rows, Same),
         ]
     };
 }
@@ -264,7 +279,7 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
 /// | the product of few rows, by words or by signals | a rank that has the credit, or has entered, and sent nothing | its peers add up what an older call left |
 pub const MORE_WAITS: [(Access, Option<Without>, Subject, Hold); 10] = {
     use {Access::LlLoad, Access::SignalLoad, Without::Others, Without::Products};
-    let [rows, columns, copied, scattered, summed, _, gathered, _, words, few] = Subject::WHOLE;
+    let [rows, columns, copied, scattered, summed, _, gathered, _, words, few, ..] = Subject::WHOLE;
     let gate = Subject::op(Op::AllGatherMatmul, "copy_engine", Place::Same);
     [
         (SignalLoad, None, gate, Hold::Entered),

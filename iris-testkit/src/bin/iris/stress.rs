@@ -29,11 +29,11 @@ pub(crate) struct Options {
     /// Longest of the random delays before each access of the protocols, in nanoseconds.
     #[arg(long, value_name = "NS", default_value_t = 20_000)]
     delay: u32,
-    /// Only the subjects whose names hold this text, and no wait left out.
+    /// Only the subjects whose names hold this text, and no wait left out unless that is asked for.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Only with each wait left out.
-    #[arg(long, conflicts_with = "only")]
+    #[arg(long)]
     waits: bool,
     /// Instead, two calls each with matrices and messages above 2 GiB, without delays.
     #[arg(long, conflicts_with = "waits")]
@@ -53,20 +53,19 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     if options.calls == 0 || options.calls > 1 << 24 {
         return Err(usage("--calls", options.calls, "1 to 16777216"));
     }
+    let asked = |subject: &Subject| {
+        options.only.as_ref().is_none_or(|text| subject.to_string().contains(text.as_str()))
+    };
     let subjects: Vec<_> = Subject::all()
         .into_iter()
-        .filter(|subject| match &options.only {
-            Some(text) => subject.to_string().contains(text.as_str()),
-            None => !options.waits,
-        })
+        .filter(|subject| !options.waits && asked(subject))
         .filter(|subject| !options.large || subject.moves_matrices())
         .collect();
     let more = MORE_WAITS.map(|(access, whole, subject, place)| (access, subject, place, whole));
     let waits = WAITS.into_iter().map(|(access, subject, place)| (access, subject, place, None));
-    let waits: Vec<_> = match options.only.is_none() && !options.large {
-        true => waits.chain(more).collect(),
-        false => Vec::new(),
-    };
+    let left_out = options.waits || options.only.is_none() && !options.large;
+    let waits = waits.chain(more).filter(|(_, subject, ..)| left_out && asked(subject));
+    let waits: Vec<_> = waits.collect();
     if subjects.is_empty() && waits.is_empty() {
         let only = options.only.as_deref().unwrap_or_default();
         return Err(usage("--only", only, "a part of a name such as `all_reduce two_shot`"));
@@ -81,6 +80,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         Some(ranks) => ranks,
         None => backend.device_count()?.clamp(2, MAX_RANKS),
     };
+    let sharing = ranks.div_ceil(backend.device_count()?.max(1));
     let (mut failed, mut skipped) = (0, 0);
     for &subject in &subjects {
         // Across the ends of i32, and across the calls that refresh all words.
@@ -98,7 +98,10 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             let injected = Injected { delay_ns: options.delay, ..Injected::default() };
             let setting = match options.large {
                 true => Setting::large(dtype),
-                false => Setting::of(subject, ranks, dtype, calls, injected).first_call(first_call),
+                false => {
+                    let setting = Setting::of(subject, ranks, sharing, dtype, calls, injected);
+                    setting.first_call(first_call)
+                }
             };
             let outcome = worst(ranks, subject, &setting.on(backend))?;
             failed += usize::from(!outcome.ok());
@@ -122,7 +125,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let hold = Some((place, HOLD_NS));
         let held = |without, calls| {
             let injected = Injected { delay_ns: 0, without, hold, whole };
-            worst(ranks, subject, &Setting::of(subject, ranks, dtype, calls, injected).on(backend))
+            let setting = Setting::of(subject, ranks, sharing, dtype, calls, injected);
+            worst(ranks, subject, &setting.on(backend))
         };
         let waiting = held(None, HELD_CALLS / 4)?;
         let without = held(Some(access), HELD_CALLS)?;
