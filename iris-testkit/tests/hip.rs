@@ -49,6 +49,7 @@ fn main() -> ExitCode {
             named![
                 ranks_that_are_threads_share_memory_by_peer_access,
                 ranks_that_are_processes_share_memory_by_handles,
+                worlds_of_three_five_and_eight_compute_what_they_should,
                 shards_go_by_copy_engines_in_lines_where_they_have_gaps,
                 products_leave_by_copy_engines_as_they_are_finished,
                 a_release_before_6_has_other_numbers,
@@ -198,6 +199,16 @@ fn ranks_that_are_processes_share_memory_by_handles() {
     assert_eq!(calls_of(&calls, "hipIpcOpenMemHandle").len(), 12, "{calls}");
     assert_eq!(calls_of(&calls, "hipIpcCloseMemHandle").len(), 12, "{calls}");
     right(Fake::of(7), "barrier --ranks 2", &[]);
+}
+
+fn worlds_of_three_five_and_eight_compute_what_they_should() {
+    let words = ["test", "--backend", "hip", "--ranks", "3,5,8", "--level", "smoke"];
+    let program = Path::new(env!("CARGO_BIN_EXE_iris"));
+    let (output, _) = Fake::of(7).run(program, &words, &[("FAKE_HIP_DEVICES", "8")]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
+    let worlds = out.lines().filter(|line| line.contains("ranks as threads")).count();
+    assert_eq!((worlds, out.contains(" 0 failed, 0 skipped")), (3, true), "{out}");
 }
 
 fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {

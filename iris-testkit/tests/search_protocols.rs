@@ -157,6 +157,30 @@ fn random_schedules_of_up_to_four_ranks() {
     assert_eq!(total, runs * scenarios.len() as u64);
 }
 
+/// Every op skeleton, and words that carry their data, among as many ranks as a node has GPUs.
+#[test]
+fn random_schedules_of_five_and_eight_ranks() {
+    let runs = Level::from_env().pick(10, 25, 1_000);
+    let mut scenarios = Vec::new();
+    for ranks in [5, 8] {
+        scenarios.extend(all_ops(ranks, 3));
+        // Each of two threads has more than one peer.
+        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.threads(2)));
+        for (_, pattern) in Pattern::NAMED {
+            scenarios.push(ll::exchange_two(pattern, ranks, 3).threads(3));
+        }
+        scenarios.push(ll::exchange_rows(ranks, 3, true, true).threads(4));
+        scenarios.push(ll::exchange_tiles(ranks, 3, 3).threads(4));
+        scenarios.push(ops::partial(ranks, 8, -2, &[3, 3, 1, 8]));
+        scenarios.push(primitives::barrier(ranks, Members::all(ranks), 3, true));
+    }
+    let found =
+        over_all(&scenarios, |scenario| search::random(scenario, &Rules::default(), 1, runs));
+    for found in &found {
+        report(found, runs);
+    }
+}
+
 /// Words that carry their data: every pattern of who sends to whom, and calls that leave words alone
 /// or are of another kind, with and without a rank that gives up.
 #[test]

@@ -63,6 +63,27 @@ fn kernel_sources_are_compared_when_an_op_is_made() {
     assert_eq!(sources.map(|(_, hash)| hash.len()), Some(32));
 }
 
+/// Of two machines, or of one on which `iris tune` ran between the starts of two ranks.
+#[test]
+fn ranks_that_read_other_tuning_files_are_told_both() {
+    let told = World::run_threads(2, |world| {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
+        let file = format!("/cache/tuning-{}.toml (00ff)", world.rank());
+        let ranks = Ranks::from(&world);
+        let tuning: &'static _ =
+            Box::leak(Box::new(ranks.tuning().with_file(file, None, Vec::new())));
+        let plan = Options::rows(8, 6).plan(ranks.with(tuning)).expect("a plan");
+        assert!(plan.tuned_by().is_some());
+        Ok::<_, iris_heap::Error>(
+            AllReduce::new(&heap, &plan).expect_err("other files").to_string(),
+        )
+    });
+    let said = &told.expect("every rank")[0];
+    let [one, other] =
+        [0, 1].map(|rank| format!("/cache/tuning-{rank}.toml (00ff) on rank {rank}"));
+    assert!(said.contains("tuning") && said.contains(&one) && said.contains(&other), "{said}");
+}
+
 #[test]
 fn tiles_of_an_owner_are_spread_over_the_workgroups() {
     assert_eq!([spread(264, 4), spread(132, 3), spread(12, 1), spread(1, 8)], [263, 131, 12, 1]);

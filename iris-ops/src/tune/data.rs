@@ -113,7 +113,7 @@ struct Ran {
 /// A row: the first that fits is taken.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Row {
+pub(crate) struct Row {
     pub(super) op: Op,
     pub(super) world: usize,
     pub(super) dtype: String,
@@ -159,7 +159,7 @@ impl Tuning {
     }
 
     /// It with what a file of this machine's has.
-    pub(super) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
+    pub(crate) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
         let (own_rows, more) = (rows.len(), self.row.iter().cloned());
         let row = rows.into_iter().chain(more).collect();
         let machine = machine.unwrap_or(self.machine);
