@@ -16,12 +16,31 @@
 mod check;
 mod show;
 
+use std::fmt;
+
 use iris_sync::barrier::Members;
 
 use crate::kernel::Kernel;
 
 pub use crate::kernel::Effects;
 pub use check::Broken;
+
+/// An enum whose values have words, by which programs are printed.
+macro_rules! vocabulary {
+    ($(#[$doc:meta])* $type:ident { $($(#[$about:meta])* $name:ident = $words:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        pub enum $type {
+            $($(#[$about])* $name,)*
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $($type::$name => $words,)* })
+            }
+        }
+    };
+}
 
 /// The steps of a call of one size class.
 #[derive(Clone, Copy, Debug)]
@@ -57,24 +76,25 @@ pub struct Alternative {
     pub direct: bool,
 }
 
-/// A condition of an [`Alternative`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum When {
-    /// One GEMM launch can do the message as well: operands fit it, and all of its tiles are resident.
-    Exchanges,
-    /// A GEMM can store its tiles to the peers that own them.
-    Stores,
-    /// Copy engines can move the message: no rank shares the device, nothing is converted or observed, and the
-    /// stream takes copies that carry signals.
-    Engines,
-    /// Engines can move the message ([`When::Engines`]), and a GEMM can wait for the parts of A that engines bring.
-    Gated,
-    /// A is split by columns.
-    ByColumns,
-    /// C has so many columns that a row of A takes longer to be multiplied than to come from a peer.
-    Wide,
-    /// There is one peer, and the library GEMM adds what came from it.
-    Adds,
+vocabulary! {
+    /// A condition of an [`Alternative`].
+    When {
+        /// One GEMM launch can do the message as well: operands fit it, and all of its tiles are resident.
+        Exchanges = "one GEMM launch can do the message",
+        /// A GEMM can store its tiles to the peers that own them.
+        Stores = "a GEMM can store to peers",
+        /// Copy engines can move the message: no rank shares the device, nothing is converted or observed, and the
+        /// stream takes copies that carry signals.
+        Engines = "copy engines can move the message",
+        /// Engines can move the message ([`When::Engines`]), and a GEMM can wait for the parts of A that engines bring.
+        Gated = "a GEMM can wait for what copy engines bring",
+        /// A is split by columns.
+        ByColumns = "A is split by columns",
+        /// C has so many columns that a row of A takes longer to be multiplied than to come from a peer.
+        Wide = "rows of A come faster than they are multiplied",
+        /// There is one peer, and the library GEMM adds what came from it.
+        Adds = "the library adds the peer's rows",
+    }
 }
 
 /// A step, or a loop.
@@ -145,17 +165,18 @@ pub enum Operands {
     Of(Transfer),
 }
 
-/// Rows that go from rank to rank, and the places they go to.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Transfer {
-    /// Each rank's shard of A, to the gathered A of all; where its columns are split, of A's transpose.
-    Shards,
-    /// The rows of this rank's partial that each rank owns, to their owner.
-    Blocks,
-    /// Each rank's rows of the sum, to all; signals follow those of [`Transfer::Blocks`].
-    Sums,
-    /// Each rank's rows of C, to all.
-    Rows,
+vocabulary! {
+    /// Rows that go from rank to rank, and the places they go to.
+    Transfer {
+        /// Each rank's shard of A, to the gathered A of all; where its columns are split, of A's transpose.
+        Shards = "shards of A",
+        /// The rows of this rank's partial that each rank owns, to their owner.
+        Blocks = "partials",
+        /// Each rank's rows of the sum, to all; signals follow those of [`Transfer::Blocks`].
+        Sums = "sums",
+        /// Each rank's rows of C, to all.
+        Rows = "rows of C",
+    }
 }
 
 /// A matrix product.
@@ -171,43 +192,46 @@ pub struct Gemm {
     pub core: Core,
 }
 
-/// The A of a GEMM.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
-    /// A of the call, which has all rows.
-    Input,
-    /// A of the call, which has this rank's rows.
-    Shard,
-    /// The gathered A in the workspace.
-    Gathered,
+vocabulary! {
+    /// The A of a GEMM.
+    Source {
+        /// A of the call, which has all rows.
+        Input = "A",
+        /// A of the call, which has this rank's rows.
+        Shard = "the own shard of A",
+        /// The gathered A in the workspace.
+        Gathered = "the gathered A",
+    }
 }
 
-/// Rows of a GEMM.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rows {
-    /// All.
-    All,
-    /// Rows that this rank owns.
-    Own,
-    /// Rows before [`Rows::Own`]; the step is left out if there are none.
-    BeforeOwn,
-    /// Rows after [`Rows::Own`]; the step is left out if there are none.
-    AfterOwn,
-    /// The part of the loop: of the loop's peer, or of this rank where no loop over peers is.
-    Part,
+vocabulary! {
+    /// Rows of a GEMM.
+    Rows {
+        /// All.
+        All = "all rows",
+        /// Rows that this rank owns.
+        Own = "own rows",
+        /// Rows before [`Rows::Own`]; the step is left out if there are none.
+        BeforeOwn = "rows before the own",
+        /// Rows after [`Rows::Own`]; the step is left out if there are none.
+        AfterOwn = "rows after the own",
+        /// The part of the loop: of the loop's peer, or of this rank where no loop over peers is.
+        Part = "the part's rows",
+    }
 }
 
-/// Destination of results.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Target {
-    /// C, at the rows' place among all.
-    C,
-    /// C, which has the rows that this rank owns and no others.
-    Own,
-    /// The rows of C that this rank owns.
-    OwnOfC,
-    /// This rank's partial in the workspace: without bias, epilogue and residual.
-    Partial,
+vocabulary! {
+    /// Destination of results.
+    Target {
+        /// C, at the rows' place among all.
+        C = "C",
+        /// C, which has the rows that this rank owns and no others.
+        Own = "C",
+        /// The rows of C that this rank owns.
+        OwnOfC = "the own rows of C",
+        /// This rank's partial in the workspace: without bias, epilogue and residual.
+        Partial = "the partial",
+    }
 }
 
 /// GEMM implementation.

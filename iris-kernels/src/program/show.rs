@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use super::{
-    Alternative, Core, Gemm, Item, Operands, Program, Rows, Source, Target, Transfer, When, Work,
-};
+use super::{Alternative, Core, Gemm, Item, Operands, Program, Work};
 
 /// Bytes that each loop moves its steps to the right.
 const INDENT: usize = 2;
@@ -54,20 +52,6 @@ fn lines(f: &mut fmt::Formatter<'_>, item: &Item, indent: usize) -> fmt::Result 
     items.iter().try_for_each(|item| lines(f, item, indent + INDENT))
 }
 
-impl fmt::Display for When {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            When::Exchanges => "one GEMM launch can do the message",
-            When::Stores => "a GEMM can store to peers",
-            When::Engines => "copy engines can move the message",
-            When::Gated => "a GEMM can wait for what copy engines bring",
-            When::ByColumns => "A is split by columns",
-            When::Wide => "rows of A come faster than they are multiplied",
-            When::Adds => "the library adds the peer's rows",
-        })
-    }
-}
-
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,32 +81,9 @@ impl fmt::Display for Operands {
     }
 }
 
-impl fmt::Display for Transfer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Transfer::Shards => "shards of A",
-            Transfer::Blocks => "partials",
-            Transfer::Sums => "sums",
-            Transfer::Rows => "rows of C",
-        })
-    }
-}
-
 impl fmt::Display for Gemm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Gemm { source, rows, to, core } = self;
-        let source = match source {
-            Source::Input => "A",
-            Source::Shard => "the own shard of A",
-            Source::Gathered => "the gathered A",
-        };
-        let rows = match rows {
-            Rows::All => "all rows",
-            Rows::Own => "own rows",
-            Rows::BeforeOwn => "rows before the own",
-            Rows::AfterOwn => "rows after the own",
-            Rows::Part => "the part's rows",
-        };
         let core = match core {
             Core::Any => "",
             Core::Adding => ", which adds what the peer sent",
@@ -131,15 +92,5 @@ impl fmt::Display for Gemm {
             Core::Exchanging(kernel) => &format!(", which does {}", kernel.name()),
         };
         write!(f, "gemm of {source}, {rows}, to {to}{core}")
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Target::C | Target::Own => "C",
-            Target::OwnOfC => "the own rows of C",
-            Target::Partial => "the partial",
-        })
     }
 }
