@@ -46,11 +46,6 @@ impl Matrix {
         };
         self.address..self.address + elements * self.element_bytes()
     }
-
-    /// The address behind the last line of a matrix by rows.
-    pub(crate) fn end(&self) -> u64 {
-        self.address + u64::from(self.rows) * self.ld * self.element_bytes()
-    }
 }
 
 /// The element types of kernels: the code of each is its place. `IRIS_DTYPES` of `args.h` has the same

@@ -9,6 +9,7 @@
 //! heap is poisoned on all ranks. Before that, a failed call may be tried again. In a capture, nothing is seen before
 //! the graph is launched: the capture is made invalid.
 
+mod areas;
 mod call;
 mod gemm;
 mod kernels;
@@ -30,6 +31,7 @@ use call::{Call, Progress};
 use gemm::Gemms;
 use kernels::KernelSet;
 
+pub use areas::{Areas, Sizes};
 pub use kernels::Workgroups;
 pub(crate) use kernels::{fits, share};
 
@@ -41,6 +43,7 @@ pub struct Executor {
     alternatives: Vec<&'static Alternative>,
     kernels: KernelSet,
     gemms: Option<Gemms>,
+    areas: Areas,
     /// Transfers of the program.
     transfers: Vec<Transfer>,
     /// Whether what is moved is counted or held up, or ranks share the device, so that workgroups must move it.
@@ -84,8 +87,8 @@ impl fmt::Display for Then {
 impl Executor {
     /// Prepares to run a program on the heap's device. On a GPU, kernels are compiled, unless they were before, and
     /// loaded, which may wait for the device: call it where all ranks make the operator. `op` is the build of the
-    /// message's kernels; `whole` the library GEMM of a program that has GEMMs, whose calls need [`Whole::memory`]
-    /// bytes of workspace; `counted` says whether what is moved is counted, so that workgroups must move it.
+    /// message's kernels; `whole` the library GEMM of a program that has GEMMs, whose calls need its
+    /// [`Whole::library_bytes`] and the [`Areas`] of the program as workspace; `counted` says whether what is moved is counted, so that workgroups must move it.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device, type or tile that there are no kernels for; [`Error::Other`] with an
@@ -117,7 +120,8 @@ impl Executor {
             kernels.push(Kernel::Stamp { after: false, rows: 0 });
         }
         let kernels = KernelSet::new(heap, op, &kernels)?;
-        Ok(Self { program: *program, alternatives, kernels, gemms, transfers, by_workgroups })
+        let (program, areas) = (*program, Areas::of(program));
+        Ok(Self { program, alternatives, kernels, gemms, areas, transfers, by_workgroups })
     }
 
     /// The libraries whose GEMMs it uses, if it uses any.
@@ -134,6 +138,7 @@ impl Executor {
             alternatives: possible(&self.program, gemms.as_ref()),
             kernels: self.kernels.clone(),
             gemms,
+            areas: self.areas,
             transfers: self.transfers.clone(),
             by_workgroups: self.by_workgroups,
         }

@@ -39,9 +39,9 @@ mod user_kernel;
 pub mod vendor;
 mod whole;
 
-pub use execute::{Executor, Failure, Then, Workgroups};
+pub use execute::{Areas, Executor, Failure, Sizes, Then, Workgroups};
 pub use kernel::Kernel;
-pub use library::{Kept, Library, Whole};
+pub use library::{Library, Whole};
 pub use target::Target;
 pub use user_kernel::UserKernel;
 pub use whole::WholeProduct;

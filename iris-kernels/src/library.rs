@@ -1,4 +1,4 @@
-//! What is asked of a product of whole matrices: whose it is, of what, and what a call keeps.
+//! A product of whole matrices that is asked for: whose it is, and of what.
 
 use iris_heap::{BackendKind, DType};
 
@@ -70,65 +70,12 @@ pub struct Whole {
     pub exchanges: bool,
 }
 
-/// Lines of what is kept begin at multiples of so many elements.
-const KEPT_LINE: usize = 8;
-
-/// What a call keeps in its workspace behind the library's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kept {
-    /// Nothing.
-    Nothing,
-    /// This rank's partial, which a message sends.
-    Partial,
-    /// A, which a message gathers from all ranks.
-    Gathered,
-    /// The rows of C of all ranks, as they come.
-    Rows,
-    /// This rank's partial, and of its rows what so many ranks send.
-    Blocks {
-        /// How many.
-        ranks: usize,
-    },
-    /// The same, and the sums of all ranks, as they come.
-    Sums {
-        /// How many.
-        ranks: usize,
-        /// Type of C.
-        output: DType,
-    },
-}
-
 impl Whole {
-    /// Bytes of workspace of the library, which come first: behind them lies what is kept.
+    /// Bytes of workspace of the library, which come first: behind them lie the [`crate::Areas`] of the program.
     pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),
             Library::Ours | Library::None => 0,
         }
-    }
-
-    /// Bytes that a call needs: the workspace of the library, and what is kept behind it.
-    pub fn memory(&self, kept: Kept) -> u64 {
-        let [m, n, k] = self.shape;
-        let matrix = |rows: usize, cols, dtype: DType| {
-            ((Self::line(cols) * dtype.size()) as u64).saturating_mul(rows as u64)
-        };
-        // Of each rank as much as the largest part.
-        let blocks = |ranks: usize| m.saturating_add(m.div_ceil(ranks) * ranks);
-        let kept = match kept {
-            Kept::Nothing => 0,
-            Kept::Partial | Kept::Rows => matrix(m, n, self.output),
-            Kept::Gathered => matrix(m, k, self.dtype),
-            Kept::Blocks { ranks } => matrix(blocks(ranks), n, self.output),
-            Kept::Sums { ranks, output } => {
-                matrix(blocks(ranks), n, self.output).saturating_add(matrix(m, n, output))
-            }
-        };
-        self.library_bytes().saturating_add(kept)
-    }
-
-    /// Elements from one line of what is kept to the next: whole vectors.
-    pub fn line(len: usize) -> usize {
-        len.next_multiple_of(KEPT_LINE)
     }
 }

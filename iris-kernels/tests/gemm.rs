@@ -12,7 +12,7 @@ use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::gemm::{Config, Gemm};
 use iris_kernels::rtc::{self, Compiler};
 use iris_kernels::source::Text;
-use iris_kernels::{Kept, Library, Target, Whole, WholeProduct, source};
+use iris_kernels::{Library, Target, Whole, WholeProduct, source};
 use iris_testkit::harness::{self, Group, named};
 
 const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
@@ -403,7 +403,7 @@ fn a_whole_product_is_that_of_whichever_library() {
             };
             let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
-            let bytes = whole.memory(Kept::Nothing).max(1);
+            let bytes = whole.library_bytes().max(1);
             let workspace = heap.alloc::<u8>(bytes as usize)?;
             let at = heap.view().data[0] + workspace.offset();
             heap.write(c.slice, bytemuck::cast_slice(&c.held))?;

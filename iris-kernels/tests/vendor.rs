@@ -11,7 +11,7 @@ use cudarc::driver::{CudaContext, sys};
 use iris_heap::{BackendKind, DType, Error, Stream, SymSlice, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, epilogue};
 use iris_kernels::vendor::{Addresses, Blas, Layout, Multiplier, Prepared, Problem, Product};
-use iris_kernels::{Kept, Library, Whole, WholeProduct};
+use iris_kernels::{Library, Whole, WholeProduct};
 use iris_testkit::allocations::Counting;
 use iris_testkit::harness::{self, Group, named};
 
@@ -236,7 +236,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
             exchanges: false,
         };
         let product = WholeProduct::new(heap, &whole)?.expect("the library is there");
-        let workspace = heap.alloc::<u8>(whole.memory(Kept::Nothing) as usize)?;
+        let workspace = heap.alloc::<u8>(whole.library_bytes() as usize)?;
         let at = heap.view().data[0] + workspace.offset();
         let adding = |args: &OpArgs, addend: &Matrix| {
             // SAFETY: the matrices and the workspace are in the heap, which is closed after its streams.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Once};
 
 use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
-use iris_kernels::{Kept, Library, Whole};
+use iris_kernels::{Areas, Library, Sizes, Whole};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
@@ -133,23 +133,21 @@ impl Plan {
         sized.check_words(form, tile)?;
         sized.check_pairs(form)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
-        let (ranks, request) = (self.ranks.size, &sized.request);
-        let workspace = sized.whole(form, (upto, tile)).map_or(0, |whole| {
-            whole.memory(match form.whole {
-                _ if self.alone() => Kept::Nothing,
-                spec::Whole::Partial => match form.memory {
-                    Memory::Copied(1) => Kept::Blocks { ranks },
-                    Memory::Copied(_) => Kept::Sums { ranks, output: request.output_dtype() },
-                    _ => Kept::Partial,
-                },
-                spec::Whole::Gathered => Kept::Gathered,
-                spec::Whole::Rows if form.is_copied() => Kept::Rows,
-                _ => Kept::Nothing,
-            })
-        });
+        let workspace = sized
+            .whole(form, (upto, tile))
+            .map_or(0, |whole| whole.library_bytes().saturating_add(sized.area_bytes(form)));
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
-        let sizing = tune::Sizing::of(self.ranks, request, form);
+        let sizing = tune::Sizing::of(self.ranks, &sized.request, form);
         Ok(Choice { upto, variant, tile, why, form, needs, sizing })
+    }
+
+    /// Bytes of the matrices that the largest call of a form keeps in the workspace.
+    fn area_bytes(&self, form: &Form) -> u64 {
+        let request = &self.request;
+        let shape = [request.m, request.n, request.k].map(|it| it as u32);
+        let dtypes = [request.dtype, request.wire_dtype(), request.output_dtype()];
+        let sizes = Sizes::new(shape, self.size(), dtypes);
+        sizes.map_or(0, |sizes| Areas::of(&self.program_of(form)).bytes(&sizes))
     }
 
     /// What a form of this plan's largest call needs.

@@ -23,6 +23,8 @@ pub(crate) struct Row {
     pub(crate) tiles: Tiles,
     /// Whether C may be A itself.
     pub(crate) in_place: bool,
+    /// Steps of a call of a rank that is alone.
+    pub(crate) alone: &'static [Alternative],
     /// How it can be done.
     pub(crate) forms: &'static [Form],
 }

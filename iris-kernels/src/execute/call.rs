@@ -55,8 +55,8 @@ impl<'a> Call<'a> {
     }
 
     pub(super) fn places(&self) -> Places<'_> {
-        let whole = self.of.gemms.as_ref().map(|gemms| &gemms.whole);
-        Places { args: &self.args, whole }
+        let library_bytes = self.of.gemms.as_ref().map_or(0, |it| it.whole.library_bytes());
+        Places { args: &self.args, areas: self.of.areas, library_bytes }
     }
 
     /// The first alternative whose conditions the call meets.

@@ -2,6 +2,7 @@
 
 use iris_heap::{Error, Result, SymmetricHeap};
 
+use super::areas::Area;
 use super::call::Call;
 use super::kernels::{KernelSet, Workgroups};
 use super::message::Message;
@@ -132,7 +133,8 @@ impl Call<'_> {
             }
             (Core::Gated, Fused::Gated(gated)) => {
                 let Some(parts) = self.parts_of_shards() else { return Ok(false) };
-                let (all, message) = (places.gathered(), places.message(Transfer::Shards).args);
+                let (all, message) =
+                    (places.area(Area::Gathered), places.message(Transfer::Shards).args);
                 // SAFETY: as `Call::new` says; the call is open, and engines copy.
                 self.stamped(self.args.m, || unsafe {
                     gated.launch(gpu()?, &self.args, (&all, &parts), &message)

@@ -1,13 +1,12 @@
 //! The operands of steps: which rows, where they lie in the workspace, and the kernels' arguments made of them.
 //!
-//! The workspace holds the library's own first, then what a call keeps: the gathered A; or this rank's partial, the
-//! blocks that peers send of theirs, and the sums of all ranks; or the rows of C of all ranks.
+//! The workspace holds the library's own first, then the [areas](super::areas) of the program.
 
 use std::ops::Range;
 
+use super::areas::{Area, Areas, Sizes};
 use super::message::{self, Message};
 use crate::args::{Matrix, OpArgs, producer, rows_of};
-use crate::library::Whole;
 use crate::program::{At, Gemm, Operands, Rows, Source, Target, Transfer};
 use crate::schedule::split;
 
@@ -15,33 +14,18 @@ use crate::schedule::split;
 pub(super) struct Places<'a> {
     /// The call's arguments.
     pub(super) args: &'a OpArgs,
-    /// The GEMM whose workspace it is; none for a program without one.
-    pub(super) whole: Option<&'a Whole>,
+    /// The areas of the program.
+    pub(super) areas: Areas,
+    /// Bytes of the workspace that lie before them.
+    pub(super) library_bytes: u64,
 }
 
 impl Places<'_> {
-    /// A matrix in the workspace, behind the library's own.
-    fn kept(&self, (rows, cols): (u32, u32), dtype: u32) -> Matrix {
+    /// A matrix in the workspace.
+    pub(super) fn area(&self, area: Area) -> Matrix {
         let OpArgs { heap, workspace, .. } = self.args;
-        let library = self.whole.map_or(0, Whole::library_bytes);
-        Matrix {
-            address: heap.data[heap.rank as usize] + workspace + library,
-            ld: Whole::line(cols as usize) as u64,
-            rows,
-            cols,
-            dtype,
-            transposed: 0,
-        }
-    }
-
-    /// The gathered A.
-    pub(super) fn gathered(&self) -> Matrix {
-        self.kept((self.args.m, self.args.k), self.args.a.dtype)
-    }
-
-    /// This rank's partial.
-    fn partial(&self) -> Matrix {
-        self.kept((self.args.m, self.args.n), self.args.wire)
+        let first = heap.data[heap.rank as usize] + workspace + self.library_bytes;
+        self.areas.matrix(area, &Sizes::of(self.args), first)
     }
 
     /// The rows of the whole that this rank owns.
@@ -106,13 +90,14 @@ impl Places<'_> {
         let a = match gemm.source {
             Source::Input => rows_of(self.args.a, &rows),
             Source::Shard => rows_of(self.args.a, &(rows.start - own.start..rows.end - own.start)),
-            Source::Gathered => rows_of(self.gathered(), &rows),
+            Source::Gathered => rows_of(self.area(Area::Gathered), &rows),
         };
         let none = Matrix::default();
         let args = match gemm.to {
             // Bias, residual and epilogue are applied once, to the sum of all partials.
             Target::Partial => {
-                OpArgs { c: self.partial(), bias: none, residual: none, epilogue: 0, ..*self.args }
+                let c = self.area(Area::Partial);
+                OpArgs { c, bias: none, residual: none, epilogue: 0, ..*self.args }
             }
             Target::C | Target::Own | Target::OwnOfC => *self.args,
         };
@@ -173,7 +158,7 @@ impl Places<'_> {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
         match of {
             Operands::Call => *self.args,
-            Operands::Partial => loads(self.partial()),
+            Operands::Partial => loads(self.area(Area::Partial)),
             Operands::OwnRows => {
                 let args = loads(rows_of(self.args.c, &self.own()));
                 OpArgs { bias: Matrix::default(), epilogue: 0, ..args }
@@ -184,8 +169,8 @@ impl Places<'_> {
 
     /// The message that makes a transfer.
     pub(super) fn message(&self, of: Transfer) -> Message {
-        let OpArgs { m, n, c, .. } = *self.args;
-        let (size, own) = (self.args.channel.size, self.own());
+        let OpArgs { c, ref channel, .. } = *self.args;
+        let own = self.own();
         let none = Matrix::default();
         let moves = |a, c| OpArgs {
             a,
@@ -198,22 +183,18 @@ impl Places<'_> {
             producer: producer::LOAD,
             ..*self.args
         };
-        let partial = self.partial();
-        let inbox =
-            Matrix { address: partial.end(), rows: size * (own.end - own.start), ..partial };
+        let blocks = || {
+            // A block of this rank's rows from each.
+            let rows = channel.size * (own.end - own.start);
+            let inbox = Matrix { rows, ..self.area(Area::Blocks) };
+            Message::scatter(moves(self.area(Area::Partial), inbox))
+        };
+        let gather = |to: Area| Message::gather(moves(rows_of(c, &own), self.area(to)));
         match of {
             Transfer::Shards => Message::gather(self.shards()),
-            Transfer::Rows => Message::gather(moves(rows_of(c, &own), self.kept((m, n), c.dtype))),
-            Transfer::Blocks => Message::scatter(moves(partial, inbox)),
-            Transfer::Sums => {
-                // Blocks take as many rows from each rank as the largest part has, so that the sums lie at the same
-                // place on all ranks.
-                let rows = size * self.owned_by(0).end;
-                let address = Matrix { rows, ..inbox }.end();
-                let sums = Matrix { address, ..self.kept((m, n), c.dtype) };
-                let blocks = Message::scatter(moves(partial, inbox));
-                Message::gather(moves(rows_of(c, &own), sums)).behind(&blocks)
-            }
+            Transfer::Rows => gather(Area::Rows),
+            Transfer::Blocks => blocks(),
+            Transfer::Sums => gather(Area::Sums).behind(&blocks()),
         }
     }
 
@@ -221,7 +202,7 @@ impl Places<'_> {
     fn shards(&self) -> OpArgs {
         let args = self.args;
         let message = OpArgs {
-            c: self.gathered(),
+            c: self.area(Area::Gathered),
             b: Matrix::default(),
             bias: Matrix::default(),
             n: args.k,

@@ -1,7 +1,7 @@
 //! What a rank says about a call, for its peers to compare with what they say.
 
 use iris_heap::fnv;
-use iris_kernels::Whole;
+use iris_kernels::Areas;
 use iris_kernels::args::dtype_code;
 use iris_sync::{Field, Record};
 
@@ -32,7 +32,7 @@ impl Operator {
         {
             // What peers write is A, in the workspace of every rank.
             let offset = self.workspace.place(Area::Workspace) + whole.library_bytes();
-            record.direct = i32::try_from(Whole::line(request.k).max(1)).unwrap_or(i32::MAX);
+            record.direct = i32::try_from(Areas::line(request.k as u32).max(1)).unwrap_or(i32::MAX);
             record.c_offset = [offset as i32, (offset >> 32) as i32];
         }
         record

@@ -9,6 +9,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::ops::matmul_all_gather::FORMS;
 use crate::options::options;
+use crate::programs::LOCAL;
 use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
@@ -42,6 +43,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Own,
     in_place: false,
+    alone: LOCAL,
     forms: &[
         FORMS[0],
         Form::push(

@@ -9,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 pub use crate::options::Staged;
 use crate::options::options;
-use crate::programs::{GATHER, GATHER_COPIED, UNFUSED_GATHER};
+use crate::programs::{GATHER, GATHER_COPIED, MATMUL, UNFUSED_GATHER};
 use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
@@ -57,6 +57,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Split,
     in_place: false,
+    alone: MATMUL,
     forms: &[
         Form::push(kind::Variant::Baseline, GATHER, Memory::Gathered),
         Form::push(kind::Variant::Pull, &[always(&[kernel(Kernel::Pull)])], Memory::None).pulls(),

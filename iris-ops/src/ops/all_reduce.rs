@@ -5,6 +5,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::Op;
 use crate::ops::matmul_all_reduce::{FORMS, LL};
 use crate::options::options;
+use crate::programs::LOCAL;
 use crate::spec::{Common, Norm, Part, Row, Tiles};
 
 operator! {
@@ -44,6 +45,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
+    alone: LOCAL,
     forms: &[
         FORMS[0].norms(Norm::Last),
         FORMS[1].norms(Norm::Last),

@@ -8,6 +8,7 @@ use crate::CollectiveArgs;
 use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
+use crate::programs::LOCAL;
 use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
@@ -41,6 +42,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::Blocks,
     tiles: Tiles::Own,
     in_place: false,
+    alone: LOCAL,
     forms: &[
         Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::AllToAll)])], Memory::Parts)
             .direct(None),

@@ -53,5 +53,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::None,
     tiles: Tiles::Whole,
     in_place: false,
+    alone: BARRIER,
     forms: &[Form::push(Variant::Flat, BARRIER, Memory::None)],
 };

@@ -9,6 +9,7 @@ use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
+use crate::programs::LOCAL;
 use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
@@ -45,6 +46,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: true,
+    alone: LOCAL,
     forms: &[
         Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::Broadcast)])], Memory::OneSource)
             .sends_all()

@@ -28,5 +28,6 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: false,
+    alone: MATMUL,
     forms: &[Form::push(Variant::Local, MATMUL, Memory::None).whole(Whole::All)],
 };

@@ -8,7 +8,7 @@ use crate::MatmulArgs;
 use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::programs::{ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
+use crate::programs::{MATMUL, ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
 use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
@@ -47,6 +47,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Own,
     in_place: false,
+    alone: MATMUL,
     forms: &[
         FORMS[0],
         FORMS[0].of(kind::Variant::Unfused, UNFUSED_ROWS).whole(Whole::Rows),

@@ -10,7 +10,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{
-    ADD_ATOMIC, ADD_LOCKED, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
+    ADD_ATOMIC, ADD_LOCKED, MATMUL, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
 };
 use crate::spec::{Common, Form, Memory, Norm, Part, Row, Tiles, Whole};
 
@@ -63,6 +63,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::All,
     tiles: Tiles::Whole,
     in_place: false,
+    alone: MATMUL,
     forms: &[
         FORMS[0],
         FORMS[1],

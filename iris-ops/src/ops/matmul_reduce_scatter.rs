@@ -8,7 +8,7 @@ use crate::MatmulArgs;
 use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
-use crate::programs::{SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
+use crate::programs::{MATMUL, SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
 use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
@@ -51,6 +51,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::Own,
     tiles: Tiles::Split,
     in_place: false,
+    alone: MATMUL,
     forms: &[
         FORMS[0],
         FORMS[0].of(kind::Variant::Unfused, UNFUSED_SCATTER).whole(Whole::Partial),

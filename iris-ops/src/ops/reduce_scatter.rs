@@ -9,6 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::ops::matmul_reduce_scatter::FORMS;
 use crate::options::options;
+use crate::programs::LOCAL;
 use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
 
 operator! {
@@ -42,6 +43,7 @@ pub(crate) const ROW: Row = Row {
     c: Part::Own,
     tiles: Tiles::Split,
     in_place: false,
+    alone: LOCAL,
     forms: &[
         FORMS[0],
         Form::push(

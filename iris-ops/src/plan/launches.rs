@@ -3,9 +3,7 @@
 use iris_kernels::program::{Norm, Program};
 
 use super::{Choice, Plan};
-use crate::kind::Op;
-use crate::programs;
-use crate::spec::{self, Memory, Tiles};
+use crate::spec::{self, Form, Memory, Tiles};
 use crate::tune;
 
 impl Plan {
@@ -19,16 +17,16 @@ impl Plan {
     /// # anyhow::Ok(())
     /// ```
     pub fn program(&self, choice: &Choice) -> Program {
-        let Choice { form, .. } = choice;
-        let norm = self.request.rms_norm.is_some();
-        let (alternatives, norm) = match self.op() {
-            Op::Barrier => (form.program, Norm::None),
-            op if self.alone() => {
-                let program = if op.multiplies() { programs::MATMUL } else { programs::LOCAL };
-                (program, if norm { Norm::Last } else { Norm::None })
-            }
-            _ => (form.program, if norm { form.norm } else { Norm::None }),
+        self.program_of(choice.form)
+    }
+
+    /// The steps of calls of a form.
+    pub(super) fn program_of(&self, form: &Form) -> Program {
+        let (alternatives, norm) = match self.alone() {
+            true => (self.row().alone, Norm::Last),
+            false => (form.program, form.norm),
         };
+        let norm = if self.request.rms_norm.is_some() { norm } else { Norm::None };
         Program { alternatives, norm, members: self.members() }
     }
 
