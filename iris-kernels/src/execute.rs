@@ -9,7 +9,6 @@
 //! heap is poisoned on all ranks. Before that, a failed call may be tried again. In a capture, nothing is seen before
 //! the graph is launched: the capture is made invalid.
 
-mod areas;
 mod call;
 mod gemm;
 mod kernels;
@@ -26,12 +25,11 @@ use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
 use crate::library::Whole;
-use crate::program::{Alternative, At, Program, Step, Transfer, When, Work};
+use crate::program::{Alternative, Areas, At, Program, Step, Transfer, When, Work};
 use call::{Call, Progress};
 use gemm::Gemms;
 use kernels::KernelSet;
 
-pub use areas::{Areas, Sizes};
 pub use kernels::Workgroups;
 pub(crate) use kernels::{fits, share};
 
@@ -88,7 +86,8 @@ impl Executor {
     /// Prepares to run a program on the heap's device. On a GPU, kernels are compiled, unless they were before, and
     /// loaded, which may wait for the device: call it where all ranks make the operator. `op` is the build of the
     /// message's kernels; `whole` the library GEMM of a program that has GEMMs, whose calls need its
-    /// [`Whole::library_bytes`] and the [`Areas`] of the program as workspace; `counted` says whether what is moved is counted, so that workgroups must move it.
+    /// [`Whole::library_bytes`] and the [`Areas`] of the program as workspace; `counted` says whether what is moved is
+    /// counted, so that workgroups must move it.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device, type or tile that there are no kernels for; [`Error::Other`] with an
@@ -111,7 +110,7 @@ impl Executor {
         for of in &alternatives {
             program.each_step_of(of, &mut |step| {
                 kernels.extend(program.kernel_of(step.work));
-                transfers.extend(transfer_of(step.work));
+                transfers.extend(step.work.transfer());
             });
         }
         transfers.sort_unstable();
@@ -215,16 +214,6 @@ impl Executor {
 fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternative> {
     let may = |when: &When| gemms.is_none_or(|gemms| gemms.may_meet(*when));
     program.alternatives.iter().filter(|of| of.when.iter().all(may)).collect()
-}
-
-/// The transfer that a step is part of.
-fn transfer_of(work: Work) -> Option<Transfer> {
-    match work {
-        Work::Open(of) | Work::Copies(of) | Work::Gate(of) | Work::Take(of) | Work::Close(of) => {
-            Some(of)
-        }
-        _ => None,
-    }
 }
 
 fn warn(told: Result<()>) {

@@ -39,7 +39,7 @@ mod user_kernel;
 pub mod vendor;
 mod whole;
 
-pub use execute::{Areas, Executor, Failure, Sizes, Then, Workgroups};
+pub use execute::{Executor, Failure, Then, Workgroups};
 pub use kernel::Kernel;
 pub use library::{Library, Whole};
 pub use target::Target;

@@ -71,7 +71,8 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Bytes of workspace of the library, which come first: behind them lie the [`crate::Areas`] of the program.
+    /// Bytes of workspace of the library, which come first: behind them lie the [`Areas`](crate::program::Areas) of
+    /// the program.
     pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),

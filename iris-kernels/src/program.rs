@@ -13,9 +13,6 @@
 //! **Limits.** All alternatives of a program use the same words in the same way, so that ranks whose calls meet
 //! different conditions (one captures, another does not) take part in the same call.
 
-mod check;
-mod show;
-
 use std::fmt;
 
 use iris_sync::barrier::Members;
@@ -23,6 +20,7 @@ use iris_sync::barrier::Members;
 use crate::kernel::Kernel;
 
 pub use crate::kernel::Effects;
+pub use areas::{Area, Areas, Sizes};
 pub use check::Broken;
 
 /// An enum whose values have words, by which programs are printed.
@@ -41,6 +39,10 @@ macro_rules! vocabulary {
         }
     };
 }
+
+mod areas;
+mod check;
+mod show;
 
 /// The steps of a call of one size class.
 #[derive(Clone, Copy, Debug)]
@@ -157,8 +159,8 @@ pub enum Work {
 pub enum Operands {
     /// A, B and C of the call.
     Call,
-    /// This rank's partial takes the place of the product of A and B.
-    Partial,
+    /// A matrix in the workspace takes the place of the product of A and B.
+    Area(Area),
     /// This rank's rows of C, which are there.
     OwnRows,
     /// Source and destination of a transfer.
@@ -192,16 +194,15 @@ pub struct Gemm {
     pub core: Core,
 }
 
-vocabulary! {
-    /// The A of a GEMM.
-    Source {
-        /// A of the call, which has all rows.
-        Input = "A",
-        /// A of the call, which has this rank's rows.
-        Shard = "the own shard of A",
-        /// The gathered A in the workspace.
-        Gathered = "the gathered A",
-    }
+/// The A of a GEMM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// A of the call, which has all rows.
+    Input,
+    /// A of the call, which has this rank's rows.
+    Shard,
+    /// A matrix in the workspace.
+    Area(Area),
 }
 
 vocabulary! {
@@ -220,18 +221,17 @@ vocabulary! {
     }
 }
 
-vocabulary! {
-    /// Destination of results.
-    Target {
-        /// C, at the rows' place among all.
-        C = "C",
-        /// C, which has the rows that this rank owns and no others.
-        Own = "C",
-        /// The rows of C that this rank owns.
-        OwnOfC = "the own rows of C",
-        /// This rank's partial in the workspace: without bias, epilogue and residual.
-        Partial = "the partial",
-    }
+/// Destination of results.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// C, at the rows' place among all.
+    C,
+    /// C, which has the rows that this rank owns and no others.
+    Own,
+    /// The rows of C that this rank owns.
+    OwnOfC,
+    /// A matrix in the workspace.
+    Area(Area),
 }
 
 /// GEMM implementation.
@@ -405,7 +405,39 @@ pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
     Ok(())
 }
 
+impl Source {
+    /// The matrix in the workspace that it is.
+    pub(crate) fn area(self) -> Option<Area> {
+        match self {
+            Source::Area(area) => Some(area),
+            Source::Input | Source::Shard => None,
+        }
+    }
+}
+
+impl Target {
+    /// The matrix in the workspace that it is.
+    pub(crate) fn area(self) -> Option<Area> {
+        match self {
+            Target::Area(area) => Some(area),
+            Target::C | Target::Own | Target::OwnOfC => None,
+        }
+    }
+}
+
 impl Work {
+    /// The transfer that a step is part of, if it is no kernel over tiles.
+    pub(crate) fn transfer(self) -> Option<Transfer> {
+        match self {
+            Work::Open(of)
+            | Work::Copies(of)
+            | Work::Gate(of)
+            | Work::Take(of)
+            | Work::Close(of) => Some(of),
+            _ => None,
+        }
+    }
+
     /// Meaning to other ranks.
     pub fn effects(self) -> Effects {
         let peers = Effects { peers: true, ..Effects::NONE };

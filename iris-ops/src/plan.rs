@@ -11,8 +11,9 @@ use std::ops::Range;
 use std::sync::{Arc, Once};
 
 use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
+use iris_kernels::program::{Areas, Sizes};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
-use iris_kernels::{Areas, Library, Sizes, Whole};
+use iris_kernels::{Library, Whole};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 

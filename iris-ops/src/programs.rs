@@ -5,8 +5,8 @@ mod tests;
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{
-    Alternative, Core, Gemm, Item, Operands, Rows, Source, Target, Transfer, When, Work, always,
-    gemm, kernel, or, step, when,
+    Alternative, Area, Core, Gemm, Item, Operands, Rows, Source, Target, Transfer, When, Work,
+    always, gemm, kernel, or, step, when,
 };
 
 /// The message of a rank that is alone: a copy.
@@ -44,20 +44,20 @@ pub(crate) const GATHER: &[Alternative] =
     &[always(&[kernel(Kernel::Gather), step(Work::Barrier(0)), kernel(Kernel::Gathered)])];
 
 /// The GEMM of this rank's partial.
-const PARTIAL: Item = gemm(Source::Input, Rows::All, Target::Partial);
+const PARTIAL: Item = gemm(Source::Input, Rows::All, Target::Area(Area::Partial));
 
 /// The GEMM of this rank's rows of C, from its rows of A.
 const OWN_ROWS: Item = gemm(Source::Shard, Rows::Own, Target::C);
 
 /// A GEMM that does the message of a kernel itself.
 const fn exchange(kernel: Kernel) -> Item {
-    let (source, rows, to) = (Source::Input, Rows::All, Target::Partial);
+    let (source, rows, to) = (Source::Input, Rows::All, Target::Area(Area::Partial));
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Exchanging(kernel) }))
 }
 
 /// A kernel over this rank's partial.
 const fn of_partial(kernel: Kernel) -> Item {
-    step(Work::Kernel(kernel, Operands::Partial))
+    step(Work::Kernel(kernel, Operands::Area(Area::Partial)))
 }
 
 /// GEMM, then `two_shot` of the partial.
@@ -86,7 +86,7 @@ pub(crate) const UNFUSED_ROWS: &[Alternative] =
 /// All-gather of A, then the GEMM.
 pub(crate) const UNFUSED_GATHER: &[Alternative] = &[always(&[
     step(Work::Kernel(Kernel::AllGather, Operands::Of(Transfer::Shards))),
-    gemm(Source::Gathered, Rows::All, Target::C),
+    gemm(Source::Area(Area::Gathered), Rows::All, Target::C),
 ])];
 
 /// Waits for all rows of a transfer, from all peers.
@@ -130,7 +130,7 @@ pub(crate) const GATHER_COPIED: &[Alternative] = &[
             OPEN_SHARDS,
             step(Work::Copies(Transfer::Shards)),
             step(Work::Gemm(Gemm {
-                source: Source::Gathered,
+                source: Source::Area(Area::Gathered),
                 rows: Rows::All,
                 to: Target::C,
                 core: Core::Gated,
@@ -144,7 +144,7 @@ pub(crate) const GATHER_COPIED: &[Alternative] = &[
             OPEN_SHARDS,
             PUSH_SHARDS,
             arrive!(Shards),
-            gemm(Source::Gathered, Rows::All, Target::C),
+            gemm(Source::Area(Area::Gathered), Rows::All, Target::C),
             CLOSE_SHARDS,
         ],
     ),
@@ -155,8 +155,8 @@ pub(crate) const GATHER_COPIED: &[Alternative] = &[
             SHARDS,
             OWN_ROWS,
             arrive!(Shards),
-            gemm(Source::Gathered, Rows::BeforeOwn, Target::C),
-            gemm(Source::Gathered, Rows::AfterOwn, Target::C),
+            gemm(Source::Area(Area::Gathered), Rows::BeforeOwn, Target::C),
+            gemm(Source::Area(Area::Gathered), Rows::AfterOwn, Target::C),
             CLOSE_SHARDS,
         ],
     ),
@@ -166,7 +166,7 @@ pub(crate) const GATHER_COPIED: &[Alternative] = &[
         OWN_ROWS,
         Item::Parts(&[Item::Peers(&[
             step(Work::Gate(Transfer::Shards)),
-            gemm(Source::Gathered, Rows::Part, Target::C),
+            gemm(Source::Area(Area::Gathered), Rows::Part, Target::C),
         ])]),
         CLOSE_SHARDS,
     ]),
@@ -177,7 +177,7 @@ const CLOSE_BLOCKS: Item = step(Work::Close(Transfer::Blocks));
 const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, Operands::Of(Transfer::Blocks)));
 
 /// The GEMM of a part of the partial.
-const PART: Item = gemm(Source::Input, Rows::Part, Target::Partial);
+const PART: Item = gemm(Source::Input, Rows::Part, Target::Area(Area::Partial));
 
 /// For each part and peer, the GEMM of what the peer owns, and its copy to the peer.
 const SEND_BLOCKS: Item = Item::Peers(&[PART, step(Work::Copies(Transfer::Blocks))]);
@@ -215,7 +215,7 @@ pub(crate) const SCATTER_COPIED: &[Alternative] = &[
         &[
             OPEN_BLOCKS,
             Item::Parts(&[SEND_BLOCKS]),
-            gemm(Source::Input, Rows::Own, Target::Partial),
+            gemm(Source::Input, Rows::Own, Target::Area(Area::Partial)),
             arrive!(Blocks),
             SUMS,
             CLOSE_BLOCKS,

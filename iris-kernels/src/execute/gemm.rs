@@ -2,7 +2,6 @@
 
 use iris_heap::{Error, Result, SymmetricHeap};
 
-use super::areas::Area;
 use super::call::Call;
 use super::kernels::{KernelSet, Workgroups};
 use super::message::Message;
@@ -11,7 +10,7 @@ use crate::build::OpBuild;
 use crate::gemm::{Exchanging, Gathering, Messages, Parts, Scattering};
 use crate::kernel::Kernel;
 use crate::library::{Library, Whole};
-use crate::program::{At, Core, Gemm, Program, Step, Transfer, When, Work};
+use crate::program::{Area, At, Core, Gemm, Program, Step, Transfer, When, Work};
 use crate::whole::WholeProduct;
 
 /// The cores that GEMMs of a program can take on a device.

@@ -1,13 +1,12 @@
 //! The operands of steps: which rows, where they lie in the workspace, and the kernels' arguments made of them.
 //!
-//! The workspace holds the library's own first, then the [areas](super::areas) of the program.
+//! The workspace holds the library's own first, then the [`Areas`] of the program.
 
 use std::ops::Range;
 
-use super::areas::{Area, Areas, Sizes};
 use super::message::{self, Message};
 use crate::args::{Matrix, OpArgs, producer, rows_of};
-use crate::program::{At, Gemm, Operands, Rows, Source, Target, Transfer};
+use crate::program::{Area, Areas, At, Gemm, Operands, Rows, Sizes, Source, Target, Transfer};
 use crate::schedule::split;
 
 /// The operands of one call.
@@ -90,13 +89,13 @@ impl Places<'_> {
         let a = match gemm.source {
             Source::Input => rows_of(self.args.a, &rows),
             Source::Shard => rows_of(self.args.a, &(rows.start - own.start..rows.end - own.start)),
-            Source::Gathered => rows_of(self.area(Area::Gathered), &rows),
+            Source::Area(area) => rows_of(self.area(area), &rows),
         };
         let none = Matrix::default();
         let args = match gemm.to {
             // Bias, residual and epilogue are applied once, to the sum of all partials.
-            Target::Partial => {
-                let c = self.area(Area::Partial);
+            Target::Area(area) => {
+                let c = self.area(area);
                 OpArgs { c, bias: none, residual: none, epilogue: 0, ..*self.args }
             }
             Target::C | Target::Own | Target::OwnOfC => *self.args,
@@ -158,7 +157,7 @@ impl Places<'_> {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
         match of {
             Operands::Call => *self.args,
-            Operands::Partial => loads(self.area(Area::Partial)),
+            Operands::Area(area) => loads(self.area(area)),
             Operands::OwnRows => {
                 let args = loads(rows_of(self.args.c, &self.own()));
                 OpArgs { bias: Matrix::default(), epilogue: 0, ..args }

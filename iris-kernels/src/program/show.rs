@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Alternative, Core, Gemm, Item, Operands, Program, Work};
+use super::{Alternative, Core, Gemm, Item, Operands, Program, Source, Target, Work};
 
 /// Bytes that each loop moves its steps to the right.
 const INDENT: usize = 2;
@@ -74,9 +74,29 @@ impl fmt::Display for Operands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Operands::Call => f.write_str("of the operands"),
-            Operands::Partial => f.write_str("of the partial"),
+            Operands::Area(area) => write!(f, "of {area}"),
             Operands::OwnRows => f.write_str("of the own rows of C"),
             Operands::Of(of) => write!(f, "of {of}"),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Input => f.write_str("A"),
+            Source::Shard => f.write_str("the own shard of A"),
+            Source::Area(area) => write!(f, "{area}"),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::C | Target::Own => f.write_str("C"),
+            Target::OwnOfC => f.write_str("the own rows of C"),
+            Target::Area(area) => write!(f, "{area}"),
         }
     }
 }

@@ -201,7 +201,7 @@ impl Clock<'_> {
         let bytes = match of {
             Operands::Of(Transfer::Shards) => self.bytes_of_a(),
             Operands::Call if problem.gathers_a => self.bytes_of_a(),
-            Operands::Partial => self.bytes_of_c(problem.wire),
+            Operands::Area(_) => self.bytes_of_c(problem.wire),
             Operands::Call if !problem.multiplies => self.bytes_of_c(problem.wire),
             _ => self.bytes_of_c(problem.output),
         };

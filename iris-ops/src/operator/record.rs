@@ -1,8 +1,8 @@
 //! What a rank says about a call, for its peers to compare with what they say.
 
 use iris_heap::fnv;
-use iris_kernels::Areas;
 use iris_kernels::args::dtype_code;
+use iris_kernels::program::Areas;
 use iris_sync::{Field, Record};
 
 use super::Operator;

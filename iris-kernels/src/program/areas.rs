@@ -3,28 +3,30 @@
 //! A program's steps say which areas it has: a GEMM that reads the gathered A, results that go to the partial, rows
 //! that come from peers. The areas follow one another in the order of [`Area`].
 
+use std::fmt;
+
 use iris_heap::DType;
 
-use super::transfer_of;
+use super::{Gemm, Operands, Program, Transfer, Work};
 use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
-use crate::program::{Gemm, Operands, Program, Source, Target, Transfer, Work};
 
 /// Lines of a matrix begin at multiples of so many elements: whole vectors.
 const LINE: u64 = 8;
 
-/// One matrix.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Area {
-    /// The A of all ranks.
-    Gathered,
-    /// This rank's partial.
-    Partial,
-    /// What each rank sends of its partial: as many rows from each as the largest part has.
-    Blocks,
-    /// The sums of all ranks, as they come.
-    Sums,
-    /// The rows of C of all ranks, as they come.
-    Rows,
+vocabulary! {
+    /// A matrix in the workspace.
+    Area {
+        /// The A of all ranks.
+        Gathered = "the gathered A",
+        /// This rank's partial: without bias, epilogue and residual.
+        Partial = "the partial",
+        /// What each rank sends of its partial: as many rows from each as the largest part has.
+        Blocks = "blocks of partials",
+        /// The sums of all ranks, as they come.
+        Sums = "the sums of all ranks",
+        /// The rows of C of all ranks, as they come.
+        Rows = "the rows of C of all ranks",
+    }
 }
 
 const ALL: [Area; 5] = [Area::Gathered, Area::Partial, Area::Blocks, Area::Sums, Area::Rows];
@@ -53,7 +55,7 @@ impl Sizes {
     }
 
     /// Those of one call.
-    pub(super) fn of(args: &OpArgs) -> Self {
+    pub(crate) fn of(args: &OpArgs) -> Self {
         let OpArgs { m, n, k, ref channel, ref a, ref c, wire, .. } = *args;
         Sizes { shape: [m, n, k], ranks: channel.size, dtypes: [a.dtype, wire, c.dtype] }
     }
@@ -65,13 +67,10 @@ impl Areas {
         let mut areas = Areas::default();
         program.each_step(&mut |step| {
             let used = match step.work {
-                Work::Kernel(_, Operands::Partial) => [Some(Area::Partial), None],
+                Work::Kernel(_, Operands::Area(area)) => [Some(area), None],
                 Work::Kernel(_, Operands::Of(of)) => Area::moved(of),
-                Work::Gemm(Gemm { source, to, .. }) => [
-                    (source == Source::Gathered).then_some(Area::Gathered),
-                    (to == Target::Partial).then_some(Area::Partial),
-                ],
-                work => transfer_of(work).map_or([None; 2], Area::moved),
+                Work::Gemm(Gemm { source, to, .. }) => [source.area(), to.area()],
+                work => work.transfer().map_or([None; 2], Area::moved),
             };
             used.into_iter().flatten().for_each(|area| areas.0[area as usize] = true);
         });
@@ -95,7 +94,7 @@ impl Areas {
     }
 
     /// The matrix of an area, where the first one begins at `address`.
-    pub(super) fn matrix(self, area: Area, of: &Sizes, address: u64) -> Matrix {
+    pub(crate) fn matrix(self, area: Area, of: &Sizes, address: u64) -> Matrix {
         let (rows, cols, dtype) = area.shape(of);
         let address = address + self.before(area as usize, of);
         Matrix { address, ld: Areas::line(cols), rows, cols, dtype, transposed: 0 }
