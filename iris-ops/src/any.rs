@@ -28,6 +28,7 @@ pub struct AnyOp {
 
 /// The matrices of one call of any operator: what it does not use may be anything.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Operands {
     /// A, or the input.
     pub a: MatRef,
@@ -78,7 +79,7 @@ impl AnyOp {
 
     fn matrices(&self, operands: &Operands) -> Matrices {
         let Operands { a, b, c, bias, norm } = *operands;
-        let product = self.plan().op().multiplies();
+        let product = self.plan().row().multiplies();
         let (b, bias) = if product { (Some(b), bias) } else { (None, None) };
         Matrices { a: Some(a), b, c: Some(c), bias, norm }
     }
@@ -122,7 +123,31 @@ impl AnyOp {
     }
 }
 
+impl Operands {
+    /// Neither bias nor RMSNorm.
+    pub fn new(a: MatRef, b: MatRef, c: MatRef) -> Self {
+        Self { a, b, c, bias: None, norm: None }
+    }
+
+    /// With a bias: 1 x N.
+    #[must_use]
+    pub fn bias(self, bias: impl Into<Option<MatRef>>) -> Self {
+        Self { bias: bias.into(), ..self }
+    }
+
+    /// With what belongs to an RMSNorm.
+    #[must_use]
+    pub fn norm(self, norm: impl Into<Option<NormArgs>>) -> Self {
+        Self { norm: norm.into(), ..self }
+    }
+}
+
 impl Op {
+    /// Whether there is a product in it.
+    pub fn multiplies(self) -> bool {
+        ops::row(self).multiplies()
+    }
+
     /// Its variants.
     pub fn variants(self) -> Vec<Variant> {
         ops::row(self).forms.iter().map(|form| form.variant).collect()
@@ -152,7 +177,7 @@ impl Op {
     pub fn request(self, m: usize, n: usize, k: usize) -> Request {
         let row = ops::row(self);
         let (m, n) = if row.c == Part::None { (0, 0) } else { (m, n) };
-        Request::new(row, (m, n, if self.multiplies() { k } else { 0 }))
+        Request::new(row, (m, n, if row.multiplies() { k } else { 0 }))
     }
 }
 
@@ -166,7 +191,7 @@ impl Request {
         let unasked = op.request(0, 0, 0);
         let asked = |is: bool, value: &dyn std::fmt::Debug| is.then(|| format!("{value:?}"));
         let staged = self.variant == Some(Variant::Staged);
-        let message = !op.multiplies() && self.row.c != Part::None;
+        let message = !self.row.multiplies() && self.row.c != Part::None;
         let name = |dtype: Option<DType>| dtype.map(|dtype| dtype.to_string());
         for (what, value) in [
             ("dtype", name(Some(self.dtype).filter(|&dtype| dtype != unasked.dtype))),

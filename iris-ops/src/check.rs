@@ -6,9 +6,9 @@ use crate::args::{Matrices, NormArgs};
 use crate::error::{Error, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
-use crate::options::{Request, Shard};
+use crate::options::Request;
 use crate::plan::Plan;
-use crate::spec::Part;
+use crate::spec::{Part, Row};
 
 /// One call of an op, whose matrices have the plan's types and fit together.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
             expected: "a matrix, which this rank has".into(),
         })
     };
-    let names = names(op);
+    let names = names(row);
     let a = has(row.a).then(|| needed(matrices.a, names[0])).transpose()?;
     let c = has(row.c).then(|| needed(matrices.c, names[1])).transpose()?;
     let call = if request.elements {
@@ -69,20 +69,22 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         });
     }
     let Matrices { a, b, c, bias, norm } = matrices;
-    for (name, matrix, part) in [(names[0], a, row.a), (names[1], c, row.c)] {
+    let shapes = plan.shapes_of(call.m, call.n);
+    for (name, matrix, shape, part) in
+        [(names[0], a, shapes.a, row.a), (names[1], c, shapes.c, row.c)]
+    {
         let Some(matrix) = matrix else { continue };
-        let (shape, why) = shape(plan, part, call, name == "A");
-        shaped(op, name, &matrix, shape, why)?;
+        shaped(op, name, &matrix, shape, part.about())?;
     }
-    let Request { n, k, dtype, .. } = *request;
+    let Request { n, dtype, .. } = *request;
     for (name, matrix, dtype) in
         [(names[0], a, dtype), ("B", b, dtype), (names[1], c, request.output_dtype())]
     {
         matrix.map_or(Ok(()), |matrix| typed(op, name, &matrix, dtype))?;
     }
-    if op.multiplies() {
+    if let Some(shape) = shapes.b {
         let b = needed(b, "B")?;
-        shaped(op, "B", &b, (k, n), "K x N of the plan")?;
+        shaped(op, "B", &b, shape, "that of the plan")?;
         if let Some(bias) = &bias {
             shaped(op, "bias", bias, (1, n), "1 x N of the plan")?;
         }
@@ -95,8 +97,8 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
 }
 
 /// What a user calls what an op reads and what it writes.
-pub(crate) fn names(op: Op) -> [&'static str; 2] {
-    if op.multiplies() { ["A", "C"] } else { ["input", "output"] }
+pub(crate) fn names(row: &Row) -> [&'static str; 2] {
+    if row.multiplies() { ["A", "C"] } else { ["input", "output"] }
 }
 
 /// A call has what belongs to an RMSNorm if the plan has one, and only then.
@@ -121,29 +123,6 @@ fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<
         typed(op, name, &matrix, output)?;
     }
     shaped(op, "weight", &weight, (1, shape.1), "1 x N of the plan")
-}
-
-/// The shape of what a rank has of A or of C in a call, and where its numbers come from.
-fn shape(plan: &Plan, part: Part, call: Call, factor: bool) -> ((usize, usize), &'static str) {
-    let (request, rank) = (plan.request(), plan.ranks().rank);
-    let own = plan.rows_of(rank, call.m).len();
-    let cols = if factor { request.k } else { call.n };
-    match part {
-        Part::All | Part::Root if factor => ((call.m, cols), "M x K of the plan"),
-        Part::All | Part::Root => ((call.m, cols), "M x N of the plan"),
-        Part::Own if factor => ((own, cols), "this rank's part of the rows of C x K"),
-        Part::Own => ((own, cols), "this rank's part of the rows x N"),
-        Part::Blocks => {
-            ((plan.ranks().size * own, cols), "a block of this rank's rows from each rank x N")
-        }
-        Part::Shard => match request.shard {
-            Shard::Rows => ((own, cols), "this rank's shard of M x K"),
-            Shard::Columns => {
-                ((call.m, plan.rows_of(rank, request.k).len()), "this rank's shard of M x K")
-            }
-        },
-        Part::None => ((0, 0), "none"),
-    }
 }
 
 /// Input and output as so many rows as the message has parts there, and the elements of a part.

@@ -22,6 +22,7 @@ pub(crate) use programs::Problem;
 use iris_kernels::program::Program;
 
 use crate::kind::Op;
+use crate::spec::Part;
 
 impl Problem {
     /// Predicted time of a call by a program with this tile, in microseconds; none for a program with a step that
@@ -36,20 +37,21 @@ impl Problem {
     }
 
     /// Time in microseconds that no program is below: of the product, or of the bytes that a rank must send at least.
-    pub(crate) fn limit(&self, machine: &Machine, op: Op) -> f64 {
+    pub(crate) fn limit(&self, machine: &Machine) -> f64 {
         let [m, n, k] = self.shape.map(|it| it as f64);
         let world = self.world as f64;
-        let columns = if self.gathers_a { k } else { n };
+        let row = self.row;
+        let columns = if row.gathers_a() { k } else { n };
         let part = m * columns * self.wire.size() as f64 / world;
-        let rows = if op == Op::MatmulAllGather { m / world } else { m };
+        let rows = if row.a == Part::Own { m / world } else { m };
         // What one rank has all of goes to the next rank, as if each passed it on while it comes.
-        let (sent, peers) = match op.message() {
+        let (sent, peers) = match row.message {
             Op::AllReduce => (2.0 * part * (world - 1.0), world - 1.0),
             Op::Broadcast if self.world > 1 => (part * world, 1.0),
             Op::AllGather | Op::ReduceScatter | Op::AllToAll => (part * (world - 1.0), world - 1.0),
             _ => (0.0, 1.0),
         };
-        let product = if self.multiplies { machine.gemm([rows, n, k], self.dtype) } else { 0.0 };
+        let product = if row.multiplies() { machine.gemm([rows, n, k], self.dtype) } else { 0.0 };
         product.max(machine.sent(sent, peers, machine.link_bytes_per_us))
     }
 }

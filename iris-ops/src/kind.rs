@@ -17,8 +17,8 @@ pub struct UnknownName {
 
 /// An enum whose values have names.
 macro_rules! named {
-    ($(#[$doc:meta])* $type:ident, $what:literal, $count:literal {
-        $($(#[$about:meta])* $name:ident = $text:literal,)*
+    ($(#[$doc:meta])* $type:ident, $what:literal {
+        $($(#[$about:meta])* $name:ident = $text:expr,)*
     }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -28,7 +28,7 @@ macro_rules! named {
 
         impl $type {
             /// All of them.
-            pub const ALL: [$type; $count] = [$($type::$name,)*];
+            pub const ALL: [$type; [$($text),*].len()] = [$($type::$name,)*];
 
             /// The name that [`FromStr`] reads, where hyphens are as good as underscores.
             pub const fn name(self) -> &'static str {
@@ -77,67 +77,42 @@ macro_rules! named {
     };
 }
 
-named! {
-    /// The operators. A new one breaks whoever tells them apart, which is how one finds all places.
-    Op, "op", 11 {
-        /// [`MatmulAllReduce`](crate::MatmulAllReduce).
-        MatmulAllReduce = "matmul_all_reduce",
-        /// [`MatmulReduceScatter`](crate::MatmulReduceScatter).
-        MatmulReduceScatter = "matmul_reduce_scatter",
-        /// [`AllGatherMatmul`](crate::AllGatherMatmul).
-        AllGatherMatmul = "all_gather_matmul",
-        /// [`MatmulAllGather`](crate::MatmulAllGather).
-        MatmulAllGather = "matmul_all_gather",
-        /// [`Matmul`](crate::Matmul).
-        Matmul = "matmul",
-        /// [`AllReduce`](crate::AllReduce).
-        AllReduce = "all_reduce",
-        /// [`AllGather`](crate::AllGather).
-        AllGather = "all_gather",
-        /// [`ReduceScatter`](crate::ReduceScatter).
-        ReduceScatter = "reduce_scatter",
-        /// [`AllToAll`](crate::AllToAll).
-        AllToAll = "all_to_all",
-        /// [`Broadcast`](crate::Broadcast).
-        Broadcast = "broadcast",
-        /// [`Barrier`](crate::Barrier).
-        Barrier = "barrier",
-    }
-}
-
-impl Op {
-    /// The collective that an operator's product is fused with; itself for one without a product, or with no other
-    /// rank.
-    pub(crate) const fn message(self) -> Op {
-        match self {
-            Op::MatmulAllReduce => Op::AllReduce,
-            Op::MatmulReduceScatter => Op::ReduceScatter,
-            Op::AllGatherMatmul | Op::MatmulAllGather => Op::AllGather,
-            alone => alone,
+/// Calls a macro with the module and the type of every operator. Tables of operators are in this order.
+macro_rules! each_operator {
+    ($then:ident) => {
+        $then! {
+            matmul_all_reduce: MatmulAllReduce,
+            matmul_reduce_scatter: MatmulReduceScatter,
+            all_gather_matmul: AllGatherMatmul,
+            matmul_all_gather: MatmulAllGather,
+            matmul: Matmul,
+            all_reduce: AllReduce,
+            all_gather: AllGather,
+            reduce_scatter: ReduceScatter,
+            all_to_all: AllToAll,
+            broadcast: Broadcast,
+            barrier: Barrier,
         }
-    }
-
-    /// Whether there is a product in it.
-    pub const fn multiplies(self) -> bool {
-        match self {
-            Op::MatmulAllReduce
-            | Op::MatmulReduceScatter
-            | Op::AllGatherMatmul
-            | Op::MatmulAllGather
-            | Op::Matmul => true,
-            Op::AllReduce
-            | Op::AllGather
-            | Op::ReduceScatter
-            | Op::AllToAll
-            | Op::Broadcast
-            | Op::Barrier => false,
-        }
-    }
+    };
 }
+pub(crate) use each_operator;
+
+macro_rules! name_operators {
+    ($($module:ident: $op:ident,)*) => {
+        named! {
+            /// The operators. A new one breaks whoever tells them apart, which is how one finds all places.
+            Op, "op" {
+                $(#[doc = concat!("[`", stringify!($op), "`](crate::", stringify!($op), ").")]
+                $op = stringify!($module),)*
+            }
+        }
+    };
+}
+each_operator!(name_operators);
 
 named! {
     /// The ways in which operators are done; [`Op::variants`] says which an operator has.
-    Variant, "variant", 16 {
+    Variant, "variant" {
         /// Every rank pushes to all, and each adds up all of it.
         OneShot = "one_shot",
         /// The owner of a tile adds it up, or gets it from the root, and sends it to all.

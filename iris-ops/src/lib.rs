@@ -108,7 +108,7 @@ pub use kind::{Op, UnknownName, Variant, Why};
 pub use matrix::MatRef;
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
-pub use plan::{Choice, Plan};
+pub use plan::{Choice, Plan, Shapes};
 pub use ranks::Ranks;
 pub use split::split;
 pub use tune::user::TuningFile;

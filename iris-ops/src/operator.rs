@@ -123,7 +123,7 @@ impl Operator {
             None => Ok(Matrix::default()),
         };
         let mut args = self.ready(call).args;
-        let [input, output] = check::names(op);
+        let [input, output] = check::names(self.plan.row());
         (args.a, args.b) = (resolve(input, a)?, resolve("B", b)?);
         (args.c, args.bias) = (resolve(output, c)?, resolve("bias", bias)?);
         let (residual, weight) = (norm.and_then(|norm| norm.residual), norm.map(|it| it.weight));

@@ -263,7 +263,7 @@ impl Request {
                 return invalid("tile", &tile, &format!("from 1 to {WIDEST} either way"));
             }
             if !ranks.device.backend.traits().host_threads
-                && op.multiplies()
+                && self.row.multiplies()
                 && !self.form().is_some_and(Form::is_unfused)
                 && TileSize::fitting(m as u32, n as u32).is_none()
             {

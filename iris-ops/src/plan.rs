@@ -4,7 +4,10 @@ mod fingerprint;
 mod launches;
 pub(crate) mod on_device;
 mod predicted;
+mod shapes;
 pub(crate) mod words;
+
+pub use shapes::Shapes;
 
 use std::fmt;
 use std::ops::Range;

@@ -13,12 +13,16 @@ use crate::kind::{Op, Variant};
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) op: Op,
+    /// The collective that its product is fused with; itself without a product, or with no other rank.
+    pub(crate) message: Op,
     /// Whether N, and K, are the same on all ranks; else they are the rank's own.
     pub(crate) common: Common,
     /// The part of A, or of the input, that a rank has.
     pub(crate) a: Part,
     /// The part of C, or of the output, that a rank gets.
     pub(crate) c: Part,
+    /// What the shapes of its matrices are beside that.
+    pub(crate) dims: fn(n: usize, k: usize) -> Dims,
     /// Which tiles a rank works on.
     pub(crate) tiles: Tiles,
     /// Whether C may be A itself.
@@ -50,6 +54,42 @@ pub(crate) enum Part {
     Shard,
     /// No matrix.
     None,
+}
+
+impl Part {
+    /// The part in words.
+    pub(crate) fn about(self) -> &'static str {
+        match self {
+            Part::All | Part::Root => "all rows",
+            Part::Own => "this rank's part of the rows",
+            Part::Blocks => "this rank's part of the rows, from each rank",
+            Part::Shard => "this rank's shard",
+            Part::None => "none",
+        }
+    }
+}
+
+/// Shapes of matrices, but for the rows that [`Part`] says, by N and K of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dims {
+    /// Columns of A, or of the input.
+    pub(crate) a: usize,
+    /// Rows and columns of B; none without a product.
+    pub(crate) b: Option<(usize, usize)>,
+    /// Columns of C, or of the output.
+    pub(crate) c: usize,
+}
+
+impl Dims {
+    /// C (M x N) = A (M x K) B (K x N).
+    pub(crate) fn product(n: usize, k: usize) -> Dims {
+        Dims { a: k, b: Some((k, n)), c: n }
+    }
+
+    /// Rows of N.
+    pub(crate) fn message(n: usize, _: usize) -> Dims {
+        Dims { a: n, b: None, c: n }
+    }
 }
 
 /// Which tiles a rank works on.
@@ -225,6 +265,16 @@ impl Row {
     /// The form of a variant, if the operator has it.
     pub(crate) fn form(&self, variant: Variant) -> Option<&'static Form> {
         self.forms.iter().find(|form| form.variant == variant)
+    }
+
+    /// Whether it has a product.
+    pub(crate) fn multiplies(&self) -> bool {
+        (self.dims)(1, 1).b.is_some()
+    }
+
+    /// Whether A is gathered, and not C.
+    pub(crate) fn gathers_a(&self) -> bool {
+        self.a == Part::Shard
     }
 
     /// Whether nobody else takes part in a call.

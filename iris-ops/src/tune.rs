@@ -15,7 +15,7 @@ pub(crate) use tiles::{tile, whole_tile};
 
 use crate::cost::Problem;
 use crate::items;
-use crate::kind::{Op, Variant, Why};
+use crate::kind::{Variant, Why};
 use crate::options::{Epilogue, Request, Shard, TileShape};
 use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm};
@@ -155,6 +155,7 @@ impl Problem {
     pub(crate) fn of(ranks: Ranks, request: &Request) -> Problem {
         let Request { row, m, n, k, .. } = *request;
         Problem {
+            row,
             world: ranks.size,
             multiprocessors: ranks.device.multiprocessors,
             shape: [m, n, k],
@@ -162,8 +163,6 @@ impl Problem {
             wire: request.wire_dtype(),
             output: request.output_dtype(),
             columns: request.shard == Shard::Columns,
-            multiplies: row.op.multiplies(),
-            gathers_a: row.op == Op::AllGatherMatmul,
             has_stores: has_stores(ranks, request),
             gated: takes_part(ranks, request, GemmKind::Gated),
             has_engines: !ranks.device.backend.traits().host_threads,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_kernels::Then;
-use iris_ops::{AnyOp, MatRef, Op, OpError, Operands, Plan, Variant};
+use iris_ops::{AnyOp, MatRef, Op, OpError, Operands, Plan, Shapes, Variant};
 use iris_testkit::allocations::Counting;
 
 #[global_allocator]
@@ -16,6 +16,8 @@ static ALLOCATOR: Counting = Counting;
 
 const RANKS: usize = 2;
 const SHAPE: [usize; 3] = [8, 16, 8];
+/// Elements of the largest matrix.
+const ELEMENTS: usize = 8 * 16;
 
 /// Rank 0's call after so many launches, and what followed.
 #[derive(Clone, PartialEq, Debug)]
@@ -180,21 +182,12 @@ fn operands(
     heap: &Arc<SymmetricHeap>,
     plan: &Plan,
 ) -> iris_heap::Result<(Operands, SymSlice<f32>)> {
-    let [m, n, k] = SHAPE;
-    let own = m / RANKS;
-    let (a, c) = match plan.op() {
-        Op::MatmulAllReduce | Op::Matmul => ((m, k), (m, n)),
-        Op::MatmulReduceScatter => ((m, k), (own, n)),
-        Op::AllGatherMatmul | Op::MatmulAllGather => ((own, k), (m, n)),
-        Op::AllReduce | Op::AllToAll | Op::Broadcast => ((m, n), (m, n)),
-        Op::AllGather => ((own, n), (m, n)),
-        Op::ReduceScatter => ((m, n), (own, n)),
-        Op::Barrier => ((0, 0), (0, 0)),
-    };
+    let Shapes { a, b, c, .. } = plan.shapes(SHAPE[0]);
+    // As much on all ranks, of whatever each has.
     let ones = |(rows, cols): (usize, usize)| {
-        Ok::<_, iris_heap::Error>(MatRef::sym(heap.ones::<f32>(rows * cols)?, rows, cols))
+        Ok::<_, iris_heap::Error>(MatRef::sym(heap.ones::<f32>(ELEMENTS)?, rows, cols))
     };
-    let slice = heap.zeros::<f32>(c.0 * c.1)?;
+    let slice = heap.zeros::<f32>(ELEMENTS)?;
     let c = MatRef::sym(slice, c.0, c.1);
-    Ok((Operands { a: ones(a)?, b: ones((k, n))?, c, bias: None, norm: None }, slice))
+    Ok((Operands::new(ones(a)?, ones(b.unwrap_or_default())?, c), slice))
 }

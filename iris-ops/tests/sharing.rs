@@ -88,7 +88,7 @@ fn collectives_take_any_number_of_elements() {
                 let stream = heap.stream()?;
                 let made = AnyOp::new(&heap, &plan)?;
                 let run = |a: MatRef, c: MatRef| -> Result<()> {
-                    made.run(&Operands { a, b: a, c, bias: None, norm: None }, &stream)?;
+                    made.run(&Operands::new(a, a, c), &stream)?;
                     Ok(stream.sync()?)
                 };
                 for (call, count) in counts.into_iter().enumerate() {

@@ -375,11 +375,11 @@ impl<T: Element> Bench<T> {
         let groups = shapes.map(|(rows, cols)| (rows * cols).div_ceil(THREADS as usize));
         let groups = groups.into_iter().max().unwrap_or(1).clamp(1, resident as usize) as u32;
         launch(&self.kernels[0], &self.stream, groups, given)?;
-        op.run(&Operands { a, b, c, bias: None, norm: None }, &self.stream)?;
+        op.run(&Operands::new(a, b, c), &self.stream)?;
         launch(&self.kernels[1], &self.stream, groups, given)?;
         if case.op == Op::Barrier {
             // Nobody writes the next call's words before all have compared this one's.
-            op.run(&Operands { a, b, c, bias: None, norm: None }, &self.stream)?;
+            op.run(&Operands::new(a, b, c), &self.stream)?;
         }
         Ok(())
     }

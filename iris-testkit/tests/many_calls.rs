@@ -56,7 +56,7 @@ fn many_calls(op: Op, variant: &str, calls: usize) {
                 heap.write(input, &values)?;
                 heap.write(output, &[f32::NAN; MOST * N])?;
                 let (a, c) = (MatRef::sym(input, m, N), MatRef::sym(output, m, N));
-                op.run(&Operands { a, b: a, c, bias: None, norm: None }, &stream)?;
+                op.run(&Operands::new(a, a, c), &stream)?;
             }
             stream.sync()?;
             for (index, &(_, output)) in buffers.iter().enumerate() {

@@ -12,10 +12,13 @@ use iris_kernels::program::{
 
 use super::Machine;
 use super::steps::Message;
+use crate::spec::Row;
 
 /// What a call is of, as far as its time depends on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Problem {
+    /// The operator.
+    pub(crate) row: &'static Row,
     pub(crate) world: usize,
     /// Multiprocessors of the device; 0 for a host.
     pub(crate) multiprocessors: u32,
@@ -26,10 +29,6 @@ pub(crate) struct Problem {
     pub(crate) output: DType,
     /// Whether A is split by columns.
     pub(crate) columns: bool,
-    /// Whether the operator has a product.
-    pub(crate) multiplies: bool,
-    /// Whether A is gathered, and not C.
-    pub(crate) gathers_a: bool,
     /// Whether there are GEMMs of our own for the operands, which wait for peers and store to them.
     pub(crate) has_stores: bool,
     /// Whether such a GEMM may wait for the parts of A that engines bring.
@@ -67,7 +66,7 @@ impl Problem {
         let [m, _, k] = self.shape;
         match self.columns {
             true => own(k).div_ceil(cols),
-            false if self.gathers_a => own(m).div_ceil(rows) * k.max(1).div_ceil(cols),
+            false if self.row.gathers_a() => own(m).div_ceil(rows) * k.max(1).div_ceil(cols),
             false => own(m).div_ceil(rows),
         }
     }
@@ -200,13 +199,13 @@ impl Clock<'_> {
         };
         let bytes = match of {
             Operands::Of(Transfer::Shards) => self.bytes_of_a(),
-            Operands::Call if problem.gathers_a => self.bytes_of_a(),
+            Operands::Call if problem.row.gathers_a() => self.bytes_of_a(),
             Operands::Area(_) => self.bytes_of_c(problem.wire),
-            Operands::Call if !problem.multiplies => self.bytes_of_c(problem.wire),
+            Operands::Call if !problem.row.multiplies() => self.bytes_of_c(problem.wire),
             _ => self.bytes_of_c(problem.output),
         };
         let Message { fixed_us, moving_us } = machine.message(kind, world, bytes)?;
-        let fused = of == Operands::Call && kernel != Kernel::Gather && problem.multiplies;
+        let fused = of == Operands::Call && kernel != Kernel::Gather && problem.row.multiplies();
         let product = if fused { product } else { 0.0 };
         // Rows are normalised while others come.
         let within = self.norm == Norm::Within;

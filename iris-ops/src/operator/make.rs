@@ -92,8 +92,8 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
     // Beside a GEMM, the kernels are those of the message.
     let unfused = choice.form.is_unfused() && !plan.alone();
     let build = OpBuild {
-        op: if unfused { op.message().name() } else { op.name() },
-        product: op.multiplies() && !unfused,
+        op: if unfused { plan.row().message.name() } else { op.name() },
+        product: plan.row().multiplies() && !unfused,
         norm: request.rms_norm.is_some(),
         dtype: request.dtype,
         tile_m: choice.tile.m as u32,

@@ -10,7 +10,7 @@ use crate::kind::{self, Op};
 use crate::ops::matmul_all_gather::FORMS;
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output (on all ranks): every rank's input, by rank. Planned by rows, its rows
@@ -38,9 +38,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::AllGather,
+    message: Op::AllGather,
     common: Common { n: true, k: true },
     a: Part::Own,
     c: Part::All,
+    dims: Dims::message,
     tiles: Tiles::Own,
     in_place: false,
     alone: LOCAL,

@@ -10,7 +10,7 @@ use crate::kind::{self, Op};
 pub use crate::options::Staged;
 use crate::options::options;
 use crate::programs::{GATHER, GATHER_COPIED, MATMUL, UNFUSED_GATHER};
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered) B (`k` x `n`, each rank its own),
@@ -52,9 +52,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::AllGatherMatmul,
+    message: Op::AllGather,
     common: Common { n: false, k: true },
     a: Part::Shard,
     c: Part::All,
+    dims: Dims::product,
     tiles: Tiles::Split,
     in_place: false,
     alone: MATMUL,

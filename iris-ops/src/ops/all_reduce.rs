@@ -6,7 +6,7 @@ use crate::kind::Op;
 use crate::ops::matmul_all_reduce::{FORMS, LL};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Norm, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Norm, Part, Row, Tiles};
 
 operator! {
     /// Output (on all ranks) = sum over ranks of input. The output may be the input itself.
@@ -40,9 +40,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::AllReduce,
+    message: Op::AllReduce,
     common: Common { n: true, k: true },
     a: Part::All,
     c: Part::All,
+    dims: Dims::message,
     tiles: Tiles::Whole,
     in_place: true,
     alone: LOCAL,

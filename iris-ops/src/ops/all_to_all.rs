@@ -9,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output: block s is what rank s has for this rank, in block `rank` of its input. Planned by rows,
@@ -37,9 +37,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::AllToAll,
+    message: Op::AllToAll,
     common: Common { n: true, k: true },
     a: Part::All,
     c: Part::Blocks,
+    dims: Dims::message,
     tiles: Tiles::Own,
     in_place: false,
     alone: LOCAL,

@@ -10,7 +10,7 @@ use crate::kind::{Op, Variant};
 use crate::operator::Operator;
 use crate::options::options;
 use crate::programs::BARRIER;
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 /// A barrier of all ranks of the heap, or of those in [`Options::members`]. All ranks make it; only
 /// members run it.
@@ -48,9 +48,11 @@ impl Default for Options {
 
 pub(crate) const ROW: Row = Row {
     op: Op::Barrier,
+    message: Op::Barrier,
     common: Common { n: false, k: false },
     a: Part::None,
     c: Part::None,
+    dims: Dims::message,
     tiles: Tiles::Whole,
     in_place: false,
     alone: BARRIER,

@@ -10,7 +10,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output (on all ranks) = input of the root. The other ranks have no input; on the root the output
@@ -41,9 +41,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::Broadcast,
+    message: Op::Broadcast,
     common: Common { n: true, k: true },
     a: Part::Root,
     c: Part::All,
+    dims: Dims::message,
     tiles: Tiles::Whole,
     in_place: true,
     alone: LOCAL,

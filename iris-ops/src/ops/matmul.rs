@@ -5,7 +5,7 @@ use crate::facade::operator;
 use crate::kind::{Op, Variant};
 use crate::options::options;
 use crate::programs::MATMUL;
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias: nobody else takes part in a call.
@@ -23,9 +23,11 @@ options! { ROW,
 
 pub(crate) const ROW: Row = Row {
     op: Op::Matmul,
+    message: Op::Matmul,
     common: Common { n: false, k: false },
     a: Part::All,
     c: Part::All,
+    dims: Dims::product,
     tiles: Tiles::Whole,
     in_place: false,
     alone: MATMUL,

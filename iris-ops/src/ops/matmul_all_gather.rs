@@ -9,7 +9,7 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{MATMUL, ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks): its rows `split(m, size, rank)` are A (those rows x `k`) B
@@ -42,9 +42,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::MatmulAllGather,
+    message: Op::AllGather,
     common: Common { n: true, k: true },
     a: Part::Own,
     c: Part::All,
+    dims: Dims::product,
     tiles: Tiles::Own,
     in_place: false,
     alone: MATMUL,

@@ -12,7 +12,7 @@ use crate::options::options;
 use crate::programs::{
     ADD_ATOMIC, ADD_LOCKED, MATMUL, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
 };
-use crate::spec::{Common, Form, Memory, Norm, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias added
@@ -58,9 +58,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::MatmulAllReduce,
+    message: Op::AllReduce,
     common: Common { n: true, k: false },
     a: Part::All,
     c: Part::All,
+    dims: Dims::product,
     tiles: Tiles::Whole,
     in_place: false,
     alone: MATMUL,

@@ -9,7 +9,7 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{MATMUL, SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
 
 operator! {
     /// C (rows `split(m, size, rank)` x `n`) = those rows of the sum over ranks of A (`m` x `k`)
@@ -46,9 +46,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::MatmulReduceScatter,
+    message: Op::ReduceScatter,
     common: Common { n: true, k: false },
     a: Part::All,
     c: Part::Own,
+    dims: Dims::product,
     tiles: Tiles::Split,
     in_place: false,
     alone: MATMUL,

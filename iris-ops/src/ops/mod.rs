@@ -14,7 +14,7 @@ pub mod reduce_scatter;
 #[cfg(test)]
 mod tests;
 
-use crate::kind::Op;
+use crate::kind::{Op, each_operator};
 use crate::spec::Row;
 
 /// The types of the operators, their rows and what they read.
@@ -34,16 +34,4 @@ macro_rules! rows {
     };
 }
 
-rows! {
-    matmul_all_reduce: MatmulAllReduce,
-    matmul_reduce_scatter: MatmulReduceScatter,
-    all_gather_matmul: AllGatherMatmul,
-    matmul_all_gather: MatmulAllGather,
-    matmul: Matmul,
-    all_reduce: AllReduce,
-    all_gather: AllGather,
-    reduce_scatter: ReduceScatter,
-    all_to_all: AllToAll,
-    broadcast: Broadcast,
-    barrier: Barrier,
-}
+each_operator!(rows);

@@ -10,7 +10,7 @@ use crate::kind::{self, Op};
 use crate::ops::matmul_reduce_scatter::FORMS;
 use crate::options::options;
 use crate::programs::LOCAL;
-use crate::spec::{Common, Form, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
     /// Output = this rank's part of the sum over ranks of input. Planned by rows, it is the rows
@@ -38,9 +38,11 @@ variants! { ROW;
 
 pub(crate) const ROW: Row = Row {
     op: Op::ReduceScatter,
+    message: Op::ReduceScatter,
     common: Common { n: true, k: true },
     a: Part::All,
     c: Part::Own,
+    dims: Dims::message,
     tiles: Tiles::Split,
     in_place: false,
     alone: LOCAL,

@@ -54,7 +54,7 @@ impl Plan {
 
     /// Whether the kernels of such a call multiply tiles, and do not only move or add up a message.
     fn is_product(&self, choice: &Choice) -> bool {
-        self.op().multiplies() && (!choice.form.is_unfused() || self.alone())
+        self.row().multiplies() && (!choice.form.is_unfused() || self.alone())
     }
 
     /// How many of the workgroups of such a call, of which there are `groups`, only send, while the others take or

@@ -29,7 +29,7 @@ impl Plan {
     /// Time in microseconds that no program is below, on the same machine: of the product, or of the bytes that a rank
     /// must send at least.
     pub fn limit(&self, size: usize) -> f64 {
-        self.problem(size).limit(&self.ranks.tuning().machine, self.op())
+        self.problem(size).limit(&self.ranks.tuning().machine)
     }
 
     /// Whether the program of such calls has run on this architecture among so many ranks, in the test suite and the

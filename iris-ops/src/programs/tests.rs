@@ -20,7 +20,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
         for form in row(op).forms {
             // Unfused programs launch the kernels of the message.
             let (name, unfused) = (op.name(), form.is_unfused());
-            let message = op.message().name();
+            let message = row(op).message.name();
             let plain = OpBuild {
                 op: if unfused { message } else { name },
                 product: op.multiplies() && !unfused,

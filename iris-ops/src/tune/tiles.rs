@@ -29,7 +29,7 @@ pub(crate) fn whole_tile(ranks: Ranks, request: &Request) -> TileShape {
 pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
     // Of what is unfused the message has tiles; alone there is none.
-    let product = row.op.multiplies() && (!form.is_unfused() || ranks.size == 1);
+    let product = row.multiplies() && (!form.is_unfused() || ranks.size == 1);
     if let Some(tile) = table::tile(ranks, request, form.variant)
         && is_as_measured(ranks, request, form)
     {

@@ -93,7 +93,7 @@ impl Sample {
         let [a, b, c] = self.shapes();
         let matrix = |slice, (rows, cols)| MatRef::sym(slice, rows, cols);
         let (a, b, c) = (matrix(room.a, a), matrix(room.b, b), matrix(room.c, c));
-        Operands { a, b, c, bias: None, norm: None }
+        Operands::new(a, b, c)
     }
 
     /// A (0) or B (1) of a rank in a call: integers in [-8, 8].

@@ -215,24 +215,21 @@ fn calls(
         set.bias.fill(heap, call.bias.as_ref())?;
         set.a.fill(heap, Some(&call.a))?;
         let c_matrix = set.c.matrix(heap, c)?;
-        let operands = Operands {
-            a: if in_place { c_matrix } else { set.a.matrix(heap, a)? },
-            b: set.b.matrix(heap, b)?,
-            c: c_matrix,
-            bias: if call.bias.is_some() { Some(set.bias.matrix(heap, (1, c.1))?) } else { None },
-            norm: if normed {
-                let (weight, normed) =
-                    (set.weight.matrix(heap, (1, c.1))?, set.normed.matrix(heap, c)?);
-                let norm = NormArgs::new(weight, normed);
+        let bias = call.bias.as_ref().map(|_| set.bias.matrix(heap, (1, c.1))).transpose()?;
+        let norm = match normed {
+            false => None,
+            true => {
+                let weight = set.weight.matrix(heap, (1, c.1))?;
+                let norm = NormArgs::new(weight, set.normed.matrix(heap, c)?);
                 Some(match call.residual {
                     Some(_) if in_c => norm.residual(c_matrix),
                     Some(_) => norm.residual(set.residual.matrix(heap, c)?),
                     None => norm,
                 })
-            } else {
-                None
-            },
+            }
         };
+        let a = if in_place { c_matrix } else { set.a.matrix(heap, a)? };
+        let operands = Operands::new(a, set.b.matrix(heap, b)?, c_matrix).bias(bias).norm(norm);
         called.push(call);
         if case.paced {
             heap.world().barrier()?;
@@ -284,7 +281,7 @@ fn barriers(
     let members = case.options.members.clone().unwrap_or((0..heap.size()).collect());
     let word = heap.zeros::<i32>(1)?;
     let nothing = MatRef::sym(word, 0, 0);
-    let none = Operands { a: nothing, b: nothing, c: nothing, bias: None, norm: None };
+    let none = Operands::new(nothing, nothing, nothing);
     let mut times = Vec::new();
     for call in 1..=case.rows.len() as i32 {
         if !members.contains(&heap.rank()) {

@@ -76,7 +76,7 @@ impl Ready {
 pub fn operands(case: &Case, ranks: Ranks, slices: [SymSlice<f32>; 3], m: usize) -> Operands {
     let shapes = case.shapes(ranks, m);
     let [a, b, c] = [0, 1, 2].map(|at| MatRef::sym(slices[at], shapes[at].0, shapes[at].1));
-    Operands { a, b, c, bias: None, norm: None }
+    Operands::new(a, b, c)
 }
 
 /// One case of every op and variant; small.

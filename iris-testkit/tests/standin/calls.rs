@@ -94,13 +94,13 @@ impl<'a> Calls<'a> {
                 })
             }
         };
-        let operands = Operands {
-            a: if case.in_place { c_matrix } else { at(0, input, a, case.a)? },
-            b: at(1, input, b, case.b)?,
-            c: c_matrix,
-            bias: if case.bias { Some(at(3, *bias, (1, c.1), plain)?) } else { None },
-            norm,
-        };
+        let operands = Operands::new(
+            if case.in_place { c_matrix } else { at(0, input, a, case.a)? },
+            at(1, input, b, case.b)?,
+            c_matrix,
+        )
+        .bias(if case.bias { Some(at(3, *bias, (1, c.1), plain)?) } else { None })
+        .norm(norm);
         Ok(self.op.run(&operands, stream)?)
     }
 

@@ -309,20 +309,10 @@ impl LayerJob {
         let output_wanted = block.output.some_rows(rows);
         // Weights are stored (out, in): as right factors they are read the other way.
         let operands = [
-            Operands {
-                a: x.matrix()?,
-                b: up.matrix()?.transposed(),
-                c: h.matrix()?,
-                bias: Some(up_bias.matrix()?),
-                norm: None,
-            },
-            Operands {
-                a: h.matrix()?,
-                b: down.matrix()?.transposed(),
-                c: y.matrix()?,
-                bias: Some(down_bias.matrix()?),
-                norm: None,
-            },
+            Operands::new(x.matrix()?, up.matrix()?.transposed(), h.matrix()?)
+                .bias(up_bias.matrix()?),
+            Operands::new(h.matrix()?, down.matrix()?.transposed(), y.matrix()?)
+                .bias(down_bias.matrix()?),
         ];
         let results = [(&h, &hidden_wanted), (&y, &output_wanted)];
         let stream = heap.stream()?;

@@ -330,8 +330,7 @@ impl Job for OperatorJob {
             c.poison(&heap)
         };
         let (a, b, c) = (&a, &b, &c);
-        let operands =
-            Operands { a: a.matrix()?, b: b.matrix()?, c: c.matrix()?, bias: None, norm: None };
+        let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
         let stream = heap.stream()?;
         let mut crossed = Crossed::new(&heap, op)?;
         let mut call = |late: bool| -> Result<f64> {

@@ -129,7 +129,7 @@ impl Bed {
 
     fn operands(&self) -> Result<Operands> {
         let Bed { a, b, c, .. } = self;
-        Ok(Operands { a: a.matrix()?, b: b.matrix()?, c: c.matrix()?, bias: None, norm: None })
+        Ok(Operands::new(a.matrix()?, b.matrix()?, c.matrix()?))
     }
 
     /// Microseconds of ops that are enqueued together, which all ranks begin together.
@@ -209,7 +209,7 @@ impl Job for RatioJob {
                 let mut barrier = make(Op::Barrier, "auto", &none)?;
                 let message = Options::new(ratio.m, ratio.n, 0);
                 let mut reduce = make(Op::AllReduce, &ratio.variant, &message)?;
-                let in_place = Operands { a: operands.c, ..operands };
+                let in_place = Operands::new(operands.c, operands.b, operands.c);
                 turns(
                     ratio,
                     ranks.rank,

@@ -256,8 +256,7 @@ impl Job for TuneJob {
         a.fill(&heap, |row, col| problem.own_a(op, ranks, row, col))?;
         b.fill(&heap, |row, col| problem.own_b(op, ranks, row, col))?;
         c.poison(&heap)?;
-        let operands =
-            Operands { a: a.matrix()?, b: b.matrix()?, c: c.matrix()?, bias: None, norm: None };
+        let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
         let stream = heap.stream()?;
         let mut ops = Vec::new();
         for choice in &self.choices {

@@ -178,7 +178,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let matrices = [a, b, c].into_iter().zip(shapes);
     let matrices: Vec<_> = matrices.map(|(it, shape)| MatRef::sym(it, shape.0, shape.1)).collect();
     let [a_matrix, b_matrix, c_matrix] = matrices[..] else { bail!("three matrices") };
-    let operands = Operands { a: a_matrix, b: b_matrix, c: c_matrix, bias: None, norm: None };
+    let operands = Operands::new(a_matrix, b_matrix, c_matrix);
     let stream = heap.stream()?;
     stages.begin(Some(Stage::Calls));
     for call in 1..=20u8 {

@@ -130,18 +130,18 @@ impl Matrices {
         let matrix = |slice, shape| matrix(slice, dtype, shape);
         let (a, b) = (matrix(self.a, a)?, matrix(self.b, b)?);
         if shape.options.rms_norm.is_none() {
-            return Ok(Operands { a, b, c: matrix(self.c, c)?, bias: None, norm: None });
+            return Ok(Operands::new(a, b, matrix(self.c, c)?));
         }
         let norm = NormArgs::new(matrix(self.weight, (1, c.1))?, matrix(self.c, c)?);
         let norm = Some(norm.residual(matrix(self.residual, c)?));
-        Ok(Operands { a, b, c: matrix(self.between, c)?, bias: None, norm })
+        Ok(Operands::new(a, b, matrix(self.between, c)?).norm(norm))
     }
 
     /// What such an op is timed beside.
     fn apart(&self, shape: &Shape, plan: &Plan, ranks: Ranks) -> Result<Apart> {
         let OpOptions { m, n, dtype, rms_norm, .. } = shape.options;
         let op = AnyOp::new(&self.heap, plan)?;
-        let operands = Operands { norm: None, ..self.operands(shape, ranks)? };
+        let operands = self.operands(shape, ranks)?.norm(None);
         let rows = norm::Rows {
             shape: (m, n),
             dtype,
@@ -181,7 +181,7 @@ impl Matrices {
         let c = if scattered { self.between } else { self.other_c };
         let matrix = |slice, size| matrix(slice, shape.options.dtype, size);
         let (a, b, c) = (matrix(a, (m, k))?, matrix(self.b, (k, n))?, matrix(c, (m, n))?);
-        Ok(Operands { a, b, c, bias: None, norm: None })
+        Ok(Operands::new(a, b, c))
     }
 }
 

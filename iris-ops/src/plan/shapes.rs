@@ -1,0 +1,56 @@
+//! The shapes of a rank's matrices in a call.
+
+use super::Plan;
+use crate::options::Shard;
+use crate::spec::{Dims, Part};
+
+/// Rows and columns of one rank's matrices in a call; 0 x 0 for one that it does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Shapes {
+    /// A, or the input.
+    pub a: (usize, usize),
+    /// B; none of an operator without a product.
+    pub b: Option<(usize, usize)>,
+    /// C, or the output.
+    pub c: (usize, usize),
+}
+
+impl Plan {
+    /// Shapes of this rank's matrices in a call of so many rows; of a message of elements: in a call of so many
+    /// elements of a part, each part as a row.
+    ///
+    /// ```
+    /// use iris_ops::{Ranks, matmul_reduce_scatter};
+    /// let plan = matmul_reduce_scatter::Options::new(512, 8192, 3584).plan(Ranks::new(0, 2))?;
+    /// let shapes = plan.shapes(101); // of which rank 0 owns 51
+    /// assert_eq!((shapes.a, shapes.b), ((101, 3584), Some((3584, 8192))));
+    /// assert_eq!(shapes.c, (51, 8192));
+    /// # anyhow::Ok(())
+    /// ```
+    pub fn shapes(&self, size: usize) -> Shapes {
+        match self.request.elements {
+            true => self.shapes_of(self.request.m, size),
+            false => self.shapes_of(size, self.request.n),
+        }
+    }
+
+    /// Shapes in a call of this whole product or message.
+    pub(crate) fn shapes_of(&self, m: usize, n: usize) -> Shapes {
+        let (rank, k) = (self.ranks.rank, self.request.k);
+        let Dims { a, b, c } = (self.row().dims)(n, k);
+        let own = |len: usize| self.rows_of(rank, len).len();
+        let shape = |part: Part, cols: usize| match part {
+            Part::All => (m, cols),
+            Part::Root if self.request.root == rank => (m, cols),
+            Part::Own => (own(m), cols),
+            Part::Blocks => (self.ranks.size * own(m), cols),
+            Part::Shard => match self.request.shard {
+                Shard::Rows => (own(m), cols),
+                Shard::Columns => (m, own(cols)),
+            },
+            Part::Root | Part::None => (0, 0),
+        };
+        Shapes { a: shape(self.row().a, a), b, c: shape(self.row().c, c) }
+    }
+}
