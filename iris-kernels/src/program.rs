@@ -22,6 +22,8 @@ use crate::kernel::Kernel;
 pub use crate::kernel::Effects;
 pub use areas::{Area, Areas, Sizes};
 pub use check::Broken;
+pub use walk::At;
+pub(crate) use walk::walk;
 
 /// An enum whose values have words, by which programs are printed.
 macro_rules! vocabulary {
@@ -43,6 +45,7 @@ macro_rules! vocabulary {
 mod areas;
 mod check;
 mod show;
+mod walk;
 
 /// The steps of a call of one size class.
 #[derive(Clone, Copy, Debug)]
@@ -274,15 +277,6 @@ pub enum Lane {
     Side,
 }
 
-/// The place of a step in the loops around it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct At {
-    /// The number of the part.
-    pub part: Option<u32>,
-    /// The peer.
-    pub peer: Option<u32>,
-}
-
 impl Program {
     /// A program without an RMSNorm.
     pub const fn new(alternatives: &'static [Alternative]) -> Self {
@@ -350,59 +344,10 @@ impl Program {
         })
     }
 
-    /// Calls `visit` for each step of an alternative, the RMSNorm included, in the order of a call with so many parts;
-    /// `peers` are the calling rank's.
-    ///
-    /// # Errors
-    /// The first of `visit`, which ends it.
-    pub fn walk<Peers: Iterator<Item = u32>, E>(
-        &self,
-        of: &'static Alternative,
-        bounds: (u32, &impl Fn() -> Peers),
-        visit: &mut dyn FnMut(&Step, At) -> Result<(), E>,
-    ) -> Result<(), E> {
-        walk(self.items(of), At::default(), bounds, visit)
-    }
-
     /// Whether it has alternatives with this condition.
     pub fn asks(&self, when: When) -> bool {
         self.alternatives.iter().any(|it| it.when.contains(&when))
     }
-}
-
-/// Calls `visit` for each step, in the order of a call with so many parts. `peers` are this rank's.
-pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
-    items: impl IntoIterator<Item = &'a Item>,
-    at: At,
-    (parts, peers): (u32, &impl Fn() -> Peers),
-    visit: &mut dyn FnMut(&'a Step, At) -> Result<(), E>,
-) -> Result<(), E> {
-    for item in items {
-        match *item {
-            Item::Do(ref step) => visit(step, at)?,
-            Item::Parts(items) => {
-                for part in 0..=parts {
-                    for item in items {
-                        let (items, part) = match *item {
-                            Item::Late(items) if part > 0 => (items, part - 1),
-                            Item::Late(_) => continue,
-                            _ if part < parts => (std::slice::from_ref(item), part),
-                            _ => continue,
-                        };
-                        walk(items, At { part: Some(part), ..at }, (parts, peers), visit)?;
-                    }
-                }
-            }
-            // Only a loop over parts has any; `check` refuses others.
-            Item::Late(_) => {}
-            Item::Peers(items) => {
-                for peer in peers() {
-                    walk(items, At { peer: Some(peer), ..at }, (parts, peers), visit)?;
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 impl Source {

@@ -235,6 +235,19 @@ impl Task {
         (0..self.rows(self.meaning().gets, to)).filter(needed).count()
     }
 
+    /// What all ranks contribute, by rank, where this one has these factors; `exchange` tells all ranks a matrix of
+    /// each.
+    ///
+    /// # Errors
+    /// Those of `exchange`.
+    pub fn contributions<E>(
+        &self,
+        (a, b): (&Dense, &Dense),
+        exchange: impl Fn(&Part) -> Result<Vec<Part>, E>,
+    ) -> Result<Vec<Part>, E> {
+        exchange(&self.contribution(a, Some(b)))
+    }
+
     /// What a rank with these factors contributes. `b` is used where the product comes first.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
         match (self.meaning().product, b) {

@@ -315,7 +315,7 @@ fn verify(
     let (mut worst, mut difference) = (Measured::default(), 0.0f64);
     for (index, call) in calls.iter().enumerate() {
         let task = Task { op: case.op, size, m: call.m, options: options.clone() };
-        let parts = exchange(heap, &task.contribution(&call.a, Some(&call.b)))?;
+        let parts = task.contributions((&call.a, &call.b), |part| exchange(heap, part))?;
         let (bias, residual) = (call.bias.as_ref(), call.residual.as_ref());
         let expected = task.expected(rank, &parts, Some(&call.b), bias, residual);
         let Output { c: seen, normed, bits } = call.output.as_ref().context("no output")?;
@@ -365,7 +365,7 @@ fn differing(dtype: DType, ours: &[u8], theirs: &[u8]) -> f64 {
     pairs.map(|(a, b)| (value(a) - value(b)).abs()).fold(0.0, f64::max)
 }
 
-/// Everybody's contribution, by rank: a collective step of the host.
+/// One matrix of each rank, by rank: a collective step of the host.
 fn exchange(heap: &SymmetricHeap, part: &Part) -> anyhow::Result<Vec<Part>> {
     let mut numbers = Vec::with_capacity(4 + 2 * part.value.data.len());
     for matrix in [&part.value, &part.magnitude] {

@@ -1,0 +1,63 @@
+//! The order in which a call goes through the steps and loops of a program.
+
+use super::{Alternative, Item, Program, Step};
+
+/// The place of a step in the loops around it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct At {
+    /// The number of the part.
+    pub part: Option<u32>,
+    /// The peer.
+    pub peer: Option<u32>,
+}
+
+impl Program {
+    /// Calls `visit` for each step of an alternative, the RMSNorm included, in the order of a call with so many parts;
+    /// `peers` are the calling rank's.
+    ///
+    /// # Errors
+    /// The first of `visit`, which ends it.
+    pub fn walk<Peers: Iterator<Item = u32>, E>(
+        &self,
+        of: &'static Alternative,
+        bounds: (u32, &impl Fn() -> Peers),
+        visit: &mut dyn FnMut(&Step, At) -> Result<(), E>,
+    ) -> Result<(), E> {
+        walk(self.items(of), At::default(), bounds, visit)
+    }
+}
+
+/// Calls `visit` for each step, in the order of a call with so many parts. `peers` are this rank's.
+pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
+    items: impl IntoIterator<Item = &'a Item>,
+    at: At,
+    (parts, peers): (u32, &impl Fn() -> Peers),
+    visit: &mut dyn FnMut(&'a Step, At) -> Result<(), E>,
+) -> Result<(), E> {
+    for item in items {
+        match *item {
+            Item::Do(ref step) => visit(step, at)?,
+            Item::Parts(items) => {
+                for part in 0..=parts {
+                    for item in items {
+                        let (items, part) = match *item {
+                            Item::Late(items) if part > 0 => (items, part - 1),
+                            Item::Late(_) => continue,
+                            _ if part < parts => (std::slice::from_ref(item), part),
+                            _ => continue,
+                        };
+                        walk(items, At { part: Some(part), ..at }, (parts, peers), visit)?;
+                    }
+                }
+            }
+            // Only a loop over parts has any; `check` refuses others.
+            Item::Late(_) => {}
+            Item::Peers(items) => {
+                for peer in peers() {
+                    walk(items, At { peer: Some(peer), ..at }, (parts, peers), visit)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
