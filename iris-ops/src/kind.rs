@@ -77,26 +77,6 @@ macro_rules! named {
     };
 }
 
-/// Calls a macro with the module and the type of every operator. Tables of operators are in this order.
-macro_rules! each_operator {
-    ($then:ident) => {
-        $then! {
-            matmul_all_reduce: MatmulAllReduce,
-            matmul_reduce_scatter: MatmulReduceScatter,
-            all_gather_matmul: AllGatherMatmul,
-            matmul_all_gather: MatmulAllGather,
-            matmul: Matmul,
-            all_reduce: AllReduce,
-            all_gather: AllGather,
-            reduce_scatter: ReduceScatter,
-            all_to_all: AllToAll,
-            broadcast: Broadcast,
-            barrier: Barrier,
-        }
-    };
-}
-pub(crate) use each_operator;
-
 macro_rules! name_operators {
     ($($module:ident: $op:ident,)*) => {
         named! {
@@ -108,6 +88,7 @@ macro_rules! name_operators {
         }
     };
 }
+// The list stands with the operators, in `ops/mod.rs`.
 each_operator!(name_operators);
 
 named! {

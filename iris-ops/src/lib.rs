@@ -70,6 +70,10 @@
 
 #![deny(unsafe_code)]
 
+// First: its list of operators is read by the modules that follow.
+#[macro_use]
+mod ops;
+
 mod any;
 mod args;
 mod check;
@@ -83,7 +87,6 @@ mod kind;
 mod matrix;
 mod needs;
 mod operator;
-mod ops;
 mod options;
 mod plan;
 mod programs;

@@ -1,5 +1,24 @@
 //! The operators, a file each: its documentation, its options, and its row.
 
+/// Calls a macro with the module and the type of every operator. Tables of operators are in this order.
+macro_rules! each_operator {
+    ($then:ident) => {
+        $then! {
+            matmul_all_reduce: MatmulAllReduce,
+            matmul_reduce_scatter: MatmulReduceScatter,
+            all_gather_matmul: AllGatherMatmul,
+            matmul_all_gather: MatmulAllGather,
+            matmul: Matmul,
+            all_reduce: AllReduce,
+            all_gather: AllGather,
+            reduce_scatter: ReduceScatter,
+            all_to_all: AllToAll,
+            broadcast: Broadcast,
+            barrier: Barrier,
+        }
+    };
+}
+
 pub mod all_gather;
 pub mod all_gather_matmul;
 pub mod all_reduce;
@@ -14,7 +33,7 @@ pub mod reduce_scatter;
 #[cfg(test)]
 mod tests;
 
-use crate::kind::{Op, each_operator};
+use crate::kind::Op;
 use crate::spec::Row;
 
 /// The types of the operators, their rows and what they read.
