@@ -104,6 +104,11 @@ impl Meaning {
         self.sums || self.gives != self.gets
     }
 
+    /// Whether each rank sends as many rows to all as it owns: of sums beside what it sends to their owners.
+    pub fn spreads(&self) -> bool {
+        self.gets == Rows::All
+    }
+
     /// Whether every rank gets the same matrix: not where nothing is exchanged, nor where each multiplies
     /// what it got by a B of its own.
     pub fn replicates(&self) -> bool {

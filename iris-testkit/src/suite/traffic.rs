@@ -73,7 +73,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
             let flags: usize = others.map(|other| tiles((part(other), n), tile)).sum();
-            let (to_all, own) = if meaning.gets == Rows::All {
+            let (to_all, own) = if meaning.spreads() {
                 (part(rank) * n * output * peers, tiles((part(rank), n), tile) * peers)
             } else {
                 (0, 0)
