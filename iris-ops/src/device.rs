@@ -104,7 +104,7 @@ impl Device {
     /// [`HeapOptions::device`](iris_heap::HeapOptions::device) names another, as the driver describes it.
     ///
     /// # Errors
-    /// Those of [`BackendKind::device_of`]: no driver, no device.
+    /// Errors of [`BackendKind::device_of`], such as a missing driver or device.
     pub fn of_rank(backend: BackendKind, local_rank: usize) -> iris_heap::Result<Self> {
         if backend.traits().host_threads {
             return Ok(Self::host());

@@ -3,7 +3,8 @@
 use iris_heap::*;
 use iris_ops::*;
 
-/// Both crates have an error, a result and a request; their names must not clash.
+/// Makes a plan by names from both crates: each has an error, a result and a request, and they must
+/// not clash.
 fn planned(world: &World) -> OpResult<Plan> {
     let request: OpRequest = Op::AllReduce.request(3, 4, 0);
     let plan: Result<Plan, OpError> = request.plan(world);
