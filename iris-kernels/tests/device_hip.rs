@@ -6,7 +6,8 @@ use std::process::{Command, ExitCode};
 
 use iris_kernels::rtc::{Compiler, Options};
 use iris_kernels::source::{KERNELS, SourceKind};
-use iris_testkit::harness::{self, Group, named, over_all};
+use iris_testkit::harness::{self, Group, named};
+use rayon::prelude::*;
 
 const KERNEL_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 
@@ -60,7 +61,7 @@ fn every_kernel_compiles() {
     let arches = ["gfx90a", "gfx942"];
     let jobs: Vec<_> =
         arches.iter().flat_map(|arch| KERNELS.iter().map(move |it| (arch, it))).collect();
-    over_all(&jobs, |(arch, text)| {
+    jobs.par_iter().for_each(|(arch, text)| {
         let source = Path::new(KERNEL_FOLDER).join(text.name);
         let product = text.kind == SourceKind::TileGemm;
         let how = if product { "-O3" } else { "-fsyntax-only" };

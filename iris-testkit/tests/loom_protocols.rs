@@ -5,20 +5,20 @@
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
 use iris_testkit::Level;
-use iris_testkit::harness::over_all;
 use iris_testkit::model::ll::{self, Pattern};
 use iris_testkit::model::ops::Accumulate;
 use iris_testkit::model::{Rules, Scenario, loom_memory, ops, primitives};
+use rayon::prelude::*;
 
 /// Scenario, preemption bound, and at least how many executions that is.
 type Case = (Scenario, Option<usize>, u64);
 
 fn check(cases: impl IntoIterator<Item = Case>) {
     let cases: Vec<Case> = cases.into_iter().collect();
-    let reports = over_all(&cases, |(scenario, preemptions, _)| {
+    let reports = cases.par_iter().map(|(scenario, preemptions, _)| {
         loom_memory::check(scenario, &Rules::default(), *preemptions)
     });
-    for (report, (.., at_least)) in reports.iter().zip(&cases) {
+    for (report, (.., at_least)) in reports.collect::<Vec<_>>().iter().zip(&cases) {
         println!("{report}");
         assert!(report.failure.is_none(), "{report}\n{}", report.history());
         assert!(report.executions >= *at_least, "{report}: expected at least {at_least}");

@@ -4,12 +4,12 @@
 use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
 use iris_testkit::Level;
-use iris_testkit::harness::over_all;
 use iris_testkit::model::ll::{self, Pattern};
 use iris_testkit::model::mutants::{STATES, slots_whole_range, whole_range};
 use iris_testkit::model::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
 use iris_testkit::model::ops::{Accumulate, Beside};
 use iris_testkit::model::{Report, Rules, Scenario, ops, primitives, search};
+use rayon::prelude::*;
 
 fn report(report: &Report, at_least: u64) {
     println!("{report}");
@@ -142,10 +142,11 @@ fn random_schedules_of_up_to_four_ranks() {
         scenarios.push(ops::staged(&groups, 2, 2).threads(2));
         scenarios.push(ops::beside(ranks, 2, 3, Beside::Right).threads(2));
     }
-    let placed: Vec<(&Scenario, u64)> = scenarios.iter().zip(1..).collect();
-    let found = over_all(&placed, |&(scenario, place)| {
-        search::random(scenario, &Rules::default(), place * 1_000_000, runs)
+    let placed = scenarios.par_iter().enumerate().map(|(at, scenario)| {
+        let seed = (at as u64 + 1) * 1_000_000;
+        search::random(scenario, &Rules::default(), seed, runs)
     });
+    let found: Vec<Report> = placed.collect();
     for found in &found {
         assert!(found.failure.is_none(), "{found}\n{}", found.history());
     }
@@ -175,7 +176,8 @@ fn random_schedules_of_five_and_eight_ranks() {
         scenarios.push(primitives::barrier(ranks, Members::all(ranks), 3, true));
     }
     let found =
-        over_all(&scenarios, |scenario| search::random(scenario, &Rules::default(), 1, runs));
+        scenarios.par_iter().map(|scenario| search::random(scenario, &Rules::default(), 1, runs));
+    let found: Vec<Report> = found.collect();
     for found in &found {
         report(found, runs);
     }

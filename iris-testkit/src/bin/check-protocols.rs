@@ -1,10 +1,10 @@
 //! Checks the protocols without a GPU and prints what was checked; see `iris_testkit::check`.
 
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use iris_testkit::output::READER_GONE;
-use iris_testkit::{check, note, say};
+use iris_testkit::check;
 
 /// Check the protocols in models, in Rust and in the source that runs on the GPU, and the code that
 /// the compilers make of it.
@@ -26,39 +26,39 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let Arguments { json, full, allow_skips, resources } = Arguments::parse();
-    if resources {
-        return print_resources();
-    }
-    let start = std::time::Instant::now();
-    let summary = check::run(check::Options { full, require: !allow_skips });
-    let printed = say!("{summary}\n{:.0} s", start.elapsed().as_secs_f64());
-    let printed = printed.and_then(|()| if json { say!("{}", summary.json()) } else { Ok(()) });
-    match printed {
-        Ok(()) => summary.exit_code().into(),
-        Err(error) if error.reader_gone() => READER_GONE.into(),
+    let arguments = Arguments::parse();
+    let done = if arguments.resources { print_resources() } else { print_checks(&arguments) };
+    match done {
+        Ok(code) => code.into(),
+        // The exit code that a shell gives to a program that SIGPIPE ends.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => (128 + 13).into(),
         Err(error) => {
-            note!("check-protocols: {error}");
+            let _ = writeln!(io::stderr(), "check-protocols: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// By architecture, a line a kernel.
-fn print_resources() -> ExitCode {
+/// Runs all checks, prints the summary, and returns its exit code.
+fn print_checks(&Arguments { json, full, allow_skips, .. }: &Arguments) -> io::Result<u8> {
+    let start = std::time::Instant::now();
+    let summary = check::run(check::Options { full, require: !allow_skips });
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{summary}\n{:.0} s", start.elapsed().as_secs_f64())?;
+    if json {
+        writeln!(stdout, "{}", summary.json())?;
+    }
+    Ok(summary.exit_code())
+}
+
+/// Prints a line for each kernel of each architecture, and returns 0.
+fn print_resources() -> io::Result<u8> {
+    let mut stdout = io::stdout().lock();
     for arch in ["gfx90a", "gfx942"] {
-        let kernels = match check::device_code::resources(arch) {
-            Ok(kernels) => kernels,
-            Err(error) => {
-                note!("check-protocols: {arch}: {error}");
-                return ExitCode::FAILURE;
-            }
-        };
-        for kernel in kernels {
-            if say!("{arch} {kernel}").is_err() {
-                return READER_GONE.into();
-            }
+        let kernels = check::device_code::resources(arch);
+        for kernel in kernels.map_err(|error| io::Error::other(format!("{arch}: {error}")))? {
+            writeln!(stdout, "{arch} {kernel}")?;
         }
     }
-    ExitCode::SUCCESS
+    Ok(0)
 }

@@ -6,9 +6,10 @@ mod catalogue;
 pub mod device_code;
 mod summary;
 
-use std::thread::Builder;
+use std::io::{self, Write};
 
-use crate::harness::over_all;
+use rayon::prelude::*;
+
 use crate::model::mutants::{self, Mutant};
 use crate::model::{headers, schedule};
 
@@ -30,34 +31,32 @@ pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
     let compile = || {
         let source = device_code::Source::embedded();
-        over_all(&device_code::ARCHS, |&arch| device_code::check(arch, &source))
+        device_code::ARCHS.into_par_iter().map(|arch| device_code::check(arch, &source)).collect()
     };
-    std::thread::scope(|scope| {
-        // Two threads share the models, and two more the architectures, which take longer.
-        let compiled = Builder::new().spawn_scoped(scope, compile);
-        summary.models = over_all(&catalogue(options.full), |model| {
+    let models = || {
+        let models = catalogue(options.full).into_par_iter().map(|model| {
             let report = model.run();
             if options.full {
-                // A long search shows what it has done so far.
-                crate::note!("{} ({}): {report}", model.protocol, model.implementation.name());
+                // Shows the progress of long searches.
+                let (protocol, source) = (model.protocol, model.implementation.name());
+                let _ = writeln!(io::stderr(), "{protocol} ({source}): {report}");
             }
-            (model.clone(), report)
+            (model, report)
         });
-        summary.mutants = over_all(&all_mutants(), |(implementation, mutant)| {
-            (*implementation, mutant.clone(), mutant.run())
+        summary.models = models.collect();
+        let mutants = all_mutants().into_par_iter().map(|(implementation, mutant)| {
+            let report = mutant.run();
+            (implementation, mutant, report)
         });
-        summary.controls = over_all(&controls(), |(implementation, mutant)| {
-            mutant.control().map(|report| (*implementation, report))
-        })
-        .into_iter()
-        .flatten()
-        .collect();
+        summary.mutants = mutants.collect();
+        let controls = controls().into_par_iter().filter_map(|(implementation, mutant)| {
+            mutant.control().map(|report| (implementation, report))
+        });
+        summary.controls = controls.collect();
         compare(&mut summary, options.full);
-        summary.compiled = match compiled {
-            Ok(thread) => thread.join().unwrap_or_default(),
-            Err(_) => compile(),
-        };
-    });
+    };
+    let ((), compiled) = rayon::join(models, compile);
+    summary.compiled = compiled;
     summary.scopes = headers::scopes_seen();
     if !headers::AVAILABLE {
         summary.skipped.push(format!(
