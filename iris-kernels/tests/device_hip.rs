@@ -1,5 +1,5 @@
 //! That clang compiles the device source for AMD's devices. Without a clang that has them as targets
-//! the tests are ignored. What instructions come out is read in iris-testkit, `check/device_code`.
+//! the tests are ignored. What instructions come out is read in iris-models, `check/device_code`.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -54,7 +54,7 @@ fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String 
     String::from_utf8(output.stdout).expect("assembly is text")
 }
 
-/// Compiles products for bf16, and only parses messages, which have no type: iris-testkit's checks compile these to
+/// Compiles products for bf16, and only parses messages, which have no type: iris-models's checks compile these to
 /// instructions, with one constant changed, but do not ask for warnings.
 fn every_kernel_compiles() {
     let clang = clang();
@@ -95,7 +95,7 @@ fn kernels_of_users_compile() {
     let root = env!("CARGO_MANIFEST_DIR");
     let operations = Path::new(root).join("tests/user_kernels.cu");
     assert!(assembly(clang(), &operations, "gfx942", &[]).contains("copies_16"));
-    let of_bench = Path::new(root).join("../iris-testkit/src/bin/iris/gpu_bench/norm.cu");
+    let of_bench = Path::new(root).join("../iris-testkit/cli/src/gpu_bench/norm.cu");
     assert!(assembly(clang(), &of_bench, "gfx942", &[]).contains("add_norm"));
     for program in ["examples/ring.rs", "../iris-ops/examples/wait_on_tile.rs"] {
         let text = std::fs::read_to_string(format!("{root}/{program}")).expect("the example");
