@@ -1,14 +1,14 @@
-//! Matrices in the heap whose elements are given and read as doubles.
+//! Matrices in the heap whose elements are written and read as f64.
 
 use anyhow::{Result, bail};
 use half::{bf16, f16};
 use iris_heap::{ALIGNMENT, DType, Element, SymSlice, SymmetricHeap};
 use iris_ops::MatRef;
 
-/// Every byte of what no op has written: all element types read it as NaN.
+/// Byte with which unwritten memory is filled: every element type reads it as NaN.
 const POISON: u8 = 0xff;
 
-/// This rank's matrix of `rows` x `cols`, row by row, in a block that all ranks have.
+/// This rank's matrix of `rows` x `cols`, row-major and contiguous, in a symmetric allocation.
 pub(crate) struct Matrix {
     slice: SymSlice<u8>,
     dtype: DType,
@@ -16,14 +16,14 @@ pub(crate) struct Matrix {
     cols: usize,
 }
 
-/// Bytes of the heap that a matrix of so many elements takes.
+/// Bytes that a matrix with this number of elements takes in the heap.
 pub(crate) fn room(dtype: DType, elements: usize) -> u64 {
     let bytes = (elements.max(1) as u64).saturating_mul(dtype.size() as u64);
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
 impl Matrix {
-    /// Takes room for `most` elements, the same on all ranks: collective.
+    /// Allocates room for `most` elements, the same number on all ranks. Collective.
     #[track_caller]
     pub(crate) fn new(
         heap: &SymmetricHeap,
@@ -34,7 +34,7 @@ impl Matrix {
         Ok(Matrix { slice: heap.alloc(most.max(1) * dtype.size())?, dtype, rows, cols })
     }
 
-    /// Writes `value(row, col)` everywhere, rounded.
+    /// Sets each element to `value(row, col)`, rounded to the element type.
     pub(crate) fn fill(
         &self,
         heap: &SymmetricHeap,
@@ -52,7 +52,7 @@ impl Matrix {
         Ok(())
     }
 
-    /// Fills it with NaN, so that what nobody writes shows.
+    /// Fills the matrix with NaN, so that elements that are not written are found.
     pub(crate) fn poison(&self, heap: &SymmetricHeap) -> Result<()> {
         let line = self.cols * self.dtype.size();
         let bytes = vec![POISON; line];
@@ -62,36 +62,36 @@ impl Matrix {
         Ok(())
     }
 
-    /// The bytes of a row that `rank` has. When its owner has written it is for the caller to know.
+    /// Bytes of a row of `rank`'s matrix. The caller must know that its owner has written it.
     pub(crate) fn row_of(&self, heap: &SymmetricHeap, rank: usize, row: usize) -> Result<Vec<u8>> {
         let line = self.cols * self.dtype.size();
         Ok(heap.read_from(self.slice.slice(row * line..(row + 1) * line)?, rank)?)
     }
 
-    /// All elements of this rank.
+    /// All elements of this rank's matrix.
     pub(crate) fn read(&self, heap: &SymmetricHeap) -> Result<Vec<f64>> {
         let bytes = self.rows * self.cols * self.dtype.size();
         values(self.dtype, &heap.read(self.slice.slice(..bytes)?)?)
     }
 
-    /// The matrix as ops take it.
+    /// Reference to the matrix, as ops take it.
     pub(crate) fn matrix(&self) -> Result<MatRef> {
         let (rows, cols) = (self.rows, self.cols);
         Ok(match self.dtype {
             DType::F32 => MatRef::sym(self.slice.cast::<f32>()?, rows, cols),
             DType::F16 => MatRef::sym(self.slice.cast::<f16>()?, rows, cols),
             DType::BF16 => MatRef::sym(self.slice.cast::<bf16>()?, rows, cols),
-            other => bail!("no matrices of {other}"),
+            other => bail!("element type of a matrix is {other}: expected f32, f16 or bf16"),
         })
     }
 
-    /// Gives the room back: collective.
+    /// Frees the matrix. Collective.
     #[track_caller]
     pub(crate) fn free(self, heap: &SymmetricHeap) -> Result<()> {
         Ok(heap.free(self.slice)?)
     }
 
-    /// Rows and columns of this rank.
+    /// Rows and columns of this rank's matrix.
     pub(crate) fn shape(&self) -> (usize, usize) {
         (self.rows, self.cols)
     }
@@ -102,12 +102,12 @@ fn push(dtype: DType, value: f64, bytes: &mut Vec<u8>) -> Result<()> {
         DType::F32 => bytes.extend(f32::from_f64(value).to_ne_bytes()),
         DType::F16 => bytes.extend(f16::from_f64(value).to_ne_bytes()),
         DType::BF16 => bytes.extend(bf16::from_f64(value).to_ne_bytes()),
-        other => bail!("no matrices of {other}"),
+        other => bail!("element type of a matrix is {other}: expected f32, f16 or bf16"),
     }
     Ok(())
 }
 
-/// The elements that these bytes are.
+/// Elements from their bytes.
 pub(crate) fn values(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
     fn all<T: Element>(bytes: &[u8]) -> Vec<f64> {
         let elements = bytes.chunks_exact(size_of::<T>());
@@ -117,6 +117,6 @@ pub(crate) fn values(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
         DType::F32 => all::<f32>(bytes),
         DType::F16 => all::<f16>(bytes),
         DType::BF16 => all::<bf16>(bytes),
-        other => bail!("no matrices of {other}"),
+        other => bail!("element type of a matrix is {other}: expected f32, f16 or bf16"),
     })
 }

@@ -1,11 +1,11 @@
-//! `iris attack`, in its long form where the level is full, and that it finds what it looks for.
+//! Tests of `iris attack`, in a long form at level full, and that planted faults are found.
 
 use std::process::{Command, Output};
 
 use iris_testkit::Level;
 
 fn attack(arguments: &[&str]) -> Output {
-    // Bounded by itself: every job has a deadline.
+    // No timeout is needed here: every job has a deadline.
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     command.arg("attack").args(arguments).args(["--seed", "7"]);
     command.output().expect("iris did not start")
@@ -17,7 +17,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn attacked_ranks_end_and_blame_the_right_one() {
-    // The long form takes some minutes.
+    // The long form takes several minutes.
     let full = Level::from_env() == Level::Full;
     let (kills, frames) = if full { ("55", "2200") } else { ("2", "40") };
     let done = attack(&["--kills", kills, "--frames", frames]);

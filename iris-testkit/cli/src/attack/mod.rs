@@ -1,9 +1,9 @@
-//! `iris attack`: kills ranks at every stage of a program and sends rank 0 frames that no rank would,
-//! and counts what must not come of it: a hang, a signal, a wrong result, a wrong rank blamed.
+//! `iris attack`: kills ranks at every stage of a program and sends rank 0 invalid frames; counts
+//! hangs, signals, wrong results and wrongly blamed ranks, none of which may occur.
 //!
-//! A job of ranks is [`rank`], a short program that meets, plans, calls and closes. One of its ranks
+//! A job runs a short program ([`rank`]) that meets, plans, calls and closes. One of its ranks
 //! attacks. The others must end by themselves, long before any deadline, with an error that names
-//! that rank; and the launcher must name it, too.
+//! the attacker; the launcher must name it, too.
 
 mod end;
 mod frames;
@@ -28,37 +28,37 @@ use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
 
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// Ranks killed at each stage, and stopped and forked in calls, for each user.
+    /// Number of ranks to kill at each stage, and to stop or fork during calls, per user.
     #[arg(long, default_value_t = 20)]
     kills: usize,
-    /// Frames sent to rank 0, for each user, half of them by strangers and half by a rank.
+    /// Number of frames to send to rank 0, per user: half by strangers, half by a rank.
     #[arg(long, default_value_t = 200)]
     frames: usize,
-    /// Ranks of a world: from 2 on.
+    /// Number of ranks of a world, at least 2.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
-    /// Where the random numbers begin [default: the time].
+    /// Seed of the random numbers [default: the time].
     #[arg(long)]
     seed: Option<u64>,
-    /// Seconds that the other ranks have after an attack.
+    /// Seconds that the other ranks have to end after an attack.
     #[arg(long, default_value_t = 15)]
     grace: u64,
-    /// The table as JSON, on stdout.
+    /// Print the table as JSON.
     #[arg(long)]
     json: bool,
-    /// Attacks as this user only. Otherwise root does it twice more as an ordinary user, who has at
+    /// Attack as this user only. Otherwise root attacks twice more as an ordinary user, with at
     /// most 256 and then 1024 open files.
     #[arg(long)]
     one_user: bool,
-    /// A fault that the other ranks have, which must be found: hang, signal, result or blame.
+    /// Plant a fault in the other ranks, which must be found: hang, signal, result or blame.
     #[arg(long, hide = true)]
     plant: Option<Plant>,
 }
 
-/// The user that root becomes: nobody.
+/// User id of the ordinary user: nobody.
 const ORDINARY: u32 = 65534;
 
-/// What came of the attacks of one kind.
+/// Counts for the attacks of one kind.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 struct Row {
     attack: String,
@@ -99,14 +99,14 @@ impl fmt::Display for Report {
     }
 }
 
-/// Attacks, and says what came of it. True: nothing that must not.
+/// Attacks and prints the counts; returns whether all attacks ended as they must.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     if !(2..=iris_heap::MAX_RANKS).contains(&options.ranks) {
         return Err(usage("--ranks", options.ranks, format!("2 to {}", iris_heap::MAX_RANKS)));
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
     let seed = options.seed.unwrap_or(now.as_nanos() as u64 >> 10);
-    let program = std::env::current_exe().context("where this program lies is not known")?;
+    let program = std::env::current_exe().context("the path of this program is unknown")?;
     let root = rustix::process::geteuid().is_root();
     let user = if root { "root" } else { "ordinary" };
     note!("seed {seed}");
@@ -125,9 +125,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(report.rows.iter().all(|row| row.faults() == 0))
 }
 
-/// Attacks again, in a process of an ordinary user who has at most so many open files.
+/// Repeats the attacks in a process of an ordinary user who may have at most `files` open files.
 fn as_ordinary_user(program: &Path, options: &Options, files: u64, seed: u64) -> Result<Vec<Row>> {
-    // Where this program lies may be closed to others.
+    // The folder of this program may be closed to other users.
     let folder = tempfile::tempdir().context("no temporary folder")?;
     let copy = folder.path().join("iris");
     std::fs::copy(program, &copy).context("this program could not be copied")?;
@@ -155,13 +155,17 @@ fn as_ordinary_user(program: &Path, options: &Options, files: u64, seed: u64) ->
 fn attack(program: &Path, options: &Options, user: &str, seed: u64) -> Result<Vec<Row>> {
     let mut random = Random(seed);
     let ranks = options.ranks;
-    // How long each stage takes where nobody attacks: kills are spread over it.
+    // Durations of the stages without an attack; kills are spread over them.
     let calm = run(program, options, &Part { victim: ranks, ..Part::default() })?;
     ensure!(calm.ok(), "without an attack the ranks fail:\n{}", calm.report());
     let times: Vec<u64> = line(&calm.ranks[0].stdout, TIMES)
         .map(|text| text.split(' ').filter_map(|n| n.parse().ok()).collect())
         .unwrap_or_default();
-    ensure!(times.len() == Stage::ALL.len(), "rank 0 said no times:\n{}", calm.ranks[0].stdout);
+    ensure!(
+        times.len() == Stage::ALL.len(),
+        "rank 0 has printed no times:\n{}",
+        calm.ranks[0].stdout
+    );
     let mut rows = Vec::new();
     let kills = Stage::ALL.into_iter().zip(times).map(|(stage, time)| (Blow::Kill, stage, time));
     let kills: Vec<_> = kills.collect();
@@ -184,7 +188,7 @@ fn attack(program: &Path, options: &Options, user: &str, seed: u64) -> Result<Ve
         }
         rows.push(row);
     }
-    // So many frames in a job.
+    // Number of frames per job.
     const AT_ONCE: usize = 50;
     for hostile in [false, true] {
         let who = if hostile { "frames of a rank" } else { "frames of strangers" };
@@ -193,7 +197,7 @@ fn attack(program: &Path, options: &Options, user: &str, seed: u64) -> Result<Ve
         while rest > 0 {
             let frames = rest.min(AT_ONCE);
             rest -= frames;
-            // Rank 0 has the socket.
+            // The attacker is not rank 0, which owns the socket.
             let victim = 1 + random.below(ranks as u64 - 1) as usize;
             let plant = options.plant;
             let part =
@@ -208,7 +212,8 @@ fn attack(program: &Path, options: &Options, user: &str, seed: u64) -> Result<Ve
 fn run(program: &Path, options: &Options, part: &Part) -> Result<Outcome> {
     let text = serde_json::to_string(part)?;
     let grace = Duration::from_secs(options.grace);
-    // Deadlines are longer than the grace: to notice an end by one is as bad as a hang.
+    // Deadlines are longer than the grace period, because noticing an end only by a deadline counts
+    // as a hang.
     let factor = (options.grace as f64 / 10.0).to_string();
     let launched = Launch::default()
         .grace(grace)
@@ -218,7 +223,7 @@ fn run(program: &Path, options: &Options, part: &Part) -> Result<Outcome> {
     launch(program, &["rank", rank::NAME, &text], options.ranks, launched)
 }
 
-/// What stands behind a word at the beginning of a line.
+/// Rest of the first line that begins with `word`.
 fn line<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(word))
 }
@@ -228,7 +233,7 @@ impl Row {
         Row { attack, user: user.into(), ..Row::default() }
     }
 
-    /// Counts what one attack led to: each of the four at most once.
+    /// Counts the results of one attack; each of the four counts grows by at most one.
     fn judge(&mut self, outcome: &Outcome, part: &Part) {
         self.attacks += if part.frames > 0 { part.frames } else { 1 };
         let before = self.clone();
@@ -242,19 +247,20 @@ impl Row {
             line(text, BLAMES).map(|it| it.split(':').next() == Some(&part.victim.to_string()))
         };
         let innocent = match (part.kill, part.hostile) {
-            // A stop loses nobody, so the job must end well.
+            // A stopped rank is not lost, so the job must succeed.
             (Some(_), _) if part.blow == Blow::Stop => !outcome.ok() && *self == before,
             (Some(stage), _) => {
                 let wrong = others().any(|(_, it)| match (it.end, blamed(&it.stdout)) {
-                    // Nothing was left to do for it that needs the others.
+                    // A rank that had nothing left to do with the others may exit with 0.
                     (End::Exited(0), _) => stage != Stage::Closing,
                     (End::Exited(_), blamed) => blamed != Some(true),
-                    // Counted above.
+                    // Counted above, as a hang or a signal.
                     _ => false,
                 });
                 wrong || (outcome.first_failure(), outcome.exit_code()) != (Some(part.victim), 137)
             }
-            // Strangers disturb nobody. What a rank says that lies is believed.
+            // Strangers must not disturb the job. A rank that lies is believed, so its job may
+            // fail.
             (None, false) => !outcome.ok() && *self == before,
             (None, true) => false,
         };
@@ -265,7 +271,7 @@ impl Row {
     }
 }
 
-/// Numbers that look random, from a seed that is printed: splitmix64.
+/// Pseudorandom numbers from a seed that is printed: splitmix64.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -276,7 +282,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// One below `end`, which is not 0.
+    /// Number below `end`, which must not be 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

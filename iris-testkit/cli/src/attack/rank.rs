@@ -1,4 +1,4 @@
-//! One rank of a job that is attacked: a short program, of which a rank may kill itself at any moment.
+//! Rank of an attacked job: a short program, in which a rank may kill itself at any moment.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ use serde::{Deserialize, Serialize};
 use super::end::Blow;
 use super::{Random, frames};
 
-/// The name that a rank process is started with.
+/// Job name with which a rank process is started.
 pub(crate) const NAME: &str = "attacked";
-/// Begins the line that says which rank an error blames.
+/// Start of the line with the rank that an error blames.
 pub(super) const BLAMES: &str = "BLAMES ";
-/// Begins the line that says how many microseconds each stage took.
+/// Start of the line with the duration of each stage, in microseconds.
 pub(super) const TIMES: &str = "TIMES ";
-/// Begins the line of a result that is not right.
+/// Start of the line that reports a wrong result.
 pub(super) const WRONG: &str = "WRONG ";
 
-/// The stages of a program.
+/// Stages of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Stage {
     StartUp,
@@ -50,7 +50,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What the ranks that are not the victim do wrong when they fail, to see that it is found.
+/// Fault that the other ranks have on purpose, to see that it is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Plant {
     Hang,
@@ -80,25 +80,27 @@ impl FromStr for Plant {
     }
 }
 
-/// What the ranks of one job do.
+/// Behaviour of the ranks of one job.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
-    /// The rank that attacks; the number of ranks: none does.
+    /// Rank that attacks; equal to the number of ranks if none does.
     pub(super) victim: usize,
-    /// Kind of blow that the victim gets.
+    /// Kind of blow that the victim receives.
     pub(super) blow: Blow,
-    /// Stage in which the victim gets it.
+    /// Stage in which the victim receives the blow; `None` for no blow.
     pub(super) kill: Option<Stage>,
-    /// Microseconds from the beginning of the stage; the blow comes at the stage's end at the latest.
+    /// Microseconds from the start of the stage to the blow, which comes at the end of the stage at
+    /// the latest.
     pub(super) delay_us: u64,
-    /// Frames it sends, as strangers before it joins, or as the rank that it is.
+    /// Number of frames that the victim sends: as strangers before it joins or, if `hostile`, as
+    /// the rank that it is.
     pub(super) frames: usize,
     pub(super) hostile: bool,
     pub(super) seed: u64,
     pub(super) plant: Option<Plant>,
 }
 
-/// Goes through the stages, and dies in one if this rank is to.
+/// Runs the stages, and strikes in one of them if this rank is the victim.
 struct Stages<'a> {
     part: &'a Part,
     victim: bool,
@@ -117,7 +119,7 @@ impl Stages<'_> {
         self.begun = stage.map(|stage| (stage, Instant::now()));
         if self.victim && stage.is_some() && self.part.kill == stage {
             let (delay, blow) = (Duration::from_micros(self.part.delay_us), self.part.blow);
-            // Without a thread it is struck at the end of the stage.
+            // If no thread can be started, the blow comes at the end of the stage.
             let _ = std::thread::Builder::new().spawn(move || {
                 std::thread::sleep(delay);
                 blow.strike();
@@ -126,7 +128,7 @@ impl Stages<'_> {
     }
 }
 
-/// One rank, as the process that the launcher started.
+/// Main function of a rank process.
 pub(crate) fn main(text: &str) -> Result<bool> {
     let part: Part = serde_json::from_str(text)?;
     let number = |name: &str| -> Result<usize> { Ok(std::env::var(name)?.parse()?) };
@@ -159,7 +161,9 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let mut random = Random(part.seed);
     stages.begin(Some(Stage::StartUp));
     if victim && part.frames > 0 {
-        let folder = PathBuf::from(std::env::var_os("IRIS_RENDEZVOUS").context("no folder")?);
+        let folder = PathBuf::from(
+            std::env::var_os("IRIS_RENDEZVOUS").context("IRIS_RENDEZVOUS is not set")?,
+        );
         if part.hostile {
             return frames::by_rank(&folder, (rank, size), part.frames, &mut random);
         }
@@ -182,7 +186,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let stream = heap.stream()?;
     stages.begin(Some(Stage::Calls));
     for call in 1..=20u8 {
-        // Each call has another result: one that is left from the call before is wrong.
+        // Each call has another result, so data left from the previous call is detected.
         heap.write(a, &[f32::from(call); 4096])?;
         op.run(&operands, &stream)?;
         stream.sync()?;
@@ -203,7 +207,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     Ok(say!("{TIMES}{}", times.join(" "))?)
 }
 
-/// The rank that an error blames, if it is one.
+/// Rank that an error blames; `None` if it blames no rank.
 fn blamed(error: &anyhow::Error) -> Option<usize> {
     let cause = match error.downcast_ref::<iris_ops::OpError>() {
         Some(iris_ops::OpError::Heap { cause, .. } | iris_ops::OpError::Poisoned { cause, .. }) => {

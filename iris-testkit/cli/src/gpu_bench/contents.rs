@@ -1,4 +1,4 @@
-//! What matrices are filled with, and what of a result is compared.
+//! Input values of matrices, and the part of a result that is compared.
 
 use anyhow::{Result, bail};
 use half::{bf16, f16};
@@ -7,13 +7,13 @@ use iris_ops::MatRef;
 
 use crate::matrices::values;
 
-/// The bytes of a random message, repeated: random numbers take longer than what they are for.
+/// Pool of random elements that is repeated, because drawing all elements would take too long.
 pub(super) struct Noise {
     bytes: Vec<u8>,
 }
 
 impl Noise {
-    /// Elements that are drawn.
+    /// Number of elements of the pool.
     const POOL: usize = 1 << 20;
 
     pub(super) fn new(dtype: DType, seed: u64, rank: usize) -> Result<Noise> {
@@ -28,13 +28,13 @@ impl Noise {
                 let half = |at| bf16::from_f64(value(at)).to_ne_bytes();
                 (0..Self::POOL).flat_map(half).collect()
             }
-            other => bail!("{other} is not timed"),
+            other => bail!("element type {other} cannot be timed: expected f32, f16 or bf16"),
         };
         Ok(Noise { bytes })
     }
 
-    /// Fills the slice. Each stretch begins elsewhere in the pool, so that no two lines of a matrix
-    /// are the same soon.
+    /// Fills the slice from the pool. Each stretch starts elsewhere in the pool, so that rows do
+    /// not repeat soon.
     pub(super) fn fill(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
         let (len, mut at, mut turn) = (slice.len(), 0, 0);
         while at < len {
@@ -47,7 +47,7 @@ impl Noise {
     }
 }
 
-/// The lines of a result that are compared.
+/// Rows of a result that are compared.
 pub(super) struct Sampled {
     rows: Vec<usize>,
     line: usize,
@@ -63,7 +63,7 @@ impl Sampled {
         Sampled { rows: rows.collect(), line: cols * dtype.size(), dtype }
     }
 
-    /// What nobody writes shows as NaN.
+    /// Fills the rows with NaN, so that elements that are not written are found.
     pub(super) fn poison(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
         let bytes = vec![0xff; self.line];
         for row in &self.rows {
@@ -82,7 +82,7 @@ impl Sampled {
     }
 }
 
-/// `|a - b| / |b|`; 0 of nothing.
+/// Relative difference `|a - b| / |b|`; 0 if both are empty or equal.
 pub(super) fn relative(a: &[f64], b: &[f64]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let base = norm(&mut b.iter().copied());
@@ -99,7 +99,7 @@ pub(super) fn matrix(
         DType::F32 => MatRef::sym(slice.cast::<f32>()?, rows, cols),
         DType::F16 => MatRef::sym(slice.cast::<f16>()?, rows, cols),
         DType::BF16 => MatRef::sym(slice.cast::<bf16>()?, rows, cols),
-        other => bail!("no matrices of {other}"),
+        other => bail!("element type of a matrix is {other}: expected f32, f16 or bf16"),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Charts of a record, as SVG: how fast each operator is beside the vendor's libraries, over its sizes.
+//! Charts of a record as SVG: speed of each operator relative to the vendor's libraries, by size.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -10,9 +10,9 @@ use plotters::prelude::*;
 use super::{Line, Subject, baselines, message_bytes};
 use crate::errors::usage;
 
-/// Width and height, in pixels.
+/// Width and height of a chart, in pixels.
 pub(crate) const SIZE: (u32, u32) = (960, 540);
-/// Colours that people who see few of them can tell apart (Okabe and Ito).
+/// Colours that colour-blind people can tell apart (Okabe and Ito).
 pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -22,14 +22,14 @@ pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Fonts of titles and of all else.
+/// Fonts of titles and of other text.
 pub(crate) const TITLE: (&str, u32) = ("sans-serif", 24);
 pub(crate) const TEXT: (&str, u32) = ("sans-serif", 15);
-/// Around a chart, in pixels.
+/// Margin around a chart, in pixels.
 pub(crate) const MARGIN: i32 = 18;
 
-/// A line of a chart: its name, and points of size and speed. Speed is the libraries' time by ours:
-/// above 1 we are faster.
+/// Line of a chart: its name, and points of size and speed. Speed is the libraries' time divided by
+/// ours; above 1 we are faster.
 #[derive(Clone, PartialEq, Debug)]
 struct Series {
     name: String,
@@ -37,29 +37,29 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
-/// Whose speed it is.
+/// Subject of a line: iris, PyTorch, or the limit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Of {
     Us,
     Torch,
-    /// What cannot be passed.
+    /// Speed that cannot be exceeded.
     Limit,
 }
 
-/// The chart of an operator.
+/// Chart of an operator.
 #[derive(Debug)]
 struct Chart {
     op: String,
     by_bytes: bool,
-    /// The libraries.
+    /// Names of the libraries that it is compared with.
     beside: String,
     series: Vec<Series>,
 }
 
-/// Draws every operator that has points; returns the files.
+/// Draws a chart of every operator with points; returns the files.
 pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
     let written = |error: std::io::Error| {
-        usage(format!("folder {}", folder.display()), error, "one that can be written")
+        usage(format!("folder {}", folder.display()), error, "a path that can be written")
     };
     std::fs::create_dir_all(folder).map_err(written)?;
     let mut files = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Points of size and speed, by what the line is called and whose it is.
+/// Points of size and speed, by the line's name and subject.
 type Points = BTreeMap<(String, Of), Vec<(f64, f64)>>;
 
 fn charts(lines: &[Line]) -> Vec<Chart> {
@@ -114,7 +114,7 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
 }
 
 impl Chart {
-    /// Draws it into `text`.
+    /// Draws the chart into `text`.
     fn draw(&self, text: &mut String) -> Result<(), Box<dyn Error + '_>> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let log = |size: f64| size.log2();
@@ -157,7 +157,7 @@ impl Chart {
             .legend(|(x, y)| PathElement::new([(x, y), (x + 24, y)], BLACK.stroke_width(2)));
         let names: Vec<&str> = self.series.iter().map(|series| &*series.name).collect();
         for series in &self.series {
-            // A limit has the colour of what it limits.
+            // A limit has the colour of the line that it limits.
             let first = names.iter().position(|name| *name == series.name).unwrap_or_default();
             let which = names[..first].iter().collect::<std::collections::BTreeSet<_>>().len();
             let colour = COLOURS[which % COLOURS.len()];
