@@ -34,10 +34,10 @@ pub(crate) struct Options {
     /// takes seconds), quick, normal or full.
     #[arg(long, default_value_t)]
     level: Level,
-    /// Same as --level quick: a sample.
+    /// Run a sample; short for --level quick.
     #[arg(long, conflicts_with_all = ["full", "level"])]
     quick: bool,
-    /// Same as --level full: all shapes with all tiles, and more numbers of ranks.
+    /// Run all shapes with all tiles, and more numbers of ranks; short for --level full.
     #[arg(long, conflicts_with = "level")]
     full: bool,
     /// Test only this operator.

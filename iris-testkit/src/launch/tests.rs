@@ -242,7 +242,7 @@ fn ranks_end_with_a_launcher_that_is_killed_with_its_keeper() {
 fn a_launcher_that_is_killed_takes_its_ranks_along() {
     const NAME: &str = "a_launcher_that_is_killed_takes_its_ranks_along";
     if let Some(notes) = std::env::var_os(NOTES) {
-        // This is the launcher that the test below kills. Its rank 1 ignores SIGTERM.
+        // Role of the launcher, which the test below kills. Its rank 1 ignores SIGTERM.
         let text = "[ $RANK = 1 ] && trap '' TERM; echo $$ > $NOTES/$RANK.part; \
             mv $NOTES/$RANK.part $NOTES/$RANK; while :; do sleep 1; done";
         let _ = shell(text, 2, quiet().env("NOTES", notes));

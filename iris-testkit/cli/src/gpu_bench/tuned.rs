@@ -92,7 +92,7 @@ pub(crate) fn timed(
 fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) -> String {
     let (m, n, k) = (&rule["m"], &rule["n"], &rule["k"]);
     let depth = if shape.op.multiplies() { format!("k = {k}\n") } else { String::new() };
-    // Where N or K may differ between ranks, the row holds only for calls with `even`.
+    // The row holds only for calls with `even` if N or K may differ between ranks.
     let even = if shape.op.options().contains(&"even") { "even = true\n" } else { "" };
     let columns = if shape.options.shard == Shard::Columns { "columns = true\n" } else { "" };
     format!(
