@@ -72,8 +72,8 @@ pub(crate) struct Options {
     /// Number of workgroups that only fetch, for the variant staged.
     #[arg(long, requires = "op")]
     fetchers: Option<usize>,
-    /// Implementation of whole-matrix GEMMs on a GPU, for unfused variants: auto, vendor, ours or
-    /// none [default: auto].
+    /// Implementation of whole-matrix GEMMs on a GPU, for variants that contain one: auto, vendor,
+    /// ours or none [default: auto].
     #[arg(long, requires = "op", value_parser = ["auto", "vendor", "ours", "none"])]
     library: Option<String>,
     /// Number of timed calls.

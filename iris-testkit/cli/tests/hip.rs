@@ -237,7 +237,7 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
 }
 
 fn products_leave_by_copy_engines_as_they_are_finished() {
-    // Operator, number of launches of `iris_sums` per part, and rounds of copies, on each rank.
+    // Operator, number of launches of `iris_sums` per call, and rounds of copies, on each rank.
     let cases = [
         ("matmul-all-gather", 1, 1),
         ("matmul-reduce-scatter", 1, 1),
