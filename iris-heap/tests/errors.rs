@@ -59,7 +59,7 @@ fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
         w.barrier()?;
         let e = heap.check().unwrap_err();
         match w.rank() {
-            1 => assert!(e.to_string().contains("enqueued in part"), "{e}"),
+            1 => assert!(e.to_string().contains("enqueued only in part"), "{e}"),
             _ => assert!(matches!(e, Error::GaveUp { rank: 1 }), "{e}"),
         }
         close(&heap)

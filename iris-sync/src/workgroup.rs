@@ -193,10 +193,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// LL items of 0..`count` of this thread, in a fixed order.
     ///
-    /// The last thread (in device code, the last wave) gets none if there are others. It does the other
-    /// work, header and entry, by the functions around this one, so that the other threads need not
-    /// wait for the entry, whose release takes a round trip. A single thread, as on the CPU, does the
-    /// header first and then the items.
+    /// The last thread (in device code, the last wave) gets none if there are others. It does the
+    /// other work, header and entry, by the functions around this one, so that the other threads
+    /// need not wait for the entry, whose release takes a round trip. A single thread, as on the
+    /// CPU, does the header first and then the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let carriers = self.carriers();
         let thread = self.m.thread();
