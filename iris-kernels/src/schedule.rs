@@ -2,7 +2,7 @@
 //! tile size and world. `kernels/iris/schedule.h` has the same functions. Nothing here depends on
 //! the size of the grid, except [`dealt`].
 //!
-//! All schedules stand in one file, as in the device header.
+//! Long because all schedules are here, as in the device header.
 
 use std::ops::Range;
 
