@@ -9,6 +9,7 @@ pub mod harness;
 pub mod launch;
 pub mod level;
 pub mod numeric;
+mod options;
 pub mod oracle;
 pub mod output;
 pub mod stress;

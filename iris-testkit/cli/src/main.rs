@@ -15,7 +15,6 @@ mod gpu_bench;
 mod job;
 mod kernels;
 mod layer;
-mod machine;
 mod matrices;
 mod memory;
 mod operator;
@@ -62,13 +61,13 @@ enum Task {
     Attack(attack::Options),
     /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt, or RCCL and
     /// hipBLASLt.
-    Bench(bench::Options),
+    Bench(bench::options::Options),
     /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
     Record(record::Options),
     /// What is chosen for calls of an operator, its steps, and predicted times: no GPU is needed.
     Plan(plan::Options),
     /// Measures this machine, or times what operators could choose for given shapes, and keeps it for later programs.
-    Tune(tune::Options),
+    Tune(tune::options::Options),
     /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
     /// needed.
     Kernels(kernels::Options),

@@ -1,7 +1,7 @@
 //! `iris tune`: measures the parameters of this machine, or times what an op could choose for shapes of a file, in turns
 //! in one run, and keeps what was fastest as rows. On GPUs by the clock of the benchmark.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -14,44 +14,22 @@ use iris_testkit::{harness, say};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::bench::provenance;
+use crate::bench::origin::provenance;
 use crate::device::Device;
 use crate::errors::unread;
 use crate::gpu_bench::{self, tune};
 use crate::job::{Job, Place, gather, median_of_slowest};
-use crate::machine::{self, Case};
 use crate::matrices::Matrix;
 use crate::problem::Problem;
 use crate::progress::Progress;
+use machine::Case;
+use options::Options;
+
+mod machine;
+pub(crate) mod options;
 
 /// A choice takes the place of the rule's if its median time is below this part of the rule's.
 const WORTH_IT: f64 = 0.9;
-
-#[derive(clap::Args)]
-pub(crate) struct Options {
-    /// Numbers of ranks: processes on the CPU, threads of this process on GPUs [default: 2,4 on the CPU, one a
-    /// GPU else].
-    #[arg(long, value_delimiter = ',')]
-    ranks: Vec<usize>,
-    /// Calls of each choice, on the CPU [default: 30 for the machine, 200 for shapes].
-    #[arg(long)]
-    pub(crate) iters: Option<usize>,
-    /// What computes: cpu, cuda or hip.
-    #[arg(long, default_value = "cpu")]
-    pub(crate) backend: BackendKind,
-    /// Shapes whose choices are timed, in the form of bench/cuda.toml; without, the machine's parameters are measured.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cases: Option<PathBuf>,
-    /// Only the ops whose names hold this text.
-    #[arg(long, value_name = "TEXT", requires = "cases")]
-    pub(crate) only: Option<String>,
-    /// The commit that is measured, where there is no git to ask.
-    #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
-    pub(crate) commit: Option<String>,
-    /// Seconds after which the program ends whatever it waits for, of GPUs [default: 400].
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) limit: Option<u64>,
-}
 
 /// Variants of an op that may be chosen, and tiles that are worth a try on the CPU. No tile is the rule's.
 fn choices(op: Op) -> Vec<Choice> {

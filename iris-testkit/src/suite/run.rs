@@ -6,10 +6,10 @@ use iris_heap::{DType, Request, Segment, Stream, SymmetricHeap, random_unit};
 use iris_ops::{AnyOp, Counters, MatRef, NormArgs, Operands, Plan, Ranks, Shard, Variant};
 
 use super::buffer::Buffer;
-use super::options::plan;
 use super::traffic::{self, Traffic};
 use super::{Case, Input, Layout, Op, Residual};
 use crate::numeric::{Measured, compare, rounded};
+use crate::options::plan;
 use crate::oracle::{Dense, Meaning, Part, Rows, Task, rms_norm};
 
 /// What came of a case on one rank.
