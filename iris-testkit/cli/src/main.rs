@@ -5,7 +5,6 @@
 
 #![deny(unsafe_code)]
 
-mod attack;
 mod bench;
 mod check;
 mod device;
@@ -31,7 +30,6 @@ mod suite;
 mod trace;
 mod tune;
 mod watch;
-mod weights;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -56,9 +54,6 @@ enum Task {
     /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait,
     /// which must be found. The vendor's compiler is needed.
     Stress(stress::Options),
-    /// Kills ranks at every stage of a program, sends frames that no rank would, and counts what must
-    /// not come of it.
-    Attack(attack::Options),
     /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt, or RCCL and
     /// hipBLASLt.
     Bench(bench::options::Options),
@@ -105,7 +100,6 @@ fn main() -> ExitCode {
     launch::with_environment(environment());
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
-        Task::Attack(options) => attack::main(&options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
         Task::Stress(options) => stress::main(&options),

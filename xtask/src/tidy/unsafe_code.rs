@@ -47,7 +47,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-testkit/models/src/", "the hooks that let a model run the device headers"),
     ("iris-testkit/models/examples/check_my_protocol.rs", "the declaration of a program in C++"),
     ("iris-testkit/cli/src/ratios.rs", "the GEMM crate, timed beside the ops"),
-    ("iris-testkit/cli/src/attack/end.rs", "a fork without exec, as a program may do it"),
+    ("iris-testkit/tests/attack/end.rs", "a fork without exec, as a program may do it"),
     ("iris-testkit/cli/src/watch.rs", "an end without what libraries do at the end"),
     ("iris-testkit/src/stress.rs", "kernels are given the addresses of memory in the heap"),
     ("iris-testkit/cli/src/gpu_bench/bare.rs", "the driver's own calls, timed beside run"),

@@ -29,7 +29,9 @@ use crate::matrices::{Matrix, room};
 use crate::memory;
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace, TraceFile};
-use crate::weights::{Block, PREFIX};
+use weights::{Block, PREFIX};
+
+mod weights;
 
 /// The two ways, each with its op in front of the GELU and its op behind it.
 const WAYS: [(&str, [Op; 2]); 2] = [
