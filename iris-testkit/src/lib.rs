@@ -8,10 +8,12 @@ pub mod fake_hip;
 pub mod harness;
 pub mod launch;
 pub mod level;
+pub mod matrix;
 pub mod numeric;
-mod options;
+pub mod options;
 pub mod oracle;
 pub mod output;
+pub mod rig;
 pub mod stress;
 pub mod suite;
 

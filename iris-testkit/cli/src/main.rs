@@ -14,7 +14,6 @@ mod gpu_bench;
 mod job;
 mod kernels;
 mod layer;
-mod matrices;
 mod memory;
 mod operator;
 mod plan;
