@@ -4,6 +4,8 @@
 //!
 //! Long because every test reads its own part of what the program asked of one runtime.
 
+#![allow(unsafe_code, reason = "memory and streams that the test makes itself")]
+
 use std::path::Path;
 use std::process::{Command, ExitCode};
 

@@ -3,6 +3,8 @@
 //! They have no context: the thread in question is the one whose program is running, or, where
 //! operations are compared, the recorder of this thread. A hook fails by unwinding through C++.
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::ffi::c_void;
 
 use iris_sync::{Access, Call, DevWord, Fault, Limit, LlWord, Memory, Order, Scope, SymWord};

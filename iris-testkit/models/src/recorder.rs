@@ -1,6 +1,8 @@
 //! A memory that writes down what is asked of it, and answers from a script: to compare two
 //! implementations operation by operation.
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::cell::{Cell, RefCell};
 use std::ptr;
 

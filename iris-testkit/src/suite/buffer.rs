@@ -1,5 +1,7 @@
 //! Matrices in the heap, with gaps that nobody may touch.
 
+#![allow(unsafe_code, reason = "ops are given the addresses of memory in the heap")]
+
 use std::sync::Arc;
 
 use iris_heap::{DType, Element, RawSlice, SymmetricHeap};

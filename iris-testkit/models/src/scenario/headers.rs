@@ -25,9 +25,11 @@
 //!
 //! [`Scenario`]: crate::Scenario
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use iris_heap::abi::HeapView;
+use iris_sync::sym::HeapView;
 use iris_sync::{Access, Channel, Record};
 
 use super::thread::Thread;

@@ -1,3 +1,5 @@
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
