@@ -53,11 +53,9 @@ impl Device {
         self.backend
     }
 
-    /// Options for a rank's heap of this size; the ranks of a host are assigned to the GPUs
-    /// round-robin.
-    pub(crate) fn heap(&self, world: &World, data: u64, signal: u64) -> HeapOptions {
-        let mut options =
-            HeapOptions::new().backend(self.backend()).data_bytes(data).signal_bytes(signal);
+    /// Options for a rank's heap; the ranks of a host are assigned to its GPUs round-robin.
+    pub(crate) fn heap(&self, world: &World) -> HeapOptions {
+        let mut options = HeapOptions::new().backend(self.backend());
         options.threads = self.threads;
         options.device = self.devices.map(|devices| devices.of(world.local_rank()));
         options

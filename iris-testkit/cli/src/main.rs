@@ -5,7 +5,6 @@
 
 #![deny(unsafe_code)]
 
-mod attack;
 mod bench;
 mod check;
 mod device;
@@ -15,8 +14,6 @@ mod gpu_bench;
 mod job;
 mod kernels;
 mod layer;
-mod machine;
-mod matrices;
 mod memory;
 mod operator;
 mod plan;
@@ -32,7 +29,6 @@ mod suite;
 mod trace;
 mod tune;
 mod watch;
-mod weights;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -57,12 +53,9 @@ enum Task {
     /// Make thousands of calls on GPUs with random delays and compare them on the device; then
     /// leave out each wait, which must be found. Needs the vendor's compiler.
     Stress(stress::Options),
-    /// Kill ranks at every stage of a program, send invalid frames, and count hangs, signals, wrong
-    /// results and wrongly blamed ranks.
-    Attack(attack::Options),
     /// On the CPU, compare ratios of times with their limits; on GPUs, time every operator beside
     /// NCCL and cuBLASLt, or RCCL and hipBLASLt.
-    Bench(bench::Options),
+    Bench(bench::options::Options),
     /// Print a record of benchmarks as a table, draw its charts, or compare it with another.
     Record(record::Options),
     /// Print the chosen variants for calls of an operator, their steps and predicted times; needs
@@ -70,7 +63,7 @@ enum Task {
     Plan(plan::Options),
     /// Measure this machine, or time the choices for given shapes, and save the results for later
     /// programs.
-    Tune(tune::Options),
+    Tune(tune::options::Options),
     /// Compile the kernels of all operators for GPUs ahead of time, with NVRTC, hiprtc or clang;
     /// needs no GPU.
     Kernels(kernels::Options),
@@ -109,7 +102,6 @@ fn main() -> ExitCode {
     launch::with_environment(environment());
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
-        Task::Attack(options) => attack::main(&options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
         Task::Stress(options) => stress::main(&options),

@@ -1,15 +1,14 @@
 //! Test matrices in the heap, with gaps that nobody may write.
 
+#![allow(unsafe_code, reason = "ops are given the addresses of memory in the heap")]
+
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use iris_heap::{DType, Element, RawSlice, SymmetricHeap};
 use iris_ops::MatRef;
 
+use crate::matrix::{POISON, with_type};
 use crate::oracle::Dense;
-
-/// Byte with which unwritten memory is filled: every element type reads it as NaN.
-pub(super) const POISON: u8 = 0xff;
 
 /// Memory layout of a matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -61,29 +60,6 @@ impl Layout {
         let (line, at) = if self.transposed { (col, row) } else { (row, col) };
         self.first(rank) + line * self.ld(shape) + at
     }
-}
-
-/// Evaluates `$call` with `$type` as the Rust type of `$dtype`.
-macro_rules! with_type {
-    ($dtype:expr, $type:ident => $call:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $type = f32;
-                $call
-            }
-            DType::F16 => {
-                type $type = f16;
-                $call
-            }
-            DType::BF16 => {
-                type $type = bf16;
-                $call
-            }
-            other => {
-                anyhow::bail!("element type of a matrix is {other}: expected f32, f16 or bf16")
-            }
-        }
-    };
 }
 
 impl Buffer {

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "the driver's own calls")]
 
 use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -182,14 +183,16 @@ fn read(node: sys::CUgraphNode) -> Result<Option<Enqueue>> {
         sys::cuGraphNodeGetType(node, &mut kind).result()?;
         Ok(match kind {
             CU_GRAPH_NODE_TYPE_KERNEL => {
-                let mut kernel = std::mem::zeroed();
-                sys::cuGraphKernelNodeGetParams_v2(node, &mut kernel).result()?;
-                Some(Enqueue::Kernel(kernel))
+                let mut kernel = MaybeUninit::zeroed();
+                sys::cuGraphKernelNodeGetParams_v2(node, kernel.as_mut_ptr()).result()?;
+                Some(Enqueue::Kernel(kernel.assume_init()))
             }
             CU_GRAPH_NODE_TYPE_MEMCPY => {
-                let mut copy = std::mem::zeroed();
-                sys::cuGraphMemcpyNodeGetParams(node, &mut copy).result()?;
-                Some(Enqueue::Copy(copy))
+                // A zeroed memory type is not a valid enum value, so the parameters may be read
+                // only after the driver has written them.
+                let mut copy = MaybeUninit::zeroed();
+                sys::cuGraphMemcpyNodeGetParams(node, copy.as_mut_ptr()).result()?;
+                Some(Enqueue::Copy(copy.assume_init()))
             }
             _ => None,
         })

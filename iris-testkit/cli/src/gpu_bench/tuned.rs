@@ -13,8 +13,8 @@ use iris_testkit::{harness, note, say};
 use serde_json::Value;
 
 use super::{Beside, Choice, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
-use crate::bench::provenance;
-use crate::tune::Options;
+use crate::bench::origin::provenance;
+use crate::tune::options::Options;
 
 /// Maximum ratio for a row: the median of a choice's samples, each divided by the rule's sample
 /// next to it, must be at most this, and three quarters of them below one.

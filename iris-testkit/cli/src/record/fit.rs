@@ -6,7 +6,7 @@
 
 use iris_ops::Machine;
 
-use super::regret::Measured;
+use super::measured::Measured;
 
 /// Error beyond which the loss grows linearly instead of quadratically.
 const LARGE: f64 = 0.05;

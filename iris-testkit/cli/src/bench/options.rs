@@ -1,0 +1,150 @@
+//! Options of `iris bench`, the cases that it reads, and the files that it writes.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use iris_heap::BackendKind;
+use serde::de::DeserializeOwned;
+
+use super::origin::commit;
+use crate::errors::usage;
+use crate::record::kept;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Backend: cpu; cuda, which times every op beside NCCL and cuBLASLt; or hip, beside RCCL and
+    /// hipBLASLt, or alone if they are missing.
+    #[arg(long, default_value = "cpu")]
+    pub(crate) backend: BackendKind,
+    /// Write the results as JSON, one object per line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Append the results to a record file [default: bench/record/DEVICE.jsonl, where DEVICE is cpu
+    /// or the name of the GPU, as in h200.jsonl].
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub(crate) record: Option<Option<PathBuf>>,
+    /// Measure the cases of this file, in the format of bench/cpu.toml, or of bench/cuda.toml for
+    /// GPUs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cases: Option<PathBuf>,
+    /// Measure only ratios whose names contain this text; on GPUs, only such ops.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+    /// Commit of the measured program, if git is not available.
+    #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
+    pub(crate) commit: Option<String>,
+    /// Number of ranks on GPUs, as threads of this process [default: the number of GPUs].
+    #[arg(long)]
+    pub(crate) ranks: Option<usize>,
+    /// Folder to search for NCCL and cuBLASLt, or RCCL and hipBLASLt, before the usual places.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) libraries: Vec<PathBuf>,
+    /// Also time NCCL or RCCL with its buffers registered as windows, and compare with the faster
+    /// one; not for all_to_all and broadcast, which gain nothing by it.
+    #[arg(long)]
+    pub(crate) windows: bool,
+    /// Print differences from the times in this record (GPUs only).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) compare: Option<PathBuf>,
+    /// File with PyTorch's times on this machine, recorded beside ours (GPUs only): a list of
+    /// {"op", "shape", "who", "us"}.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) torch: Option<PathBuf>,
+    /// Seconds after which the program ends, even if it hangs (GPUs only) [default: 400].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) limit: Option<u64>,
+}
+
+impl Options {
+    /// Commit of the measured program, recorded with every result.
+    pub(crate) fn commit(&self) -> String {
+        self.commit.clone().unwrap_or_else(commit)
+    }
+}
+
+/// Files that results are written to.
+pub(crate) struct Sink(Vec<(PathBuf, File)>);
+
+impl Sink {
+    pub(crate) fn new(options: &Options) -> Result<Sink> {
+        let mut files = Vec::new();
+        let mut open = |path: PathBuf, how: &OpenOptions| -> Result<()> {
+            let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+            let file = made.and_then(|()| how.open(&path)).map_err(|error| {
+                usage(format!("file {}", path.display()), error, "a path that can be written")
+            })?;
+            files.push((path, file));
+            Ok(())
+        };
+        if let Some(path) = &options.json {
+            open(path.clone(), OpenOptions::new().write(true).create(true).truncate(true))?;
+        }
+        if let Some(path) = &options.record
+            && let Some(path) = path.clone().or_else(|| usual_record(options.backend))
+        {
+            open(path, OpenOptions::new().create(true).append(true))?;
+        }
+        Ok(Sink(files))
+    }
+
+    /// Appends one line to every file.
+    pub(crate) fn add(&mut self, line: serde_json::Value) -> Result<()> {
+        for (path, file) in &mut self.0 {
+            file.write_all(format!("{line}\n").as_bytes())
+                .with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+}
+
+/// Path of the record for this kind of device; `None` if there is no GPU.
+fn usual_record(backend: BackendKind) -> Option<PathBuf> {
+    let name = match backend {
+        BackendKind::Cpu => backend.to_string(),
+        _ => file_name(&backend.devices().ok()?.first()?.name),
+    };
+    Some(kept(&format!("{name}.jsonl")))
+}
+
+/// File name for a GPU: `NVIDIA H200 sm_90` becomes `h200`, `AMD Instinct MI300X gfx942` becomes
+/// `mi300x`.
+fn file_name(gpu: &str) -> String {
+    let name = gpu.split(" sm_").next().unwrap_or_default();
+    let name = name.split(" gfx").next().unwrap_or_default();
+    let name = name.trim_start_matches("NVIDIA ").trim_start_matches("AMD Instinct ");
+    name.to_lowercase().replace([' ', '/'], "-")
+}
+
+/// Reads cases from a file, or the built-in ones; `usual` is the name of the built-in ones and
+/// `text` their content.
+pub(crate) fn read<T: DeserializeOwned>(
+    path: Option<&Path>,
+    (usual, text): (&str, &str),
+) -> Result<T> {
+    let (text, name) = match path {
+        None => (text.to_owned(), usual.to_owned()),
+        Some(path) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path);
+            (text.map_err(|e| usage(&name, e, "a readable file"))?, name)
+        }
+    };
+    toml::from_str(&text).map_err(|e| usage(name, e, format!("the format of {usual}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_named_by_its_device() {
+        assert_eq!(file_name("NVIDIA H200 sm_90"), "h200");
+        assert_eq!(file_name("NVIDIA A100-SXM4-80GB sm_80"), "a100-sxm4-80gb");
+        assert_eq!(file_name("AMD Instinct MI300X gfx942"), "mi300x");
+        let cpu = usual_record(BackendKind::Cpu).unwrap();
+        assert!(cpu.ends_with("bench/record/cpu.jsonl") && cpu.exists());
+        assert!(kept("h200.jsonl").exists());
+    }
+}
