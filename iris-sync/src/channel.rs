@@ -1,7 +1,11 @@
-use crate::{DevWord, SymPair, SymWord};
+use crate::{DevWord, Field, SymPair, SymWord};
 
 /// Size of a [`SymPair`], in 4-byte words.
 const PAIR_WORDS: u32 = 4;
+
+/// Number of pairs in the header of an LL message: the fields of an entry record that ranks must agree
+/// on, two per pair.
+pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
 /// Number of 4-byte words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
@@ -76,7 +80,7 @@ impl Channel {
         let tiles = tiles.next_multiple_of(LINE_WORDS);
         let pair_count = match pairs {
             0 => 0,
-            pairs => (crate::ll::HEAD + pairs).next_multiple_of(LINE_WORDS / PAIR_WORDS),
+            pairs => (HEAD + pairs).next_multiple_of(LINE_WORDS / PAIR_WORDS),
         };
         let mut next = signal;
         let mut take = |words: u32| {

@@ -17,9 +17,7 @@ use crate::entry::mismatch;
 use crate::wait::{Awaited, Missing, poll};
 use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
 
-/// Number of pairs in the header: the fields of an entry record that ranks must agree on, two per
-/// pair.
-pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
+pub use crate::channel::HEAD;
 
 /// Largest number of sources that one wait polls; bounded because the data of all of them is held
 /// in registers.

@@ -3,14 +3,19 @@
 //!
 //! Models of the protocols are in iris-models, the program `iris` is in iris-cli.
 
+#![deny(unsafe_code)]
+
 pub mod allocations;
 pub mod fake_hip;
 pub mod harness;
 pub mod launch;
 pub mod level;
+pub mod matrix;
 pub mod numeric;
+pub mod options;
 pub mod oracle;
 pub mod output;
+pub mod rig;
 pub mod stress;
 pub mod suite;
 

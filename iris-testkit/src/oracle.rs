@@ -9,10 +9,10 @@ mod meaning;
 use std::ops::Range;
 
 use iris_heap::DType;
-use iris_ops::{Epilogue, Shard};
+use iris_ops::{Epilogue, Op, Shard};
 
 use crate::numeric::{Allowed, rounded, underflow, unit_roundoff};
-use crate::suite::{Op, Options};
+use crate::options::Options;
 
 pub use meaning::{Meaning, Product, Rows};
 

@@ -23,14 +23,12 @@ mod subject;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use bytemuck::{Pod, Zeroable};
 use iris_heap::abi::HeapView;
-use iris_heap::{
-    BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, SymmetricHeap, World,
-};
+use iris_heap::{BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, World};
 use iris_kernels::UserKernel;
 use iris_kernels::build::Without;
 use iris_kernels::gemm_config::THREADS;
@@ -39,6 +37,7 @@ use iris_ops::{Injected, MatRef, Ranks, TileShape};
 use iris_sync::LINE_WORDS;
 
 use crate::oracle::{Meaning, split};
+use crate::rig::{Rig, Room};
 use crate::suite::{AnyOp, Case, Op, Operands};
 
 pub use subject::{MORE_WAITS, Place, Subject, WAITS};
@@ -209,23 +208,23 @@ fn run_as<T: Element>(
     setting: &Setting,
 ) -> anyhow::Result<Outcome> {
     let room = room::<T>(subject, setting, world.size());
-    let (mut data, mut signal) = (0, 1 << 20);
-    for rank in 0..world.size() {
-        if let Some((plan, _)) = subject.plan::<T>(Ranks::new(rank, world.size()), setting)? {
-            data = plan.data_bytes().max(data);
-            signal = (plan.signal_bytes() + (1 << 20)).max(signal);
-        }
+    let mut needs = Room { data: 1 << 20, signal: 1 << 20 }.matrices(T::DTYPE, [room; 4]);
+    if subject.plan::<T>(Ranks::new(0, world.size()), setting)?.is_some() {
+        needs = needs.and(Room::of(world.size(), |ranks| {
+            Ok(subject
+                .plan::<T>(ranks, setting)?
+                .context("a subject that is no op on some rank")?
+                .0)
+        })?);
     }
-    let options = HeapOptions::new().backend(setting.backend).signal_bytes(signal);
-    let matrices = 4 * room as u64 * T::DTYPE.size() as u64;
-    let heap = SymmetricHeap::open(world, options.data_bytes(data + matrices + (1 << 20)))?;
-    let mut bench = Bench::<T>::new(&heap, subject, setting, room)?;
+    let rig = Rig::open(world, HeapOptions::new().backend(setting.backend), needs)?;
+    let mut bench = Bench::<T>::new(rig, subject, setting, room)?;
     let begun = Instant::now();
     let mut outcome = Outcome::default();
     while outcome.calls < setting.calls {
         let calls = BATCH.min(setting.calls - outcome.calls);
         let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
-        let synced = bench.stream.sync().map_err(anyhow::Error::from);
+        let synced = bench.rig.stream.sync().map_err(anyhow::Error::from);
         // What stopped the kernels says more than what then could not be issued.
         let done = synced.and(issued);
         outcome.calls += calls;
@@ -242,15 +241,15 @@ fn run_as<T: Element>(
     }
     outcome.time = begun.elapsed();
     // After a fault the heap goes with its owner. Closing is collective: all ranks do it, or none.
-    let faulty = outcome.fault.is_some() || heap.check().is_err();
+    let faulty = outcome.fault.is_some() || bench.rig.heap.check().is_err();
     if !world.allgather(&[u8::from(faulty)])?.concat().contains(&1) {
         if let Some((op, _)) = bench.op {
             op.free()?;
         }
-        heap.close()?;
+        bench.rig.heap.close()?;
     } else if setting.injected.without.is_some() {
         // What is built wrong is expected to end like this.
-        quietly(|| drop((bench, heap)));
+        quietly(|| drop(bench));
     }
     Ok(outcome)
 }
@@ -270,8 +269,7 @@ fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
 
 /// One rank at its work.
 struct Bench<T> {
-    heap: Arc<SymmetricHeap>,
-    stream: Stream,
+    rig: Rig,
     /// The kernels that stand around an op, or the ring.
     kernels: Vec<UserKernel>,
     op: Option<(AnyOp, Case)>,
@@ -286,12 +284,8 @@ struct Bench<T> {
 
 impl<T: Element> Bench<T> {
     /// With matrices of `room` elements.
-    fn new(
-        heap: &Arc<SymmetricHeap>,
-        subject: Subject,
-        setting: &Setting,
-        room: usize,
-    ) -> anyhow::Result<Self> {
+    fn new(rig: Rig, subject: Subject, setting: &Setting, room: usize) -> anyhow::Result<Self> {
+        let heap = &rig.heap;
         let ranks = Ranks::from(heap);
         let report = heap.zeros::<i32>(8)?;
         let lines = ranks.size.max(2) * LINE_WORDS as usize;
@@ -333,22 +327,20 @@ impl<T: Element> Bench<T> {
         let kernels = names.iter().map(kernel).collect::<Result<_, _>>()?;
         let address = |slice| heap.resolve(slice, ranks.rank).map(|pointer| pointer as u64);
         (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
-        let stream = heap.stream()?;
         let Setting { first_call, step, .. } = *setting;
         // No rank begins before all have made their words.
         heap.world().barrier()?;
-        let heap = Arc::clone(heap);
         let matrices = (a, b, c);
-        Ok(Self { heap, stream, kernels, op, matrices, own, report, given, first_call, step })
+        Ok(Self { rig, kernels, op, matrices, own, report, given, first_call, step })
     }
 
     /// Enqueue one call, with other rows than the one before.
     fn call(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((op, case)) = &mut self.op else {
             self.given.call = self.first_call.wrapping_add(index as i32) as u32;
-            return launch(&self.kernels[0], &self.stream, 1, &self.given);
+            return launch(&self.kernels[0], &self.rig.stream, 1, &self.given);
         };
-        let ranks = Ranks::from(&self.heap);
+        let ranks = Ranks::from(&self.rig.heap);
         let most = case.options.m / self.step;
         let m = case.options.m - (index * 5 + index / 7) % (most + 1) * self.step;
         let shapes = case.shapes(ranks, m);
@@ -368,25 +360,25 @@ impl<T: Element> Bench<T> {
             place(b, shapes[1]),
             match self.own {
                 false => place(c, shapes[2]),
-                true => external(self.heap.resolve(c, ranks.rank)?, c.len(), shapes[2]),
+                true => external(self.rig.heap.resolve(c, ranks.rank)?, c.len(), shapes[2]),
             },
         ];
         let resident = self.kernels.iter().map(UserKernel::resident).min().unwrap_or(1);
         let groups = shapes.map(|(rows, cols)| (rows * cols).div_ceil(THREADS as usize));
         let groups = groups.into_iter().max().unwrap_or(1).clamp(1, resident as usize) as u32;
-        launch(&self.kernels[0], &self.stream, groups, given)?;
-        op.run(&Operands::new(a, b, c), &self.stream)?;
-        launch(&self.kernels[1], &self.stream, groups, given)?;
+        launch(&self.kernels[0], &self.rig.stream, groups, given)?;
+        op.run(&Operands::new(a, b, c), &self.rig.stream)?;
+        launch(&self.kernels[1], &self.rig.stream, groups, given)?;
         if case.op == Op::Barrier {
             // Nobody writes the next call's words before all have compared this one's.
-            op.run(&Operands::new(a, b, c), &self.stream)?;
+            op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         }
         Ok(())
     }
 
     /// What the kernels reported so far.
     fn read(&self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let words = self.heap.read(self.report)?;
+        let words = self.rig.heap.read(self.report)?;
         outcome.wrong = words[0] as u32;
         outcome.compared = words[7] as u32;
         let value = |word: i32| f32::from_bits(word as u32);

@@ -7,7 +7,6 @@
 //! compares every element that it has, the gaps between lines too, with [`crate::oracle`].
 
 mod buffer;
-mod options;
 mod run;
 mod traffic;
 
@@ -15,10 +14,10 @@ use iris_ops::{Ranks, Variant};
 
 use crate::oracle::{Meaning, Product, Rows, Task};
 
+pub use crate::options::{Options, plan};
 pub use buffer::Layout;
 pub use iris_ops::{AnyOp, Op, Operands};
-pub use options::{Options, plan};
-pub use run::{Report, heap_bytes, run_case};
+pub use run::{Report, open, room_for, run_case};
 pub use traffic::{Traffic, expected as expected_traffic};
 
 /// What the inputs are.

@@ -56,9 +56,6 @@ enum Task {
     /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs, late on purpose.
     #[command(disable_help_flag = true)]
     Stress(Passed),
-    /// Builds `iris` and starts `iris attack ...`: ranks killed at every stage, and frames no rank sends.
-    #[command(disable_help_flag = true)]
-    Attack(Passed),
     /// Builds `iris` and starts `iris plan ...`: what is chosen for calls of an operator, and predicted times.
     #[command(disable_help_flag = true)]
     Plan(Passed),
@@ -94,7 +91,6 @@ fn main() -> ExitCode {
         Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),
         Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
-        Task::Attack(passed) => program::become_iris(&root, "attack", &passed.arguments),
         Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
@@ -130,16 +126,13 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in
-            ["run", "bench", "record", "stress", "attack", "plan", "tune", "check-protocols"]
-        {
+        for name in ["run", "bench", "record", "stress", "plan", "tune", "check-protocols"] {
             let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
             let (task, passed) = match Arguments::parse_from(line).task {
                 Task::Run(passed) => ("run", passed),
                 Task::Bench(passed) => ("bench", passed),
                 Task::Record(passed) => ("record", passed),
                 Task::Stress(passed) => ("stress", passed),
-                Task::Attack(passed) => ("attack", passed),
                 Task::Plan(passed) => ("plan", passed),
                 Task::Tune(passed) => ("tune", passed),
                 Task::CheckProtocols(passed) => ("check-protocols", passed),

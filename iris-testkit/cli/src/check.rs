@@ -3,12 +3,12 @@
 use anyhow::Result;
 use iris_heap::SymmetricHeap;
 use iris_ops::Ranks;
+use iris_testkit::matrix::{Matrix, values};
 use iris_testkit::numeric::{self, compare, frobenius};
 use iris_testkit::oracle::{Meaning, split};
 use iris_testkit::suite::Op;
 use serde::{Deserialize, Serialize};
 
-use crate::matrices::{Matrix, values};
 use crate::problem::{Problem, rows_at_once};
 
 /// Multiply-adds that a rank spends on the reference. Of a larger product only some rows are

@@ -52,10 +52,9 @@ impl Device {
         self.backend
     }
 
-    /// The options of a heap of this size on a rank: the ranks of a host take the GPUs in turns.
-    pub(crate) fn heap(&self, world: &World, data: u64, signal: u64) -> HeapOptions {
-        let mut options =
-            HeapOptions::new().backend(self.backend()).data_bytes(data).signal_bytes(signal);
+    /// The options of a heap on a rank: the ranks of a host take the GPUs in turns.
+    pub(crate) fn heap(&self, world: &World) -> HeapOptions {
+        let mut options = HeapOptions::new().backend(self.backend());
         options.threads = self.threads;
         options.device = self.devices.map(|devices| devices.of(world.local_rank()));
         options

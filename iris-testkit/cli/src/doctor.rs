@@ -10,7 +10,7 @@ use iris_kernels::cache::Cache;
 use iris_kernels::rtc::{self, Compiler};
 use iris_testkit::say;
 
-use crate::bench::{date, provenance};
+use crate::bench::origin::{date, provenance};
 use crate::gpu_bench::Vendors;
 
 #[derive(clap::Args)]

@@ -5,7 +5,6 @@
 
 #![deny(unsafe_code)]
 
-mod attack;
 mod bench;
 mod check;
 mod device;
@@ -15,8 +14,6 @@ mod gpu_bench;
 mod job;
 mod kernels;
 mod layer;
-mod machine;
-mod matrices;
 mod memory;
 mod operator;
 mod plan;
@@ -32,7 +29,6 @@ mod suite;
 mod trace;
 mod tune;
 mod watch;
-mod weights;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -57,18 +53,15 @@ enum Task {
     /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait,
     /// which must be found. The vendor's compiler is needed.
     Stress(stress::Options),
-    /// Kills ranks at every stage of a program, sends frames that no rank would, and counts what must
-    /// not come of it.
-    Attack(attack::Options),
     /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt, or RCCL and
     /// hipBLASLt.
-    Bench(bench::Options),
+    Bench(bench::options::Options),
     /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
     Record(record::Options),
     /// What is chosen for calls of an operator, its steps, and predicted times: no GPU is needed.
     Plan(plan::Options),
     /// Measures this machine, or times what operators could choose for given shapes, and keeps it for later programs.
-    Tune(tune::Options),
+    Tune(tune::options::Options),
     /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
     /// needed.
     Kernels(kernels::Options),
@@ -106,7 +99,6 @@ fn main() -> ExitCode {
     launch::with_environment(environment());
     let done = log().and_then(|()| match task {
         Task::Run(options) => operator::main(*options),
-        Task::Attack(options) => attack::main(&options),
         Task::Bench(options) => bench::main(&options),
         Task::Test(options) => suite::main(&options),
         Task::Stress(options) => stress::main(&options),

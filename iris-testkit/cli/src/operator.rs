@@ -1,13 +1,14 @@
 //! `iris run`: one op on random input, checked and timed; without an op, the transformer layer.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::Table;
-use iris_heap::{BackendKind, DType, Settings, Stream, SymSlice, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, Settings, World};
 use iris_ops::{Ranks, Shard, Variant};
 use iris_testkit::oracle::Meaning;
+use iris_testkit::rig::{Crossing, Rig};
 use iris_testkit::suite::{AnyOp, Op, Operands};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,6 @@ use crate::device::{Device, Devices};
 use crate::errors::{unread, usage};
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::layer;
-use crate::matrices::Matrix;
 use crate::memory;
 use crate::problem::{Problem, known_variant};
 use crate::progress::Progress;
@@ -173,13 +173,13 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         untuned: false,
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.
-    let heap_bytes = problem.heap_bytes(place.ranks)?;
-    let heap_on_host = if options.backend.traits().host_memory { heap_bytes.0 } else { 0 };
+    let room = problem.room(place.ranks)?;
+    let heap_on_host = if options.backend.traits().host_memory { room.data } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
     memory::fits(place.ranks, host_bytes)?;
     let trace_file = options.trace.as_deref().map(TraceFile::open).transpose()?;
     let chart = options.trace.as_deref().is_some_and(trace::is_chart);
-    let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters, chart };
+    let job = OperatorJob { problem, device, iterations: options.iters, chart };
     let report = place.run(&job)?;
     print(&job, place, &report, options.json)?;
     let text = || match chart {
@@ -282,7 +282,6 @@ fn print(job: &OperatorJob, place: Place, report: &Report, as_json: bool) -> Res
 pub(crate) struct OperatorJob {
     problem: Problem,
     device: Device,
-    heap_bytes: (u64, u64),
     iterations: usize,
     /// Whether the trace is of the last timed call alone.
     chart: bool,
@@ -317,33 +316,31 @@ impl Job for OperatorJob {
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
         let (problem, ranks) = (&self.problem, Ranks::from(world));
         let op = problem.op()?;
-        let (data, signal) = self.heap_bytes;
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
+        let rig = Rig::open(world, self.device.heap(world), problem.room(ranks.size)?)?;
+        let heap = &rig.heap;
         let plan = problem.plan(ranks)?;
-        let made = AnyOp::new(&heap, &plan)?;
-        let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);
-        let matrix = |which: usize| Matrix::new(&heap, problem.dtype, most[which], shapes[which]);
-        let [a, b, c] = [matrix(0)?, matrix(1)?, matrix(2)?];
-        let fill = |problem: &Problem| -> Result<()> {
-            a.fill(&heap, |row, col| problem.own_a(op, ranks, row, col))?;
-            b.fill(&heap, |row, col| problem.own_b(op, ranks, row, col))?;
-            c.poison(&heap)
-        };
-        let (a, b, c) = (&a, &b, &c);
+        let made = AnyOp::new(heap, &plan)?;
+        let matrices = problem.matrices(&rig)?;
+        let [a, b, c] = &matrices;
         let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
-        let stream = heap.stream()?;
-        let mut crossed = Crossed::new(&heap, op)?;
+        let mut crossing = (op == Op::Barrier).then(|| Crossing::new(heap)).transpose()?;
+        let mut wrong = None;
         let mut call = |late: bool| -> Result<f64> {
-            crossed.before(&heap, &stream, late)?;
-            world.barrier()?;
-            let begun = Instant::now();
-            made.run(&operands, &stream)?;
-            stream.sync()?;
-            let time = begun.elapsed().as_secs_f64() * 1e6;
-            crossed.after(&heap)?;
+            if let Some(crossing) = &mut crossing {
+                // The others must wait for the word of a late rank.
+                let late = late && ranks.rank + 1 == ranks.size;
+                crossing.before(
+                    heap,
+                    &rig.stream,
+                    Duration::from_millis(if late { 5 } else { 0 }),
+                )?;
+            }
+            let time = rig.time(|stream| Ok(made.run(&operands, stream)?))?;
+            if let Some(Err(error)) = crossing.as_ref().map(|it| it.after(heap, 0..ranks.size)) {
+                wrong.get_or_insert(error.to_string());
+            }
             Ok(time)
         };
-        fill(problem)?;
         call(false)?;
         let mut progress = Progress::new("calls", ranks.rank, self.iterations);
         let (mut times, mut before) = (Vec::new(), Vec::new());
@@ -359,11 +356,11 @@ impl Job for OperatorJob {
         drop(progress);
         // Another input: what is left of the timed calls would be wrong now.
         let other = Problem { seed: problem.seed.wrapping_add(0x9e37_79b9), ..problem.clone() };
-        fill(&other)?;
+        other.fill(&rig, &matrices)?;
         call(true)?;
         world.barrier()?;
-        let mut found = check(&heap, &other, op, c)?;
-        found.refused = found.refused.or(crossed.wrong);
+        let mut found = check(heap, &other, op, c)?;
+        found.refused = found.refused.or(wrong);
         let spans = drawn.map_or_else(|| made.trace(), Ok)?;
         let spans = RankTrace::new(&problem.op, ranks.rank, &spans);
         let all = gather(world, &(times, found, spans))?;
@@ -384,47 +381,5 @@ impl Job for OperatorJob {
             traces: if problem.trace { traces } else { Vec::new() },
             found,
         }))
-    }
-}
-
-/// Whether a barrier is one: what every rank's stream writes before it is seen by all after it.
-struct Crossed {
-    word: Option<SymSlice<i32>>,
-    calls: i32,
-    wrong: Option<String>,
-}
-
-impl Crossed {
-    /// Collective. Of another op there is nothing to see.
-    #[track_caller]
-    fn new(heap: &SymmetricHeap, op: Op) -> Result<Crossed> {
-        let word = if op == Op::Barrier { Some(heap.zeros(1)?) } else { None };
-        Ok(Crossed { word, calls: 0, wrong: None })
-    }
-
-    /// Of a late rank the others must wait for the word.
-    fn before(&mut self, heap: &SymmetricHeap, stream: &Stream, late: bool) -> Result<()> {
-        self.calls += 1;
-        if let Some(word) = self.word {
-            if late && heap.rank() + 1 == heap.size() {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            heap.write_on(stream, word, &[self.calls])?;
-        }
-        Ok(())
-    }
-
-    fn after(&mut self, heap: &SymmetricHeap) -> Result<()> {
-        let Some(word) = self.word else { return Ok(()) };
-        for rank in 0..heap.size() {
-            let seen = heap.read_from(word, rank)?[0];
-            // A rank may already be on its way to the next barrier.
-            if !(self.calls..=self.calls + 1).contains(&seen) {
-                let calls = self.calls;
-                let wrong = format!("after barrier {calls}, rank {rank} was seen before {seen}");
-                self.wrong.get_or_insert(wrong);
-            }
-        }
-        Ok(())
     }
 }

@@ -5,13 +5,14 @@ use std::ops::Range;
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, random_unit};
 use iris_ops::{Plan, Ranks, Shard, StagingLayout, TileShape, Variant};
+use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Meaning, Part, Product, Rows, Task, product, split};
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, Op, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
-use crate::matrices::room;
 
 /// Columns of A that are multiplied at a time by the reference.
 const DEPTH: usize = 256;
@@ -132,7 +133,7 @@ impl Problem {
     }
 
     /// Most elements that A, B and C have on any rank.
-    pub(crate) fn most(&self, size: usize) -> Result<[usize; 3]> {
+    fn most(&self, size: usize) -> Result<[usize; 3]> {
         let mut most = [0; 3];
         for rank in 0..size {
             let shapes = self.shapes(Ranks::new(rank, size))?;
@@ -143,18 +144,27 @@ impl Problem {
         Ok(most)
     }
 
-    /// Bytes of the data and the signal segment that every rank needs.
-    pub(crate) fn heap_bytes(&self, size: usize) -> Result<(u64, u64)> {
-        let (mut data, mut signal) = (0, 0);
-        for rank in 0..size {
-            let plan = self.plan(Ranks::new(rank, size))?;
-            (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
-        }
-        let matrices = self.most(size)?.map(|elements| room(self.dtype, elements));
-        // A word for a barrier.
-        let all = matrices.into_iter().chain([room(DType::I32, 1)]);
-        // The signal segment begins with 4096 bytes that the heap keeps for itself.
-        Ok((all.fold(data, u64::saturating_add), signal.saturating_add(4096)))
+    /// Room that every rank needs for its plan, its matrices and the word of a barrier.
+    pub(crate) fn room(&self, size: usize) -> Result<Room> {
+        let plans = Room::of(size, |ranks| self.plan(ranks))?;
+        Ok(plans.matrices(self.dtype, self.most(size)?).matrices(DType::I32, [1]))
+    }
+
+    /// A, B and C of a rank in its heap, with A and B filled and C full of NaN: collective.
+    #[track_caller]
+    pub(crate) fn matrices(&self, rig: &Rig) -> Result<[Matrix; 3]> {
+        let ranks = Ranks::from(&rig.heap);
+        let matrices = rig.matrices(self.dtype, self.most(ranks.size)?, self.shapes(ranks)?)?;
+        self.fill(rig, &matrices)?;
+        Ok(matrices)
+    }
+
+    /// Fills A and B, and C with NaN.
+    pub(crate) fn fill(&self, rig: &Rig, [a, b, c]: &[Matrix; 3]) -> Result<()> {
+        let (op, ranks, heap) = (self.op()?, Ranks::from(&rig.heap), &rig.heap);
+        a.fill(heap, |row, col| self.own_a(op, ranks, row, col))?;
+        b.fill(heap, |row, col| self.own_b(op, ranks, row, col))?;
+        c.poison(heap)
     }
 
     /// Bytes that a rank needs beside its heap: a row as it is filled in, and the reference of as many
@@ -197,7 +207,7 @@ impl Problem {
     }
 
     /// Element of a rank's own A, or of what it sends.
-    pub(crate) fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+    fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |total| Self::part(total, ranks).start;
         match meaning.gives {
@@ -210,7 +220,7 @@ impl Problem {
     }
 
     /// Element of a rank's own B.
-    pub(crate) fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+    fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |splits, total| if splits { Self::part(total, ranks).start } else { 0 };
         self.b(first(meaning.splits_k(), self.k) + row, first(meaning.splits_n(), self.n) + col)

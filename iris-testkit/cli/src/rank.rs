@@ -5,7 +5,6 @@ use iris_heap::World;
 use iris_testkit::launch::end_with_launcher;
 use iris_testkit::say;
 
-use crate::attack;
 use crate::job::Job;
 use crate::layer::LayerJob;
 use crate::operator::OperatorJob;
@@ -30,7 +29,6 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         RatioJob::NAME => part::<RatioJob>(&options.job)?,
         TuneJob::NAME => part::<TuneJob>(&options.job)?,
         SuiteJob::NAME => part::<SuiteJob>(&options.job)?,
-        attack::rank::NAME => return attack::rank::main(&options.job),
         other => bail!("no job is called {other}"),
     }
     Ok(true)

@@ -1,18 +1,18 @@
 //! The ratios that `iris bench` measures, as jobs: two sides, taken in turns.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, random_unit};
+use iris_heap::{HeapOptions, World, random_unit};
 use iris_ops::{Plan, Ranks, TileShape};
+use iris_testkit::matrix::Matrix;
 use iris_testkit::oracle::split;
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
 use crate::job::{Job, gather, median, slowest};
-use crate::matrices::{Matrix, room};
 use crate::problem::known_variant;
 use crate::progress::Progress;
 use iris_heap::DType::F32;
@@ -90,57 +90,44 @@ fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     suite::plan(Op::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
-/// A heap with the matrices of a rank in it.
+/// A rig with the matrices of a rank.
 struct Bed {
-    heap: Arc<SymmetricHeap>,
-    stream: Stream,
-    a: Matrix,
-    b: Matrix,
-    c: Matrix,
+    rig: Rig,
+    matrices: [Matrix; 3],
 }
 
 impl Bed {
-    /// Collective in `world`. Of the unfused side the heap has room for the workspace, too.
+    /// Collective in `world`. The heap has room for the workspace of the unfused side, too.
     #[track_caller]
     fn new(ratio: &Ratio, world: &World) -> Result<Bed> {
         let ranks = Ranks::from(world);
-        let (mut data, mut signal) = (0, 0);
-        for plan in [fused(ratio, Ranks::new(0, ranks.size))?, reduction(ratio, ranks)?] {
-            data += plan.data_bytes();
-            signal += plan.signal_bytes();
-        }
         let Ratio { m, n, .. } = *ratio;
         let most = split(ratio.k, ranks.size, 0).len();
         let k = split(ratio.k, ranks.size, ranks.rank).len();
-        data += [m * most, most * n, m * n].map(|elements| room(F32, elements)).iter().sum::<u64>();
-        let options = HeapOptions::new()
-            .threads(ratio.threads)
-            .data_bytes(data)
-            .signal_bytes(signal + (64 << 10));
-        let heap = SymmetricHeap::open(world, options)?;
-        let a = Matrix::new(&heap, F32, m * most, (m, k))?;
-        let b = Matrix::new(&heap, F32, most * n, (k, n))?;
-        let c = Matrix::new(&heap, F32, m * n, (m, n))?;
-        a.fill(&heap, |row, col| random_unit(1, ranks.rank, row * k + col))?;
-        b.fill(&heap, |row, col| random_unit(2, ranks.rank, row * n + col))?;
-        c.poison(&heap)?;
-        Ok(Bed { stream: heap.stream()?, heap, a, b, c })
+        let elements = [m * most, most * n, m * n];
+        let both = Room::of(ranks.size, |ranks| fused(ratio, ranks))?;
+        let both = both.and(Room::of(ranks.size, |ranks| reduction(ratio, ranks))?);
+        // Product and barrier of the unfused side have words of their own.
+        let room = both.matrices(F32, elements).and(Room { data: 0, signal: 64 << 10 });
+        let rig = Rig::open(world, HeapOptions::new().threads(ratio.threads), room)?;
+        let matrices = rig.matrices(F32, elements, [(m, k), (k, n), (m, n)])?;
+        let [a, b, c] = &matrices;
+        a.fill(&rig.heap, |row, col| random_unit(1, ranks.rank, row * k + col))?;
+        b.fill(&rig.heap, |row, col| random_unit(2, ranks.rank, row * n + col))?;
+        c.poison(&rig.heap)?;
+        Ok(Bed { rig, matrices })
     }
 
     fn operands(&self) -> Result<Operands> {
-        let Bed { a, b, c, .. } = self;
+        let [a, b, c] = &self.matrices;
         Ok(Operands::new(a.matrix()?, b.matrix()?, c.matrix()?))
     }
 
     /// Microseconds of ops that are enqueued together, which all ranks begin together.
-    fn time(&self, ops: &mut [(&mut AnyOp, Operands)]) -> Result<f64> {
-        self.heap.world().barrier()?;
-        let begun = Instant::now();
-        for (op, operands) in ops {
-            op.run(operands, &self.stream)?;
-        }
-        self.stream.sync()?;
-        Ok(begun.elapsed().as_secs_f64() * 1e6)
+    fn time(&self, ops: &[(&AnyOp, Operands)]) -> Result<f64> {
+        self.rig.time(|stream| {
+            Ok(ops.iter().try_for_each(|(op, operands)| op.run(operands, stream))?)
+        })
     }
 }
 
@@ -191,8 +178,8 @@ impl Job for RatioJob {
         let ranks = Ranks::from(world);
         let bed = Bed::new(ratio, world)?;
         let operands = bed.operands()?;
-        let mut op = AnyOp::new(&bed.heap, &fused(ratio, ranks)?)?;
-        let mut fused_side = || bed.time(&mut [(&mut op, operands)]);
+        let op = AnyOp::new(&bed.rig.heap, &fused(ratio, ranks)?)?;
+        let mut fused_side = || bed.time(&[(&op, operands)]);
         let times = match ratio.kind {
             Kind::Gemm => {
                 let mut base = DirectGemm::new(ratio, &bed)?;
@@ -202,22 +189,22 @@ impl Job for RatioJob {
                 let k = split(ratio.k, ranks.size, ranks.rank).len();
                 let (local, none) = (Options::new(ratio.m, ratio.n, k), Options::new(0, 0, 0));
                 let make = |op: Op, variant: &str, options: &Options| {
-                    AnyOp::new(&bed.heap, &suite::plan(op, variant, ranks, options)?)
+                    AnyOp::new(&bed.rig.heap, &suite::plan(op, variant, ranks, options)?)
                         .map_err(anyhow::Error::from)
                 };
-                let mut multiply = make(Op::Matmul, "auto", &local)?;
-                let mut barrier = make(Op::Barrier, "auto", &none)?;
+                let multiply = make(Op::Matmul, "auto", &local)?;
+                let barrier = make(Op::Barrier, "auto", &none)?;
                 let message = Options::new(ratio.m, ratio.n, 0);
-                let mut reduce = make(Op::AllReduce, &ratio.variant, &message)?;
+                let reduce = make(Op::AllReduce, &ratio.variant, &message)?;
                 let in_place = Operands::new(operands.c, operands.b, operands.c);
                 turns(
                     ratio,
                     ranks.rank,
                     [&mut fused_side, &mut || {
-                        bed.time(&mut [
-                            (&mut multiply, operands),
-                            (&mut barrier, operands),
-                            (&mut reduce, in_place),
+                        bed.time(&[
+                            (&multiply, operands),
+                            (&barrier, operands),
+                            (&reduce, in_place),
                         ])
                     }],
                 )?
@@ -227,17 +214,17 @@ impl Job for RatioJob {
                 // on the host, which takes no processor.
                 let few = world.split((ranks.rank < ratio.base_ranks).then_some(0), 0)?;
                 let small = few.as_ref().map(|few| Bed::new(ratio, few)).transpose()?;
-                let mut made = match (&few, &small) {
+                let made = match (&few, &small) {
                     (Some(few), Some(bed)) => {
                         let plan = fused(ratio, Ranks::from(few))?;
-                        Some(AnyOp::new(&bed.heap, &plan)?)
+                        Some(AnyOp::new(&bed.rig.heap, &plan)?)
                     }
                     _ => None,
                 };
                 let mut few_side = || {
                     world.barrier()?;
-                    let time = match (&small, &mut made) {
-                        (Some(bed), Some(op)) => bed.time(&mut [(op, bed.operands()?)])?,
+                    let time = match (&small, &made) {
+                        (Some(bed), Some(op)) => bed.time(&[(op, bed.operands()?)])?,
                         _ => 0.0,
                     };
                     world.barrier()?;
@@ -246,7 +233,7 @@ impl Job for RatioJob {
                 let times = turns(ratio, ranks.rank, [&mut fused_side, &mut few_side])?;
                 drop(made);
                 if let Some(bed) = small {
-                    bed.heap.close()?;
+                    bed.rig.heap.close()?;
                 }
                 if let Some(few) = few {
                     few.close()?;
@@ -256,7 +243,7 @@ impl Job for RatioJob {
         };
         let all: Vec<[Vec<f64>; 2]> = gather(world, &times)?;
         drop(op);
-        bed.heap.close()?;
+        bed.rig.heap.close()?;
         let side =
             |side: usize| slowest(&all.iter().map(|rank| rank[side].clone()).collect::<Vec<_>>());
         let (time, base) = (side(0), side(1));
@@ -281,14 +268,14 @@ struct DirectGemm {
 impl DirectGemm {
     fn new(ratio: &Ratio, bed: &Bed) -> Result<DirectGemm> {
         let single = |matrix: &Matrix| -> Result<Vec<f32>> {
-            Ok(matrix.read(&bed.heap)?.into_iter().map(|value| value as f32).collect())
+            Ok(matrix.read(&bed.rig.heap)?.into_iter().map(|value| value as f32).collect())
         };
         let parallelism = match ratio.threads {
             1 => gemm::Parallelism::None,
             threads => gemm::Parallelism::Rayon(threads),
         };
         let Ratio { m, n, k, .. } = *ratio;
-        let (a, b, c) = (single(&bed.a)?, single(&bed.b)?, vec![0.0; m * n]);
+        let (a, b, c) = (single(&bed.matrices[0])?, single(&bed.matrices[1])?, vec![0.0; m * n]);
         Ok(DirectGemm { shape: [m, n, k], parallelism, a, b, c })
     }
 

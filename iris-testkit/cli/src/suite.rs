@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use iris_heap::{BackendKind, DType, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, World};
 use iris_ops::{Epilogue, Library, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
 use iris_testkit::suite::{
-    AnyOp, Case, Input, Layout, Op, Options as OpOptions, Residual, heap_bytes, plan, run_case,
+    AnyOp, Case, Input, Layout, Op, Options as OpOptions, Residual, open, plan, run_case,
 };
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
@@ -421,12 +421,7 @@ impl Job for SuiteJob {
     fn run_rank(&self, world: &World) -> Result<Option<usize>> {
         let backend = self.device.backend();
         let cases = self.selection.cases(backend, world.size());
-        let (mut data, mut signal) = (0, 0);
-        for case in &cases {
-            let need = heap_bytes(case, world.size())?;
-            (data, signal) = (need.0.max(data), need.1.max(signal));
-        }
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
+        let heap = open(world, self.device.heap(world), &cases)?.heap;
         if self.selection.level == Level::Smoke && backend != BackendKind::Cpu {
             // No case's time, and no deadline in it, is that of a compiler.
             let begun = Instant::now();

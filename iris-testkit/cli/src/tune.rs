@@ -1,57 +1,34 @@
 //! `iris tune`: measures the parameters of this machine, or times what an op could choose for shapes of a file, in turns
 //! in one run, and keeps what was fastest as rows. On GPUs by the clock of the benchmark.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
 
 use anyhow::{Context, Result};
-use iris_heap::{BackendKind, SymmetricHeap, World};
+use iris_heap::{BackendKind, World};
 use iris_ops::{Ranks, Shard, TuningFile};
 use iris_testkit::oracle::Meaning;
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{AnyOp, Op, Operands, Options as OpOptions};
 use iris_testkit::{harness, say};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::bench::provenance;
+use crate::bench::origin::provenance;
 use crate::device::Device;
 use crate::errors::unread;
 use crate::gpu_bench::{self, tune};
 use crate::job::{Job, Place, gather, median_of_slowest};
-use crate::machine::{self, Case};
-use crate::matrices::Matrix;
 use crate::problem::Problem;
 use crate::progress::Progress;
+use machine::Case;
+use options::Options;
+
+mod machine;
+pub(crate) mod options;
 
 /// A choice takes the place of the rule's if its median time is below this part of the rule's.
 const WORTH_IT: f64 = 0.9;
-
-#[derive(clap::Args)]
-pub(crate) struct Options {
-    /// Numbers of ranks: processes on the CPU, threads of this process on GPUs [default: 2,4 on the CPU, one a
-    /// GPU else].
-    #[arg(long, value_delimiter = ',')]
-    ranks: Vec<usize>,
-    /// Calls of each choice, on the CPU [default: 30 for the machine, 200 for shapes].
-    #[arg(long)]
-    pub(crate) iters: Option<usize>,
-    /// What computes: cpu, cuda or hip.
-    #[arg(long, default_value = "cpu")]
-    pub(crate) backend: BackendKind,
-    /// Shapes whose choices are timed, in the form of bench/cuda.toml; without, the machine's parameters are measured.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cases: Option<PathBuf>,
-    /// Only the ops whose names hold this text.
-    #[arg(long, value_name = "TEXT", requires = "cases")]
-    pub(crate) only: Option<String>,
-    /// The commit that is measured, where there is no git to ask.
-    #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
-    pub(crate) commit: Option<String>,
-    /// Seconds after which the program ends whatever it waits for, of GPUs [default: 400].
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) limit: Option<u64>,
-}
 
 /// Variants of an op that may be chosen, and tiles that are worth a try on the CPU. No tile is the rule's.
 fn choices(op: Op) -> Vec<Choice> {
@@ -243,36 +220,25 @@ impl Job for TuneJob {
 
     fn run_rank(&self, world: &World) -> Result<Option<Vec<f64>>> {
         let (problem, ranks) = (&self.problem, Ranks::from(world));
-        let op = problem.op()?;
-        let (mut data, mut signal) = (0, 0);
+        let mut room = Room::default();
         for choice in &self.choices {
-            let (more, words) = self.problem(choice).heap_bytes(ranks.size)?;
-            (data, signal) = (data + more, signal + words);
+            room = room.and(self.problem(choice).room(ranks.size)?);
         }
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
-        let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);
-        let matrix = |which: usize| Matrix::new(&heap, problem.dtype, most[which], shapes[which]);
-        let [a, b, c] = [matrix(0)?, matrix(1)?, matrix(2)?];
-        a.fill(&heap, |row, col| problem.own_a(op, ranks, row, col))?;
-        b.fill(&heap, |row, col| problem.own_b(op, ranks, row, col))?;
-        c.poison(&heap)?;
+        let rig = Rig::open(world, self.device.heap(world), room)?;
+        let [a, b, c] = problem.matrices(&rig)?;
         let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
-        let stream = heap.stream()?;
         let mut ops = Vec::new();
         for choice in &self.choices {
-            ops.push(AnyOp::new(&heap, &self.problem(choice).plan(ranks)?)?);
+            ops.push(AnyOp::new(&rig.heap, &self.problem(choice).plan(ranks)?)?);
         }
         let mut times = vec![Vec::new(); ops.len()];
         let mut progress = Progress::new("turns", ranks.rank, self.iterations);
         // The first turn warms up.
         for turn in 0..=self.iterations {
             for (op, times) in ops.iter_mut().zip(&mut times) {
-                world.barrier()?;
-                let begun = Instant::now();
-                op.run(&operands, &stream)?;
-                stream.sync()?;
+                let time = rig.time(|stream| Ok(op.run(&operands, stream)?))?;
                 if turn > 0 {
-                    times.push(begun.elapsed().as_secs_f64() * 1e6);
+                    times.push(time);
                 }
             }
             progress.step();
@@ -282,7 +248,7 @@ impl Job for TuneJob {
         for op in ops {
             op.free()?;
         }
-        heap.close()?;
+        rig.heap.close()?;
         let of_choice = |at: usize| {
             let ranks: Vec<Vec<f64>> = all.iter().map(|times| times[at].clone()).collect();
             median_of_slowest(&ranks)

@@ -11,7 +11,8 @@ use iris_testkit::suite::{Case, Op, Options};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
-const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/minilm-l6-layer0-ffn.safetensors");
+const WEIGHTS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/src/layer/minilm-l6-layer0-ffn.safetensors");
 
 fn iris(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));

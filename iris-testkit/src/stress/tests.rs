@@ -1,3 +1,6 @@
+use std::sync::Arc;
+
+use iris_heap::SymmetricHeap;
 use iris_kernels::gemm::Config;
 use iris_ops::Device;
 use iris_sync::Access;

@@ -1,15 +1,14 @@
 //! Matrices in the heap, with gaps that nobody may touch.
 
+#![allow(unsafe_code, reason = "ops are given the addresses of memory in the heap")]
+
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use iris_heap::{DType, Element, RawSlice, SymmetricHeap};
 use iris_ops::MatRef;
 
+use crate::matrix::{POISON, with_type};
 use crate::oracle::Dense;
-
-/// Every byte of what was not written: all element types read it as NaN.
-pub(super) const POISON: u8 = 0xff;
 
 /// How a matrix lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,27 +58,6 @@ impl Layout {
         let (line, at) = if self.transposed { (col, row) } else { (row, col) };
         self.first(rank) + line * self.ld(shape) + at
     }
-}
-
-/// `$call` with `$type` being the type of `$dtype`.
-macro_rules! with_type {
-    ($dtype:expr, $type:ident => $call:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $type = f32;
-                $call
-            }
-            DType::F16 => {
-                type $type = f16;
-                $call
-            }
-            DType::BF16 => {
-                type $type = bf16;
-                $call
-            }
-            other => anyhow::bail!("no matrices of {other}"),
-        }
-    };
 }
 
 impl Buffer {

@@ -2,15 +2,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use iris_heap::{DType, Request, Segment, Stream, SymmetricHeap, random_unit};
+use iris_heap::{DType, HeapOptions, Request, Segment, Stream, SymmetricHeap, World, random_unit};
 use iris_ops::{AnyOp, Counters, MatRef, NormArgs, Operands, Plan, Ranks, Shard, Variant};
 
 use super::buffer::Buffer;
-use super::options::plan;
 use super::traffic::{self, Traffic};
 use super::{Case, Input, Layout, Op, Residual};
+use crate::matrix::values;
 use crate::numeric::{Measured, compare, rounded};
+use crate::options::plan;
 use crate::oracle::{Dense, Meaning, Part, Rows, Task, rms_norm};
+use crate::rig::{Crossing, Rig, Room};
 
 /// What came of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
@@ -57,20 +59,34 @@ struct Output {
     bits: Vec<u8>,
 }
 
-/// Bytes of the data and the signal segment that the case needs on a world of this size.
+/// Room that the case needs on every rank of a world of this size.
 ///
 /// # Errors
 /// Those of the plan.
-pub fn heap_bytes(case: &Case, size: usize) -> anyhow::Result<(u64, u64)> {
-    let (mut data, mut signal) = (0, 0);
-    for rank in 0..size {
-        let plan = plan(case.op, &case.variant, Ranks::new(rank, size), &case.options_of(rank))?;
-        (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
-    }
+pub fn room_for(case: &Case, size: usize) -> anyhow::Result<Room> {
+    let plans =
+        Room::of(size, |ranks| plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank)))?;
     let sets = if case.burst { case.rows.len() } else { 1 };
     let set: usize =
         rooms(case, size).map(|(elements, dtype, _)| elements * dtype.size() + 1024).iter().sum();
-    Ok((data + (sets * set) as u64 + 4096, signal + 8192))
+    Ok(Room { data: plans.data + (sets * set) as u64 + 4096, signal: plans.signal + 4096 })
+}
+
+/// Opens a heap on which each of these cases can run: collective.
+///
+/// # Errors
+/// Those of the plans and of the heap.
+#[track_caller]
+pub fn open<'a>(
+    world: &World,
+    options: HeapOptions,
+    cases: impl IntoIterator<Item = &'a Case>,
+) -> anyhow::Result<Rig> {
+    let mut room = Room::default();
+    for case in cases {
+        room = room.or(room_for(case, world.size())?);
+    }
+    Rig::open(world, options, room)
 }
 
 /// Elements, type and layout of A, B, C and the bias, of residual, weight and what is normalised: the same
@@ -279,26 +295,24 @@ fn barriers(
     stream: &Stream,
 ) -> anyhow::Result<Vec<Duration>> {
     let members = case.options.members.clone().unwrap_or((0..heap.size()).collect());
-    let word = heap.zeros::<i32>(1)?;
-    let nothing = MatRef::sym(word, 0, 0);
+    let mut crossing = Crossing::new(heap)?;
+    let empty = heap.alloc::<i32>(1)?;
+    let nothing = MatRef::sym(empty, 0, 0);
     let none = Operands::new(nothing, nothing, nothing);
     let mut times = Vec::new();
-    for call in 1..=case.rows.len() as i32 {
+    for _ in 0..case.rows.len() {
         if !members.contains(&heap.rank()) {
             break;
         }
-        heap.write_on(stream, word, &[call])?;
+        crossing.before(heap, stream, Duration::ZERO)?;
         let begun = Instant::now();
         op.run(&none, stream)?;
         stream.sync()?;
         times.push(begun.elapsed());
-        for &member in &members {
-            let seen = heap.read_from(word, member)?[0];
-            // A member may be in its next call, but not behind it.
-            ensure!((call..=call + 1).contains(&seen), "after barrier {call}: {member} at {seen}");
-        }
+        crossing.after(heap, members.iter().copied())?;
     }
-    heap.free(word)?;
+    heap.free(empty)?;
+    crossing.free(heap)?;
     Ok(times)
 }
 
@@ -339,7 +353,7 @@ fn verify(
         }
         if Meaning::of(case.op).replicates() {
             for (peer, theirs) in heap.world().allgather(bits)?.iter().enumerate() {
-                difference = difference.max(differing(case.options.output_dtype(), bits, theirs));
+                difference = difference.max(differing(case.options.output_dtype(), bits, theirs)?);
                 let same = bits == theirs || !case.same_on_all_ranks(variant);
                 ensure!(same, "{what}: ranks {rank} and {peer} have different bits");
             }
@@ -353,16 +367,9 @@ fn verify(
 }
 
 /// Largest difference between two results of one type.
-fn differing(dtype: DType, ours: &[u8], theirs: &[u8]) -> f64 {
-    use half::{bf16, f16};
-    use iris_heap::Element;
-    let value = |bytes: &[u8]| match dtype {
-        DType::F16 => bytemuck::pod_read_unaligned::<f16>(bytes).to_f64(),
-        DType::BF16 => bytemuck::pod_read_unaligned::<bf16>(bytes).to_f64(),
-        _ => bytemuck::pod_read_unaligned::<f32>(bytes).to_f64(),
-    };
-    let pairs = ours.chunks_exact(dtype.size()).zip(theirs.chunks_exact(dtype.size()));
-    pairs.map(|(a, b)| (value(a) - value(b)).abs()).fold(0.0, f64::max)
+fn differing(dtype: DType, ours: &[u8], theirs: &[u8]) -> anyhow::Result<f64> {
+    let pairs = values(dtype, ours)?.into_iter().zip(values(dtype, theirs)?);
+    Ok(pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max))
 }
 
 /// One matrix of each rank, by rank: a collective step of the host.

@@ -4,9 +4,9 @@
 
 pub mod ready;
 
-use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
+use iris_heap::{BackendKind, HeapOptions, World};
 use iris_ops::Epilogue;
-use iris_testkit::suite::{Case, Op, heap_bytes, run_case};
+use iris_testkit::suite::{Case, Op, open, run_case};
 
 /// The device that long tests run on: `IRIS_TEST_BACKEND`, by default the CPU.
 pub fn backend() -> BackendKind {
@@ -28,20 +28,14 @@ pub fn taken(case: &Case, size: usize) -> bool {
 pub fn run_all(size: usize, threads: usize, cases: &[Case]) -> anyhow::Result<()> {
     let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
     assert!(!cases.is_empty());
-    let needs = cases.iter().map(|case| heap_bytes(case, size));
-    let (mut data, mut signal) = (0, 0);
-    for need in needs {
-        let need = need?;
-        (data, signal) = (need.0.max(data), need.1.max(signal));
-    }
     let begun = std::time::Instant::now();
     World::run_threads(size, |world| -> anyhow::Result<()> {
-        let options = HeapOptions::new().data_bytes(data).signal_bytes(signal).threads(threads);
-        let heap = SymmetricHeap::open(&world, options)?;
+        let options = HeapOptions::new().threads(threads);
+        let rig = open(&world, options, cases.iter().copied())?;
         for case in &cases {
-            run_case(&heap, case)?;
+            run_case(&rig.heap, case)?;
         }
-        heap.close()?;
+        rig.heap.close()?;
         world.close()?;
         Ok(())
     })?;

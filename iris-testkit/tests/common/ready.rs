@@ -13,6 +13,8 @@ pub struct Ready {
     pub operands: Operands,
     pub stream: Stream,
     pub heap: Arc<SymmetricHeap>,
+    pub a: SymSlice<f32>,
+    pub b: SymSlice<f32>,
     pub c: SymSlice<f32>,
 }
 
@@ -31,7 +33,7 @@ impl Ready {
         let c = heap.full::<f32>(room, f32::NAN)?;
         let operands = operands(case, ranks, [a, b, c], case.options.m);
         let stream = heap.stream()?;
-        Ok(Self { op, operands, stream, heap, c })
+        Ok(Self { op, operands, stream, heap, a, b, c })
     }
 
     pub fn call(&mut self) -> iris_ops::OpResult<()> {

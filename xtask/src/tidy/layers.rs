@@ -16,7 +16,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("iris-ops", &["iris-sync", "iris-heap", "iris-kernels"]),
     ("iris-testkit", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops"]),
     // A protocol of one's own is checked without operators.
-    ("iris-models", &["iris-sync", "iris-heap", "iris-kernels"]),
+    ("iris-models", &["iris-sync", "iris-kernels"]),
     ("iris-cli", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops", "iris-testkit"]),
     ("xtask", &[]),
 ];

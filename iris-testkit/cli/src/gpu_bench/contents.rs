@@ -1,11 +1,9 @@
 //! What matrices are filled with, and what of a result is compared.
 
-use anyhow::{Result, bail};
-use half::{bf16, f16};
+use anyhow::Result;
 use iris_heap::{DType, SymSlice, SymmetricHeap, random_unit};
-use iris_ops::MatRef;
-
-use crate::matrices::values;
+use iris_testkit::matrix::{POISON, bytes, values};
+use iris_testkit::numeric::frobenius;
 
 /// The bytes of a random message, repeated: random numbers take longer than what they are for.
 pub(super) struct Noise {
@@ -17,19 +15,7 @@ impl Noise {
     const POOL: usize = 1 << 20;
 
     pub(super) fn new(dtype: DType, seed: u64, rank: usize) -> Result<Noise> {
-        let value = |at: usize| random_unit(seed, rank, at);
-        let bytes = match dtype {
-            DType::F32 => (0..Self::POOL).flat_map(|at| (value(at) as f32).to_ne_bytes()).collect(),
-            DType::F16 => {
-                let half = |at| f16::from_f64(value(at)).to_ne_bytes();
-                (0..Self::POOL).flat_map(half).collect()
-            }
-            DType::BF16 => {
-                let half = |at| bf16::from_f64(value(at)).to_ne_bytes();
-                (0..Self::POOL).flat_map(half).collect()
-            }
-            other => bail!("{other} is not timed"),
-        };
+        let bytes = bytes(dtype, (0..Self::POOL).map(|at| random_unit(seed, rank, at)))?;
         Ok(Noise { bytes })
     }
 
@@ -65,7 +51,7 @@ impl Sampled {
 
     /// What nobody writes shows as NaN.
     pub(super) fn poison(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
-        let bytes = vec![0xff; self.line];
+        let bytes = vec![POISON; self.line];
         for row in &self.rows {
             heap.write(slice.slice(row * self.line..(row + 1) * self.line)?, &bytes)?;
         }
@@ -84,23 +70,9 @@ impl Sampled {
 
 /// `|a - b| / |b|`; 0 of nothing.
 pub(super) fn relative(a: &[f64], b: &[f64]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let base = norm(&mut b.iter().copied());
-    let apart = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    let base = frobenius(b.iter().copied());
+    let apart = frobenius(a.iter().zip(b).map(|(a, b)| a - b));
     if a.is_empty() || apart == 0.0 { 0.0 } else { apart / base }
-}
-
-pub(super) fn matrix(
-    slice: SymSlice<u8>,
-    dtype: DType,
-    (rows, cols): (usize, usize),
-) -> Result<MatRef> {
-    Ok(match dtype {
-        DType::F32 => MatRef::sym(slice.cast::<f32>()?, rows, cols),
-        DType::F16 => MatRef::sym(slice.cast::<f16>()?, rows, cols),
-        DType::BF16 => MatRef::sym(slice.cast::<bf16>()?, rows, cols),
-        other => bail!("no matrices of {other}"),
-    })
 }
 
 #[cfg(test)]

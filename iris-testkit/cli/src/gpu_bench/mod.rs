@@ -18,7 +18,8 @@ use iris_testkit::{harness, note, say};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::bench::{self, Options, Sink};
+use crate::bench::options::{self, Options, Sink};
+use crate::bench::origin::date;
 use crate::errors::usage;
 use crate::problem::known_variant;
 use crate::record;
@@ -140,7 +141,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let mut about = json!({
         "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(kind)?,
         collectives.to_lowercase(): nccl, products.to_lowercase(): blas, "commit": options.commit(),
-        "date": bench::date(SystemTime::now()), "ranks": ranks,
+        "date": date(SystemTime::now()), "ranks": ranks,
     });
     if kind != BackendKind::Cuda {
         about["clock"] = "host".into();
@@ -231,7 +232,7 @@ pub(crate) fn read(
 ) -> Result<Vec<Shape>> {
     let device = Ranks::new(0, 2).on(kind).device;
     let usual = if kind == BackendKind::Cuda { CUDA } else { HIP };
-    let rows: Rows = bench::read(cases, usual)?;
+    let rows: Rows = options::read(cases, usual)?;
     let mut shapes = Vec::new();
     for row in rows.row {
         let op: Op = row.op.parse()?;

@@ -5,19 +5,20 @@ use std::sync::Arc;
 use anyhow::Result;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
 use iris_ops::{NormArgs, Plan, Ranks, Shard};
+use iris_testkit::matrix::matrix;
 use iris_testkit::oracle::{Meaning, Rows, split};
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Case, Op, Operands, Options as OpOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::baseline::{Baseline, Buffers};
-use super::contents::{Noise, Sampled, matrix, relative};
+use super::contents::{Noise, Sampled, relative};
 use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times};
 use super::vendor::{Multiplier, Window};
 use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
-use crate::matrices::room;
 
 impl Shape {
     /// How it is done by one of the choices.
@@ -56,12 +57,11 @@ impl Plans {
         Ok(Plans { variants, alone: Some(([m, n, k], alone)), apart })
     }
 
-    fn heap_bytes(&self) -> (u64, u64) {
+    fn room(&self) -> Room {
         let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart);
         let all = self.variants.iter().chain(others);
-        all.fold((0, 64 << 10), |(data, signal), plan| {
-            (data + plan.data_bytes(), signal + plan.signal_bytes())
-        })
+        let words = Room { data: 0, signal: 60 << 10 };
+        all.fold(words, |room, plan| room.and(plan.into()))
     }
 }
 
@@ -103,14 +103,14 @@ impl Matrices {
         };
         let (residual, weight) = if plans.apart.is_some() { (m * n, n) } else { (0, 0) };
         let elements = [most[0], most[1], most[2], most[2], between, residual, weight];
-        let (mut data, signal) = plans.heap_bytes();
-        data += elements.iter().map(|&elements| room(dtype, elements)).sum::<u64>();
-        data += Multiplier::WORKSPACE as u64 + 4096;
+        let Room { data, signal } = plans.room().matrices(dtype, elements);
         // All ranks ask for the same, though their plans may need different amounts.
         let all: Vec<(u64, u64)> = gather(rank.world, &(data, signal))?;
-        let (data, signal) = all.into_iter().fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        let all = all.into_iter().map(|(data, signal)| Room { data, signal });
+        let workspace = Room { data: Multiplier::WORKSPACE as u64 + 4096, signal: 0 };
+        let room = all.fold(Room::default(), Room::or).and(workspace);
         let options = HeapOptions::new().backend(shape.options.backend);
-        let heap = SymmetricHeap::open(rank.world, options.data_bytes(data).signal_bytes(signal))?;
+        let heap = Rig::open(rank.world, options, room)?.heap;
         let alloc = |at: usize| heap.alloc::<u8>(elements[at].max(1) * dtype.size());
         let (a, b, c, other_c, between) = (alloc(0)?, alloc(1)?, alloc(2)?, alloc(3)?, alloc(4)?);
         let workspace = heap.alloc::<u8>(Multiplier::WORKSPACE)?;

@@ -12,8 +12,8 @@ use iris_testkit::{harness, note, say};
 use serde_json::Value;
 
 use super::{Beside, Choice, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
-use crate::bench::provenance;
-use crate::tune::Options;
+use crate::bench::origin::provenance;
+use crate::tune::options::Options;
 
 /// A choice takes the place of the rule's if the median of its samples, each by that of the rule beside it, is at
 /// most this, and three quarters of them are below one.

@@ -6,7 +6,7 @@
 
 use iris_ops::Machine;
 
-use super::regret::Measured;
+use super::measured::Measured;
 
 /// Error from which on the loss is no longer its square.
 const LARGE: f64 = 0.05;

@@ -16,6 +16,7 @@ pub(crate) use compare::print as compare;
 pub(crate) mod chart;
 mod compare;
 pub(crate) mod fit;
+pub(crate) mod measured;
 pub(crate) mod regret;
 
 #[derive(clap::Args)]

@@ -16,7 +16,7 @@ use safetensors::{Dtype, SafeTensors};
 use crate::errors::usage;
 
 /// Layer 0 of all-MiniLM-L6-v2, with the hidden states of a text of 107 tokens.
-const EMBEDDED: &[u8] = include_bytes!("../data/minilm-l6-layer0-ffn.safetensors");
+const EMBEDDED: &[u8] = include_bytes!("minilm-l6-layer0-ffn.safetensors");
 
 /// Bytes that a file of weights may have.
 const MOST: u64 = 1 << 30;

@@ -8,15 +8,15 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
-use iris_heap::{DType, Stream, SymmetricHeap, World};
+use iris_heap::{DType, World};
 use iris_ops::{Epilogue, Plan, Ranks};
+use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
@@ -25,11 +25,12 @@ use serde_json::json;
 use crate::device::Device;
 use crate::errors::usage;
 use crate::job::{Job, Place, bits, gather, median_of_slowest};
-use crate::matrices::{Matrix, room};
 use crate::memory;
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace, TraceFile};
-use crate::weights::{Block, PREFIX};
+use weights::{Block, PREFIX};
+
+mod weights;
 
 /// The two ways, each with its op in front of the GELU and its op behind it.
 const WAYS: [(&str, [Op; 2]); 2] = [
@@ -63,9 +64,9 @@ pub(crate) fn main(
     // What is wrong with the file shows before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
     let job = LayerJob { weights, prefix, device, iterations, trace: trace_file.is_some() };
-    let (data, _) = job.heap_bytes(&block, place.ranks)?;
+    let room = job.room(&block, place.ranks)?;
     if device.backend().traits().host_memory {
-        memory::fits(place.ranks, data)?;
+        memory::fits(place.ranks, room.data)?;
     }
     let trace_file = trace_file.map(TraceFile::open).transpose()?;
     let report = place.run(&job)?;
@@ -188,7 +189,7 @@ struct Step {
 /// One way in one type, on one rank.
 struct Part<'a> {
     block: &'a Block,
-    heap: &'a Arc<SymmetricHeap>,
+    rig: &'a Rig,
     ranks: Ranks,
     dtype: DType,
 }
@@ -217,27 +218,18 @@ impl LayerJob {
         )
     }
 
-    /// Bytes of the data and the signal segment: the ways follow each other.
-    fn heap_bytes(&self, block: &Block, size: usize) -> Result<(u64, u64)> {
-        let (mut data, mut signal) = (0, 0);
+    /// Room for the matrices and for the larger of the ways, which follow each other.
+    fn room(&self, block: &Block, size: usize) -> Result<Room> {
+        let mut largest = Room::default();
         for dtype in Self::dtypes(block) {
             for (_, ops) in WAYS {
-                let mut needs = (0, 0);
-                for (step, op) in ops.into_iter().enumerate() {
-                    let mut most = (0, 0);
-                    for rank in 0..size {
-                        let plan = self.plan(block, op, step, Ranks::new(rank, size), dtype)?;
-                        most = (plan.data_bytes().max(most.0), plan.signal_bytes().max(most.1));
-                    }
-                    needs = (needs.0 + most.0, needs.1 + most.1);
-                }
-                data = needs.0.max(data);
-                signal = needs.1.max(signal);
+                let step = |step: usize| {
+                    Room::of(size, |ranks| self.plan(block, ops[step], step, ranks, dtype))
+                };
+                largest = largest.or(step(0)?.and(step(1)?));
             }
         }
-        let matrices: u64 =
-            rooms(block, size).iter().map(|&elements| room(DType::F32, elements)).sum();
-        Ok((data + matrices, signal + 4096))
+        Ok(largest.matrices(DType::F32, rooms(block, size)))
     }
 }
 
@@ -257,15 +249,14 @@ impl Job for LayerJob {
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
         let ranks = Ranks::from(world);
         let block = Block::read(self.weights.as_ref(), &self.prefix)?;
-        let (data, signal) = self.heap_bytes(&block, ranks.size)?;
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
+        let rig = Rig::open(world, self.device.heap(world), self.room(&block, ranks.size)?)?;
         let dtypes = Self::dtypes(&block);
         let calls = dtypes.len() * WAYS.len() * (self.iterations + 1);
         let mut progress = Progress::new("calls", ranks.rank, calls);
         let (mut rows, mut traces) = (Vec::new(), Vec::new());
         for dtype in dtypes {
             for (way, ops) in WAYS {
-                let part = Part { block: &block, heap: &heap, ranks, dtype };
+                let part = Part { block: &block, rig: &rig, ranks, dtype };
                 let steps = self.run_way(&part, ops, &mut progress)?;
                 for (which, (step, op)) in steps.into_iter().zip(ops).enumerate() {
                     let mut all: Vec<Step> = gather(world, &step)?;
@@ -275,7 +266,7 @@ impl Job for LayerJob {
             }
         }
         drop(progress);
-        heap.close()?;
+        rig.heap.close()?;
         traces.retain(|_| self.trace);
         Ok((ranks.rank == 0).then_some(Report { rows, traces }))
     }
@@ -284,7 +275,8 @@ impl Job for LayerJob {
 impl LayerJob {
     /// Up and down, as often as asked, and once before that to warm up.
     fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &mut Progress) -> Result<[Step; 2]> {
-        let Part { block, heap, ranks, dtype } = *part;
+        let Part { block, rig, ranks, dtype } = *part;
+        let heap = &rig.heap;
         let sequence = ops[0] == Op::AllGatherMatmul;
         let (tokens, hidden) = (block.input.rows, block.input.cols);
         let inner = split(block.up.rows, ranks.size, ranks.rank);
@@ -315,7 +307,6 @@ impl LayerJob {
                 .bias(down_bias.matrix()?),
         ];
         let results = [(&h, &hidden_wanted), (&y, &output_wanted)];
-        let stream = heap.stream()?;
         let mut made = Vec::new();
         let mut steps = Vec::new();
         for ((step, op), (_, wanted)) in ops.into_iter().enumerate().zip(results) {
@@ -334,9 +325,9 @@ impl LayerJob {
             h.poison(heap)?;
             y.poison(heap)?;
             for ((op, operands), ((result, wanted), step)) in
-                made.iter_mut().zip(&operands).zip(results.into_iter().zip(&mut steps))
+                made.iter().zip(&operands).zip(results.into_iter().zip(&mut steps))
             {
-                let time = timed(heap.world(), op, operands, &stream)?;
+                let time = rig.time(|stream| Ok(op.run(operands, stream)?))?;
                 if call > 0 {
                     step.times.push(time);
                 }
@@ -374,15 +365,6 @@ impl Part<'_> {
             gelu(sum.at(r, c) + up_bias.at(0, inner.start + c))
         })
     }
-}
-
-/// Microseconds of a call that all ranks begin together.
-fn timed(world: &World, op: &mut AnyOp, operands: &Operands, stream: &Stream) -> Result<f64> {
-    world.barrier()?;
-    let begun = Instant::now();
-    op.run(operands, stream)?;
-    stream.sync()?;
-    Ok(begun.elapsed().as_secs_f64() * 1e6)
 }
 
 /// A hash of the bits, the same on all ranks, which run this program.

@@ -2,22 +2,21 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
-use iris_ops::{MatRef, Ranks, TileShape};
+use iris_heap::{Error, World};
+use iris_ops::{Ranks, TileShape};
 use iris_testkit::say;
-use iris_testkit::suite::Options;
-use iris_testkit::suite::{AnyOp, Case, Op, Operands, plan};
+use iris_testkit::suite::{Case, Op, Options};
 use serde::{Deserialize, Serialize};
 
 use super::end::Blow;
+use super::ready::Ready;
 use super::{Random, frames};
 
 /// The name that a rank process is started with.
-pub(crate) const NAME: &str = "attacked";
+pub(super) const NAME: &str = "attacked";
 /// Begins the line that says which rank an error blames.
 pub(super) const BLAMES: &str = "BLAMES ";
 /// Begins the line that says how many microseconds each stage took.
@@ -57,27 +56,6 @@ pub(super) enum Plant {
     Signal,
     Result,
     Blame,
-}
-
-impl fmt::Display for Plant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Plant::Hang => "hang",
-            Plant::Signal => "signal",
-            Plant::Result => "result",
-            Plant::Blame => "blame",
-        })
-    }
-}
-
-impl FromStr for Plant {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Plant, String> {
-        let all = [Plant::Hang, Plant::Signal, Plant::Result, Plant::Blame];
-        let found = all.into_iter().find(|plant| plant.to_string() == text);
-        found.ok_or_else(|| "expected hang, signal, result or blame".into())
-    }
 }
 
 /// What the ranks of one job do.
@@ -127,7 +105,7 @@ impl Stages<'_> {
 }
 
 /// One rank, as the process that the launcher started.
-pub(crate) fn main(text: &str) -> Result<bool> {
+pub(super) fn main(text: &str) -> Result<()> {
     let part: Part = serde_json::from_str(text)?;
     let number = |name: &str| -> Result<usize> { Ok(std::env::var(name)?.parse()?) };
     let (rank, size) = (number("RANK")?, number("WORLD_SIZE")?);
@@ -151,7 +129,7 @@ pub(crate) fn main(text: &str) -> Result<bool> {
         let blamed = blamed(error).map_or("nobody".into(), |rank| rank.to_string());
         say!("{BLAMES}{blamed}: {error:#}")?;
     }
-    outcome.map(|()| true)
+    outcome
 }
 
 fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()> {
@@ -169,33 +147,25 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     stages.begin(Some(Stage::Planning));
     let options = Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4);
     let case = Case::new(Op::MatmulAllReduce, "auto", options);
-    let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-    let ranks = Ranks::from(&world);
-    let op = AnyOp::new(&heap, &plan(case.op, &case.variant, ranks, &case.options)?)?;
-    let shapes = case.shapes(ranks, case.options.m);
-    let (a, b) = (heap.zeros::<f32>(4096)?, heap.ones::<f32>(4096)?);
-    let c = heap.full::<f32>(4096, f32::NAN)?;
-    let matrices = [a, b, c].into_iter().zip(shapes);
-    let matrices: Vec<_> = matrices.map(|(it, shape)| MatRef::sym(it, shape.0, shape.1)).collect();
-    let [a_matrix, b_matrix, c_matrix] = matrices[..] else { bail!("three matrices") };
-    let operands = Operands::new(a_matrix, b_matrix, c_matrix);
-    let stream = heap.stream()?;
+    let mut ready = Ready::new(&world, &case)?;
+    ready.heap.write(ready.b, &[1.0; 4096])?;
+    let [a, _, c] = case.shapes(Ranks::from(&world), case.options.m);
     stages.begin(Some(Stage::Calls));
     for call in 1..=20u8 {
         // Each call has another result: one that is left from the call before is wrong.
-        heap.write(a, &[f32::from(call); 4096])?;
-        op.run(&operands, &stream)?;
-        stream.sync()?;
-        let expected = f32::from(call) * (shapes[0].1 * size) as f32;
-        let result = heap.read(c)?;
-        if let Some(wrong) = result[..shapes[2].0 * shapes[2].1].iter().find(|&&x| x != expected) {
+        ready.heap.write(ready.a, &[f32::from(call); 4096])?;
+        ready.call()?;
+        ready.sync()?;
+        let expected = f32::from(call) * (a.1 * size) as f32;
+        let result = ready.heap.read(ready.c)?;
+        if let Some(wrong) = result[..c.0 * c.1].iter().find(|&&x| x != expected) {
             say!("{WRONG}{wrong} in call {call}, expected {expected}")?;
             bail!("a wrong result");
         }
     }
     stages.begin(Some(Stage::Closing));
-    op.free()?;
-    heap.close()?;
+    ready.op.free()?;
+    ready.heap.close()?;
     world.close()?;
     stages.begin(None);
     ensure!(stages.times.len() == Stage::ALL.len(), "stages were left out");

@@ -1,4 +1,4 @@
-//! What a case asks of any op, as one struct: what tests and programs vary, whichever op it is for.
+//! Options of any operator as one struct, and plans by them: what tests and programs vary.
 
 use anyhow::bail;
 use iris_heap::{BackendKind, DType};

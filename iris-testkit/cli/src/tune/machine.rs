@@ -6,10 +6,12 @@ use iris_ops::{Machine, Ranks, TuningFile, Variant};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{note, say};
 
+use super::options::Options;
+use super::timed_on_host;
 use crate::gpu_bench;
 use crate::record::fit::fitted;
-use crate::record::regret::{errors, of_line, quantile};
-use crate::tune::{Options, timed_on_host};
+use crate::record::measured::of_line;
+use crate::record::regret::{errors, quantile};
 
 /// An operator, its shape, and variants by name.
 pub(crate) type Case = (Op, OpOptions, Vec<String>);
