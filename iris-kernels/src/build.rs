@@ -184,7 +184,8 @@ impl OpBuild {
         if source.kind != SourceKind::TileGemm {
             return Ok(Build::message(source).with(self));
         }
-        let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
+        let code =
+            dtype_code(self.dtype).ok_or_else(|| format!("matrix products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
         let size = TileSize::fitting(tile_m, tile_n).ok_or_else(|| {
             let TileSize { m, n } = TileSize::ALL[0];

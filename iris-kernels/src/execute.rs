@@ -91,8 +91,8 @@ impl Executor {
     /// library GEMM of a program with GEMMs; calls of such a program need a workspace of
     /// [`Whole::library_bytes`] plus the program's [`Areas`]. `counted` tells whether transferred
     /// bytes are counted; if so, workgroups do the transfers.
-    /// counted, so that workgroups must move it.
     ///
+    /// # Errors
     /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
     /// with an [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
     /// share the device that not even one workgroup of each is co-resident.

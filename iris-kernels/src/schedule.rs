@@ -406,7 +406,6 @@ impl Items {
 ///
 /// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
 /// ranks before it waits for their tiles of the first round, so the waits form no cycle.
-/// for what it needs of the first of them: nobody waits in a circle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {

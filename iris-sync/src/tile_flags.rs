@@ -5,13 +5,14 @@
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop};
 
-/// Raise the flag of `unit`: it is filled. Called by one thread, after the barrier of the workgroup
-/// that filled the unit.
+/// Raise the flag of staging unit `unit`: it is filled with data of its source rank. Called by one
+/// thread, after the barrier of the workgroup that filled it.
 pub fn raise<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, unit: u32) {
     m.dev_store(channel.flag(unit), call.number(), Access::FlagStore);
 }
 
-/// Wait until `unit`, whose data comes from rank `source`, is filled. Called by one thread.
+/// Wait until a workgroup of this device has filled staging unit `unit` with data of rank `source`.
+/// Called by one thread.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

@@ -7,7 +7,6 @@
 //
 // Addresses are 64-bit integers of global memory. Data that peers write while a kernel runs must be
 // read by plain, coherent loads, never by non-coherent ones, so always by read() and write() below.
-// with plain loads, never with non-coherent ones: read() and write() below are the only way.
 #ifndef IRIS_PORT_H
 #define IRIS_PORT_H
 

@@ -12,7 +12,8 @@ IRIS_DEVICE void raise(const Words& m, Call call, u32 unit) {
     m.dev_store<Access::FlagStore>(m.flag(unit), call.number());
 }
 
-/// Wait until `unit`, whose data comes from rank `source`, is filled. Called by one thread.
+/// Wait until a workgroup of this device has filled staging unit `unit` with data of rank `source`.
+/// Called by one thread.
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 unit, u32 source) {
     const Awaited awaited{call, call, source, static_cast<i32>(unit), Limit::Progress};
     return wait_for<Access::FlagLoad>(

@@ -74,8 +74,9 @@ class Workgroup {
         return true;
     }
 
-    /// Wait for the credit of these peers before LL words are pushed. Workgroup 0 waits for the
-    /// credit of all peers, since it announces this rank's entry to all of them.
+    /// Wait, before LL words are pushed to these peers, for their credit: they no longer read the
+    /// words of two calls ago. Workgroup 0 waits for the credit of all peers, since it announces
+    /// this rank's entry to all of them.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
         // If there are two threads per peer, each loads the credit word of one parity of one peer,
@@ -145,8 +146,9 @@ class Workgroup {
         return port::vote(result, Site::Waited);
     }
 
-    /// Wait for the credit of these peers before writing their slots. If this rank allows peers to
-    /// write C directly, wait for their entries too.
+    /// Wait, before this rank writes the slots of these peers, for their credit: they no longer
+    /// read the data of two calls ago. If this rank allows peers to write its matrix C directly,
+    /// wait also until they have entered this call.
     [[nodiscard]] IRIS_DEVICE bool meet(Members to) {
         const u64 peers = to.bits & others();
         const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
@@ -240,7 +242,8 @@ class Workgroup {
         });
     }
 
-    /// Wait until `source` has entered with equal arguments and its `tile` has arrived.
+    /// Wait until `source` has entered this call with equal arguments, and its data of `tile` has
+    /// arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tile(u32 source, u32 tile) {
         return wait_entry(source) &&
                waiting([&] { return signal_of(m.signal(rank(), source, tile), source, tile); });
@@ -259,7 +262,8 @@ class Workgroup {
         return port::vote(passed, Site::Waited);
     }
 
-    /// Wait until all these peers have entered with equal arguments and `tile` of each has arrived.
+    /// Wait until all these peers have entered this call with equal arguments, and the data of
+    /// `tile` from each has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tiles(Members from, u32 tile) {
         const u64 sources = from.bits & others();
         if (!for_peers(sources, [&](u32 source) {
@@ -273,7 +277,8 @@ class Workgroup {
         return true;
     }
 
-    /// Wait until `owner` has entered with equal arguments and its result of `tile` has arrived.
+    /// Wait until `owner` has entered this call with equal arguments, and the finished `tile` that
+    /// it sends has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_result(u32 owner, u32 tile) {
         return wait_entry(owner) &&
                waiting([&] { return signal_of(m.result(rank(), owner, tile), owner, tile); });
@@ -356,8 +361,8 @@ class Workgroup {
     const bool given_up;
     /// Whether count_out has already counted this workgroup as finished.
     bool counted;
-    /// Bit sets of peers: those whose credit was seen, whose entry was seen, whose permission to
-    /// write C was asked for, and who gave it.
+    /// Bit sets of peers: whose credit was seen (their slots are free), who were seen to have
+    /// entered the call, whose permission to write their matrix C was read, and who gave it.
     u64 credited, entered, asked, directs;
 
     /// Count this workgroup as finished. Returns true for the last one of the launch.
@@ -377,8 +382,9 @@ class Workgroup {
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
-    /// Load a peer's credit word of one parity, chosen by the thread's index. If that parity is the
-    /// one that counts in this call, wait for the credit. Returns false on failure.
+    /// Load a credit word: threads 2i and 2i + 1 load those of the i-th peer, one per parity of
+    /// call numbers, since the call number may not be known yet. The thread whose parity is that of
+    /// the previous call then waits for the credit. Returns false on failure.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
             const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;

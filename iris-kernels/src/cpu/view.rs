@@ -6,7 +6,6 @@
 //!
 //! All functions take a [`Matrix`] whose address, rows and columns the host checked when the op was
 //! called, and assert that the rectangle lies inside.
-//! the op was run, and assert that the rectangle lies inside.
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;

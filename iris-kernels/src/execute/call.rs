@@ -72,7 +72,10 @@ impl<'a> Call<'a> {
                 return Ok(of);
             }
         }
-        Err(unsupported("a call that meets no condition".into(), "its program has no other way"))
+        Err(unsupported(
+            "this call".into(),
+            "no alternative of its program has all its conditions met",
+        ))
     }
 
     /// Whether the call meets a condition of alternative `of`.

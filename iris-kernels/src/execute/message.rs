@@ -43,7 +43,7 @@ impl Message {
         Self { args, first: 0, way: Way::Scatter }
     }
 
-    /// The same message with its signals numbered after those of `other`.
+    /// This message with its signals numbered after the signals of `other`.
     pub(super) fn behind(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }

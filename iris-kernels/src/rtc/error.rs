@@ -55,7 +55,7 @@ pub enum Error {
         log: String,
     },
     /// The compiler is too old for an architecture; calling it anyway would abort the process.
-    #[error("{compiler} does not know {arch}, and {instead}")]
+    #[error("{compiler} does not support {arch}, and {instead}")]
     Architecture {
         /// Compiler, with its release.
         compiler: String,
@@ -73,7 +73,7 @@ pub enum Error {
         why: String,
     },
     /// A text contains a zero byte, which the compilers do not accept.
-    #[error("{what} has a zero byte in it")]
+    #[error("{what} contains a zero byte")]
     ZeroByte {
         /// Name of the text.
         what: String,

@@ -50,7 +50,7 @@ pub fn exchange<M: Memory + ?Sized>(
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    // A message with items also has the header pairs.
+    // A message with items begins with the pairs of its header.
     let used = |peer| match exchange.sent(me, peer) {
         0 => 0,
         items => HEAD + items,

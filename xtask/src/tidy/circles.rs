@@ -1,17 +1,18 @@
-//! No circles: whoever reads a file of a library finds what it imports by going down, and never comes back.
+//! Rule: imports between the files of a library form no cycle.
 //!
-//! A file imports another by `use`. What children take from the file of their own module is that module's
-//! business; what is imported from the root is of the file that the root has it from.
+//! A file imports another by `use`. Imports of a module's children from the module's own file are
+//! not counted; a name imported from the crate's root counts as imported from the file from which
+//! the root re-exports it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Finding;
 use super::tree::{Tree, code_of};
 
-/// Members whose files are looked at.
+/// Members whose imports are checked.
 const LIBRARIES: [&str; 4] = ["iris-sync", "iris-heap", "iris-kernels", "iris-ops"];
 
-/// The path of a module, from the root of its crate.
+/// Path of a module from the root of its crate.
 type Module = Vec<String>;
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -24,7 +25,7 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
         .iter()
         .filter_map(|file| {
             let module = module_of(file.path.strip_prefix(folder)?.strip_suffix(".rs")?);
-            // Tests stand at the end, and may see everything.
+            // Tests stand at the end of a file, and may import anything.
             let code = code_of(&file.text, true);
             let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
             Some((module, (file.path.as_str(), imports(code))))
@@ -48,13 +49,13 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
         let others: Vec<&Module> = others.copied().collect();
         said.extend(&others);
         let names: Vec<&str> = others.iter().map(|other| files[*other].0).collect();
-        let message = format!("a circle of imports with {}", names.join(", "));
+        let message = format!("import cycle of {}", names.join(", "));
         findings.push(Finding::new(files[module].0, 0, message));
     }
     findings
 }
 
-/// What a file imports, and what that imports.
+/// All files that a file imports, directly or indirectly.
 fn reached<'a>(
     below: &BTreeMap<&'a Module, BTreeSet<&'a Module>>,
     from: &'a Module,
@@ -67,13 +68,13 @@ fn reached<'a>(
     seen
 }
 
-/// The module that a file is, by its path in the crate.
+/// Module of a file, from the file's path in the crate.
 fn module_of(path: &str) -> Module {
     let parts = path.split('/').filter(|part| !["mod", "lib", "main"].contains(part));
     parts.map(str::to_owned).collect()
 }
 
-/// The file that an import of `module` is from, if it is one of this crate.
+/// File that an import of `module` refers to; `None` if it is outside of the crate.
 fn target<'a>(
     files: &'a BTreeMap<Module, (&str, Vec<Module>)>,
     root: &BTreeMap<String, Module>,
@@ -104,7 +105,7 @@ fn target<'a>(
     })
 }
 
-/// What the root has from which file, by name.
+/// Names that the crate's root re-exports, with their files.
 fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Module> {
     let Some((_, paths)) = files.get(&Vec::new()) else { return BTreeMap::new() };
     let exported = paths.iter().filter_map(|path| {
@@ -114,7 +115,7 @@ fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Mo
     exported.collect()
 }
 
-/// Every path of the `use` declarations of some code.
+/// Paths of all `use` declarations in some code.
 fn imports(code: &str) -> Vec<Module> {
     let mut paths = Vec::new();
     let mut rest = code;
@@ -130,7 +131,7 @@ fn imports(code: &str) -> Vec<Module> {
     paths
 }
 
-/// The paths of a tree of imports behind `before`.
+/// Expands a tree of imports, prefixed by `before`, into paths.
 fn expand(text: &str, before: &[String], paths: &mut Vec<Module>) {
     let (head, group) = match text.split_once('{') {
         Some((head, rest)) => (head, Some(rest.strip_suffix('}').unwrap_or(rest))),
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// What is found where two files of a library have these texts.
+    /// Violations in a library with two files of these texts.
     fn two(a: &str, b: &str) -> Vec<String> {
         let lib = "pub mod a;\npub mod b;\npub use b::Thing;\n";
         let files =

@@ -1,12 +1,12 @@
-//! The layers: which member may depend on which.
+//! Rule: which members may depend on which.
 
 use toml::{Table, Value};
 
 use super::Finding;
 use super::tree::Tree;
 
-/// Each member, and the members it may depend on. A library may also have iris-testkit among its
-/// dev-dependencies.
+/// Each member with the members that it may depend on. A library may also have iris-testkit as
+/// dev-dependency.
 const LAYERS: &[(&str, &[&str])] = &[
     ("iris-sync", &[]),
     ("iris-heap", &["iris-sync"]),
@@ -16,10 +16,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// The crate that only tests and programs may see.
+/// Crate that only tests and programs may use.
 const TESTKIT: &str = "iris-testkit";
 
-/// Members whose other dependencies are counted too: the protocols run inside a model checker.
+/// Members whose external dependencies are restricted, too, because the protocols run inside a
+/// model checker.
 const OUTSIDE: &[(&str, &[&str])] = &[("iris-sync", &["bytemuck"])];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -37,7 +38,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             findings.push(Finding::new(
                 "Cargo.toml",
                 0,
-                format!("{member} has no layer in xtask's table"),
+                format!("{member} is missing from the table LAYERS of xtask"),
             ));
             continue;
         };
@@ -57,21 +58,21 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Why `member` may not have `name` among its dependencies of this kind.
+/// Reason why `member` may not have `name` among its dependencies of this kind; `None` if it may.
 fn refused(member: &str, may: &[&str], kind: &str, name: &str) -> Option<String> {
     let ours = LAYERS.iter().any(|(layer, _)| *layer == name);
     let test_only = kind == "dev-dependencies";
     if ours {
         let for_tests = test_only && name == TESTKIT && member != "xtask";
         let allowed = may.contains(&name) || for_tests || (test_only && name == member);
-        return (!allowed).then(|| format!("{member} may not have {name} among its {kind}"));
+        return (!allowed).then(|| format!("{member} must not have {name} among its {kind}"));
     }
     let (_, only) = OUTSIDE.iter().find(|(layer, _)| *layer == member)?;
     (!test_only && !only.contains(&name))
         .then(|| format!("{member} may have only {only:?} among its {kind}, not {name}"))
 }
 
-/// Every dependency of a manifest as (kind, package), those of single targets included.
+/// All dependencies of a manifest as (kind, package), including target-specific ones.
 fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<(&'static str, String)> {
     let targets = table(manifest, "target").into_iter().flat_map(Table::values);
     let tables = targets.filter_map(Value::as_table).chain([manifest]);
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// What is found where one member has this manifest.
+    /// Number of violations if one member has this manifest.
     fn member(name: &str, manifest: &str) -> usize {
         let root = format!(
             "[workspace]\nmembers = ['{name}']\n[workspace.dependencies]\nops = {{ package = 'iris-ops', path = 'iris-ops' }}\niris-sync.path = 'iris-sync'"

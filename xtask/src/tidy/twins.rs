@@ -1,14 +1,14 @@
-//! The protocols stand twice, in Rust and in the language of devices: files of the same names, with the
-//! same public names in them.
+//! Rule: each protocol file exists in Rust and as device header, under the same name and with the
+//! same public names.
 //!
-//! Long because every name that only one of two files has stands here.
+//! Long because every name that exists in only one of the two files is listed here.
 
 use std::collections::BTreeSet;
 
 use super::Finding;
 use super::tree::{File, Tree, code_of};
 
-/// A file in Rust, its header, and what only one of them has.
+/// Rust file and its device header, with the names that only one of them has.
 struct Twins {
     rust: &'static str,
     header: &'static str,
@@ -16,7 +16,7 @@ struct Twins {
     only_rust: &'static [&'static str],
     /// Public names that only the header has.
     only_header: &'static [&'static str],
-    /// Whether their names are compared at all.
+    /// Whether public names are compared at all.
     names: bool,
 }
 
@@ -26,14 +26,15 @@ const KERNELS: &str = "iris-kernels/src/";
 const BODIES: &str = "iris-kernels/src/cpu/body/";
 const HEADERS: &str = "iris-kernels/kernels/iris/";
 
-/// Headers without a twin: what only devices need, what is of the host alone here, and the two that
-/// include others.
+/// Headers without a Rust counterpart: device-only helpers, host-interface types, and headers that
+/// only include others.
 const ALONE: &[&str] = &["copy.h", "flow.h", "flow/launch.h", "sym.h", "sync.h", "tiles.h"];
 
-/// Rust files without one: the crate's root, what all skeletons share, and the list of bodies.
+/// Rust files without a header: the crate's root, the common part of all skeletons, and the list of
+/// bodies.
 const ALONE_IN_RUST: &[&str] = &["lib.rs", "flow/mod.rs", "mod.rs"];
 
-/// A protocol: files of one name, whose public names are the same but for these.
+/// Entry for a protocol: two files of one name with equal public names, except the listed ones.
 const fn sync(
     rust: &'static str,
     header: &'static str,
@@ -43,13 +44,13 @@ const fn sync(
     Twins { rust, header, only_rust, only_header, names: true }
 }
 
-/// The two forms of one thing, each in the words of its language.
+/// Entry for two files with the same contents whose names are not compared.
 const fn stem(rust: &'static str, header: &'static str) -> Twins {
     Twins { rust, header, only_rust: &[], only_header: &[], names: false }
 }
 
-/// What both say. A header's words have addresses where Rust's have a rank and an index; what a trait
-/// of Rust asks of a body is said there in a comment.
+/// All pairs of files. Header functions take addresses instead of rank and index; functions that a
+/// Rust trait requires of a body are listed in a comment of the header.
 const TWINS: &[Twins] = &[
     sync("barrier.rs", "barrier.h", &["bits", "from_bits"], &[]),
     sync("call.rs", "call.h", &["new"], &[]),
@@ -71,7 +72,8 @@ const TWINS: &[Twins] = &[
         "ll.rs",
         "ll.h",
         &["Data", "items"],
-        // What falls to a thread, which in Rust its workgroup says, and places that lie beside others.
+        // A thread's share of the work, which Rust's Workgroup computes itself, and positions
+        // relative to others.
         &[
             "ITEMS",
             "RowShare",
@@ -90,7 +92,8 @@ const TWINS: &[Twins] = &[
     sync(
         "memory.rs",
         "memory.h",
-        // Of port.h, sym.h and trace.h; and what a model asks of the table.
+        // Names that are in port.h, sym.h or trace.h instead, and functions of the table for
+        // models.
         &[
             "ALL",
             "DevWord",
@@ -126,7 +129,7 @@ const TWINS: &[Twins] = &[
         "wait.rs",
         "wait.h",
         &[],
-        // Inside the crate in Rust, and what users' kernels wait by.
+        // Items that are crate-private in Rust, and the waits for users' kernels.
         &[
             "Absent",
             "Equal",
@@ -203,11 +206,11 @@ const TWINS: &[Twins] = &[
     ),
 ];
 
-/// What kernels are beside the protocols, in both languages.
+/// Pairs of files of the kernels besides the protocols.
 const IN_KERNELS: &[Twins] = &[
     stem("args.rs", "args.h"),
     stem("gemm_config.rs", "gemm_config.h"),
-    // Who computes what.
+    // Schedules: assignment of tiles and units.
     sync(
         "schedule.rs",
         "schedule.h",
@@ -395,7 +398,7 @@ const IN_KERNELS: &[Twins] = &[
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // A tree of the device source alone, as tests plant it, has nothing to compare.
+    // A tree that contains only device source, as in tests, has nothing to compare.
     if tree.file(CRATE).is_none() {
         return findings;
     }
@@ -416,7 +419,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for file in tree.files() {
         let path = file.path.as_str();
         let listed = if let Some(name) = path.strip_prefix(HEADERS) {
-            // What vendors have of their own is no protocol.
+            // Vendor-specific headers are not protocols.
             ["port", "gemm/"].iter().any(|it| name.starts_with(it))
                 || ALONE.contains(&name)
                 || pairs.iter().any(|(_, twins)| twins.header == name)
@@ -435,7 +438,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn alone(path: &str, other: &str) -> Finding {
-    Finding::new(path, 0, format!("has no twin: {other} is missing, or does not have it"))
+    Finding::new(path, 0, format!("has no twin: {other} does not exist, or does not define it"))
 }
 
 fn compare(twins: &Twins, rust: &File, header: &File) -> Vec<Finding> {
@@ -450,21 +453,21 @@ fn compare(twins: &Twins, rust: &File, header: &File) -> Vec<Finding> {
             findings.push(Finding::new(path, 0, format!("{name} is not in its twin {other}")));
         }
         for name in only.iter().filter(|&&name| !own.contains(name) || others.contains(name)) {
-            let message = format!("{name} is listed as not in its twin {other}, for no reason");
+            let message = format!("{name} is listed as missing in its twin {other}, but is there");
             findings.push(Finding::new(path, 0, message));
         }
     }
     findings
 }
 
-/// The identifier that a text begins with.
+/// Identifier at the beginning of a text.
 fn identifier(text: &str) -> Option<String> {
     let end = text.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(text.len());
     (end > 0).then(|| text[..end].to_owned())
 }
 
-/// Public names of a file in Rust: items, methods, and what a public trait asks for. Of the kernels
-/// those within the crate, too, and what bodies do for their skeletons.
+/// Public names of a Rust file: items, methods, and functions of public traits. In iris-kernels
+/// also crate-public names, and the functions that bodies implement for their skeletons.
 fn rust_names(file: &File) -> BTreeSet<String> {
     const ITEMS: [&str; 8] =
         ["const fn ", "fn ", "struct ", "enum ", "const ", "trait ", "type ", "static "];
@@ -489,7 +492,7 @@ fn rust_names(file: &File) -> BTreeSet<String> {
     names
 }
 
-/// Public names of a header: types, constants and functions for devices.
+/// Public names of a header: types, constants and device functions.
 fn header_names(file: &File) -> BTreeSet<String> {
     let code = code_of(&file.text, false);
     let lines: Vec<&str> = code.lines().collect();
@@ -506,7 +509,7 @@ fn header_names(file: &File) -> BTreeSet<String> {
             continue;
         }
         let text = line.trim();
-        // A template's parameters stand in front, on the same line.
+        // Template parameters precede the declaration on the same line.
         let text = match text.strip_prefix("template <") {
             Some(_) => text.split_once("> ").map_or("", |(_, rest)| rest),
             None => text,
@@ -525,7 +528,8 @@ fn header_names(file: &File) -> BTreeSet<String> {
                 if declared.contains('(') { declared.into() } else { format!("{declared} {more}") };
             let before = whole.split('(').next().unwrap_or_default();
             let name = before.rsplit(|c: char| !(c.is_alphanumeric() || c == '_')).next();
-            // Constructors have the name of their type, which is known; operators have none.
+            // Constructors have the name of their type, which is listed already; operators have no
+            // name.
             let is_name = |name: &&str| name.starts_with(|c: char| c.is_ascii_lowercase());
             names.extend(name.filter(is_name).filter(|&it| it != "operator").map(str::to_owned));
         }
@@ -538,7 +542,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests;
 
-    /// What is found in these files and the root of iris-sync.
+    /// Violations in these files together with the root of iris-sync.
     fn found(files: &[(&str, &str)]) -> Vec<String> {
         tests::found(check, &[&[(CRATE, "")], files].concat())
     }
@@ -556,7 +560,7 @@ mod tests {
          class Held {\n  private:\n    IRIS_DEVICE void secret() {}\n};\n}",
     );
 
-    /// With `old` instead of `new` in one of the two.
+    /// Violations if `old` is replaced by `new` in one of the two files.
     fn with(file: (&'static str, &str), old: &str, new: &str) -> Vec<String> {
         assert!(file.1.contains(old));
         let text = file.1.replace(old, new);
@@ -566,7 +570,7 @@ mod tests {
 
     #[test]
     fn names_that_differ_are_found() {
-        // A class of its own is one too.
+        // A class is a public name, too.
         assert_eq!(found(&[RUST, HEADER]), [format!("{}:0", HEADER.0)]);
         assert!(with(HEADER, "class Held", "// class Held").is_empty());
         assert_eq!(
@@ -596,7 +600,7 @@ mod tests {
 
     #[test]
     fn a_list_says_only_what_is_so() {
-        // `bits` is in both, and `from_bits` in neither.
+        // `bits` is in both files, and `from_bits` in neither.
         let rust = ("iris-sync/src/barrier.rs", "pub fn bits() {}\n");
         let header = ("iris-kernels/kernels/iris/barrier.h", "IRIS_DEVICE u64 bits() {}\n");
         assert_eq!(found(&[rust, header]).len(), 2);

@@ -1,9 +1,9 @@
-//! Where unsafe code may be.
+//! Rule: which files may contain unsafe code.
 
 use super::Finding;
 use super::tree::Tree;
 
-/// The files, or folders (ending in `/`), that may hold unsafe code, and what for.
+/// Files, or folders (ending in `/`), that may contain unsafe code, with the reason.
 const ALLOWED: &[(&str, &str)] = &[
     ("iris-heap/src/segment.rs", "mappings of own and peers' memory"),
     ("iris-heap/src/atomic_copy.rs", "atomic access to memory that the caller vouches for"),
@@ -57,7 +57,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-testkit/src/suite/buffer.rs", "ops are given the addresses of memory in the heap"),
 ];
 
-/// Crates that have none: the compiler is told so at their roots.
+/// Crate roots that must forbid unsafe code.
 const FORBIDDING: &[&str] = &["iris-sync/src/lib.rs", "xtask/src/main.rs"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
