@@ -144,7 +144,8 @@ pub struct OpArgs {
     pub tile_m: u32,
     /// Number of columns of a tile.
     pub tile_n: u32,
-    /// Number of columns of A in one unit of a staged gather.
+    /// Number of columns of A in one unit of a staged gather (a unit is the piece of A that is
+    /// copied and signalled as a whole).
     pub k_group: u32,
     /// Number of tile slots in the inbox per parity and source; that of the largest plan.
     pub max_tiles: u32,

@@ -37,7 +37,7 @@ pub enum Kernel {
     Staged,
     /// All-gather of each rank's rows of the product, or of the message.
     AllGather,
-    /// All-to-all: each rank's blocks of rows for each other rank.
+    /// All-to-all: block j of each rank's rows goes to rank j.
     AllToAll,
     /// Broadcast of the root's message to all ranks.
     Broadcast,
@@ -100,9 +100,9 @@ pub enum Kernel {
 pub struct Effects {
     /// Whether peers are told that this rank is in the call.
     pub opens: bool,
-    /// Whether it writes peers' memory or words, or waits for peers.
+    /// Whether the step writes to peers (data or synchronisation words), or waits for peers.
     pub peers: bool,
-    /// Whether it ends the call.
+    /// Whether the step ends the call.
     pub ends: bool,
 }
 
@@ -112,8 +112,8 @@ impl Effects {
     /// Effects of a call that consists of one launch.
     pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
 
-    /// Whether a peer can see that it was enqueued; a call that fails after such a step can never
-    /// end.
+    /// Whether a peer can see that the step was enqueued; a call that fails after such a step can
+    /// never end.
     pub fn are_visible(self) -> bool {
         self.opens || self.peers || self.ends
     }

@@ -186,8 +186,8 @@ vocabulary! {
         Shards = "shards of A",
         /// The rows of each rank's partial go to their owners.
         Blocks = "partials",
-        /// Each rank's rows of the sum go to all ranks; their signals are numbered after those of
-        /// [`Transfer::Blocks`].
+        /// All-gather of the sum: each rank sends the rows that it has added up to all ranks.
+        /// Signals are numbered after those of [`Transfer::Blocks`].
         Sums = "sums",
         /// Each rank's rows of C go to all ranks.
         Rows = "rows of C",
@@ -199,7 +199,7 @@ vocabulary! {
 pub struct Gemm {
     /// Factor A.
     pub source: Source,
-    /// Rows of A, unless the loops select them.
+    /// Rows of A to multiply, unless a loop over parts or peers around the step selects the rows.
     pub rows: Rows,
     /// Destination of the product.
     pub to: Target,
@@ -227,7 +227,8 @@ vocabulary! {
         Own = "own rows",
         /// Rows before [`Rows::Own`]; the step is skipped if there are none.
         BeforeOwn = "rows before the own",
-        /// Rows after [`Rows::Own`]; the step is skipped if there are none.
+        /// Rows of ranks after this one: all rows after [`Rows::Own`]. The step is skipped if there
+        /// are none.
         AfterOwn = "rows after the own",
         /// Rows of the loop's part: of the loop's peer, or of this rank if there is no loop over
         /// peers.

@@ -94,13 +94,13 @@ pub struct SplitGrid {
 }
 
 impl SplitGrid {
-    /// Tiles of the rows of `rank`, with rows counted from the first of them.
+    /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
     pub fn part(&self, rank: u32) -> Grid {
         let rows = split(self.grid.rows, self.size, rank);
         Grid { rows: rows.end - rows.start, ..self.grid }
     }
 
-    /// Number of tiles before those of `rank`.
+    /// Number of the first tile of `rank`; tiles are numbered rank by rank.
     pub fn first(&self, rank: u32) -> u32 {
         (0..rank).map(|before| self.part(before).tiles()).sum()
     }
@@ -173,7 +173,7 @@ impl Units {
         (rows, cols)
     }
 
-    /// Number of units before those of `source`.
+    /// Number of the first unit of `source`; units are numbered rank by rank.
     pub fn first(&self, source: u32) -> u32 {
         (0..source)
             .map(|before| {

@@ -58,7 +58,7 @@ impl WholeProduct {
         [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether it can do this call; other calls use the kernels of operators.
+    /// Whether the GEMM can do this call; other calls use the kernels of operators.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))

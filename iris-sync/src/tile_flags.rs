@@ -26,8 +26,8 @@ pub fn wait<M: Memory + ?Sized>(
     wait_for(m, channel, Access::FlagLoad, awaited, look).map(drop)
 }
 
-/// Refresh all flags with the number of this call. Called by one thread of the last workgroup, in
-/// calls that refresh.
+/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. Called by
+/// one thread of the last workgroup, in every [`crate::RESTAMP_PERIOD`]-th call.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for unit in 0..channel.flag_count {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);

@@ -143,13 +143,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Count this workgroup as finished before its end, after all of its threads have read the call
-    /// number and passed a barrier.
+    /// Count this workgroup as finished already before it pushes its items, when all of its threads
+    /// have read the call number and passed a barrier.
     ///
-    /// The release at a normal end would wait until the thread's pushes have arrived. So the last
-    /// thread counts now; in workgroup 0 the last thread has other work and the thread before it
-    /// counts, which gets the last items. Does nothing in calls that refresh words, because their
-    /// last workgroup must act after all others are done.
+    /// If the workgroup counted at its end, the release of the counting thread would wait until the
+    /// thread's pushes have arrived at the peers. The last thread counts, which pushes no items; in
+    /// workgroup 0, whose last thread pushes the header, the thread before it. Does nothing in
+    /// calls that refresh words: there the last workgroup refreshes, after all others are done.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;
@@ -482,8 +482,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         true
     }
 
-    /// Advance the heap's sequence and the call number. No other workgroup has written them since
-    /// this one read them.
+    /// Advance by one the number of ops that the heap has run (its sequence) and this op's call
+    /// number. No other workgroup has written them since this one read them.
     fn advance(&self) {
         let word = |index| crate::DevWord { index };
         let sequence = self.record.fields[crate::Field::Sequence as usize];
@@ -514,7 +514,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Whether this thread does the work other than items: sending the header and the entry record.
+    /// Whether this thread does the work other than items: pushing the header and announcing the
+    /// rank's entry.
     fn is_beside(&self) -> bool {
         self.index == 0 && self.m.thread() == self.m.threads() - 1
     }

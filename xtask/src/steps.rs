@@ -31,7 +31,8 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The program has ended, or a step beside it has failed and its result is not needed.
+        // Either the program has ended, or a step that ran beside it has failed, so that its result
+        // is not needed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -67,7 +67,7 @@ pub struct SymmetricHeap {
     sequence: OnceLock<DevWords>,
     /// Description of the device, cached because the driver need be asked only once.
     device: OnceLock<DeviceInfo>,
-    /// Held while the launches of one call are enqueued.
+    /// Lock held while the launches of one call are enqueued.
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,

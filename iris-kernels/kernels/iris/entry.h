@@ -6,7 +6,7 @@
 
 namespace iris {
 
-/// Description of a call that a rank publishes to its peers when it enters.
+/// Description of a call that a rank publishes to its peers when it enters the call.
 struct Record {
     i32 fields[FIELDS];
     /// Leading dimension of C in elements if peers may write C directly; else 0.
@@ -22,7 +22,7 @@ namespace entry {
 
 IRIS_DEVICE SymWord number(SymWord record) { return record.after(LINE_WORDS - 1); }
 
-/// Load once the number of the call of this parity that `peer` has entered last.
+/// Load, without waiting, the number of the last call of this parity that `peer` has entered.
 IRIS_DEVICE i32 look_at_credit(const Words& m, u32 peer, u32 parity) {
     return m.load<Access::CreditLoad>(number(m.entry(m.channel.rank, peer, parity)));
 }

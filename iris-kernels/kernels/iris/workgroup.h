@@ -105,11 +105,12 @@ class Workgroup {
         return ll::RowShare{count - 1 - index, count, port::thread(), carriers()};
     }
 
-    /// Count this workgroup as finished before its end, after all of its threads have read the call
-    /// number and passed a barrier. The release at a normal end would wait until the thread's
-    /// pushes have arrived. So the last wave counts now; in workgroup 0 the last wave has other
-    /// work, and the wave before it counts, which gets the last items. Does nothing in calls that
-    /// refresh words, because their last workgroup must act after all others are done.
+    /// Count this workgroup as finished already before it pushes its items, when all of its threads
+    /// have read the call number and passed a barrier. If the workgroup counted at its end, the
+    /// release of the counting thread would wait until the thread's pushes have arrived at the
+    /// peers. A thread of the last wave counts; in workgroup 0, whose last wave pushes the header, a
+    /// thread of the wave before it. Does nothing in calls that refresh words: there the last
+    /// workgroup refreshes, after all others are done.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
@@ -191,8 +192,9 @@ class Workgroup {
         return true;
     }
 
-    /// Whether this rank and `peer` write results directly into each other's C (in `answer`). Waits
-    /// for the peer's entry if this rank allows it; returns false if that wait fails.
+    /// Stores in `answer` whether this rank and `peer` write results directly into each other's
+    /// result matrix C. If this rank allows that, waits until the peer has entered the call;
+    /// returns false if the wait fails.
     [[nodiscard]] IRIS_DEVICE bool direct(u32 peer, bool& answer) {
         answer = false;
         if (own.direct == 0) return true;
@@ -249,8 +251,8 @@ class Workgroup {
                waiting([&] { return signal_of(m.signal(rank(), source, tile), source, tile); });
     }
 
-    /// Wait until `source` has entered with equal arguments and its parts `first` to `first + parts
-    /// - 1` have arrived. The threads share the parts.
+    /// Wait until `source` has entered this call with equal arguments, and parts `first` to `first
+    /// + parts - 1` of its data have arrived. Each thread waits for some of the parts.
     [[nodiscard]] IRIS_DEVICE bool wait_parts(u32 source, u32 first, u32 parts) {
         if (!wait_entry(source)) return false;
         const bool passed = port::divergent([&] {
@@ -284,7 +286,8 @@ class Workgroup {
                waiting([&] { return signal_of(m.result(rank(), owner, tile), owner, tile); });
     }
 
-    /// Raise the flag of staging unit `unit`, after the stores of all threads that filled it.
+    /// Signal to the workgroups of this device that staging unit `unit` is filled, after the stores
+    /// of all threads that filled it.
     IRIS_DEVICE void raise_flag(u32 unit) {
         port::barrier(Site::Flag);
         if (port::thread() == 0) {
@@ -293,7 +296,8 @@ class Workgroup {
         }
     }
 
-    /// Wait until staging unit `unit`, whose data comes from `source`, is filled.
+    /// Wait until a workgroup of this device has filled staging unit `unit` with data of rank
+    /// `source`.
     [[nodiscard]] IRIS_DEVICE bool wait_flag(u32 unit, u32 source) {
         return waiting([&] {
             return timed(unit, [&] { return tile_flags::wait(m, number, unit, source); });
@@ -375,8 +379,8 @@ class Workgroup {
         return true;
     }
 
-    /// Advance the heap's sequence and the call number. No other workgroup has written them since
-    /// this one read them.
+    /// Advance by one the number of ops that the heap has run (its sequence) and this op's call
+    /// number. No other workgroup has written them since this one read them.
     IRIS_DEVICE void advance() {
         m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
@@ -403,7 +407,8 @@ class Workgroup {
         return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
-    /// This thread's share of the work of the last wave of workgroup 0 (headers, entries).
+    /// This thread's share of the work of the last wave of workgroup 0, which pushes headers and
+    /// announces the rank's entry, and pushes no items.
     IRIS_DEVICE ll::Share beside() const {
         const u32 threads = port::threads(), before = threads > port::WAVE ? threads - port::WAVE : 0;
         if (index != 0 || port::thread() < before) return ll::Share{~0u, 1};

@@ -65,7 +65,8 @@ impl Message {
         }
     }
 
-    /// Number of signals of a source; rank 0's share of the rows is the largest.
+    /// Number of signals that each source uses. It is that of rank 0, whose share of the rows is
+    /// the largest.
     fn signals(&self) -> u32 {
         self.grid().part(0).tiles()
     }
@@ -85,7 +86,7 @@ impl Message {
         0..self.grid().part(self.whose(source, self.args.channel.rank)).tiles()
     }
 
-    /// Rows of this rank's A for the rows `rows` that `to` receives from it.
+    /// Rows of this rank's A that become the rows `rows` that rank `to` receives from this rank.
     fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
         let first = match self.way {
             Way::Gather => 0,

@@ -37,7 +37,7 @@ impl Places<'_> {
         split(self.args.m, self.args.channel.size, rank)
     }
 
-    /// A matrix, or its rows that this rank owns if `to` asks for them.
+    /// Returns `matrix`, or only the rows of it that this rank owns if `to` is the own rows.
     fn target(&self, matrix: Matrix, to: Target) -> Matrix {
         match to {
             Target::OwnOfC if matrix.address != 0 => rows_of(matrix, &self.own()),
@@ -125,7 +125,7 @@ impl Places<'_> {
         OpArgs { c, residual, ..*self.args }
     }
 
-    /// Arguments of a sum of rows `rows` of this rank's share.
+    /// Arguments for adding up the received rows `rows` of this rank's share.
     pub(super) fn sums(&self, to: Target, rows: &Range<u32>) -> OpArgs {
         let message = self.message(Transfer::Blocks).args;
         let own = self.own();

@@ -27,7 +27,7 @@ vocabulary! {
         Blocks = "blocks of partials",
         /// Received sums of all ranks.
         Sums = "the sums of all ranks",
-        /// Received rows of C of all ranks.
+        /// Rows of C received from all ranks.
         Rows = "the rows of C of all ranks",
     }
 }

@@ -27,11 +27,11 @@ pub enum Error {
         source_name: String,
         /// Architecture.
         arch: String,
-        /// Options for compiling it.
+        /// Options for compiling the kernel.
         options: String,
         /// Folder of compiled kernels, which may not exist.
         folder: PathBuf,
-        /// Reason why it cannot be compiled: the error of the missing or outdated compiler.
+        /// Reason why the kernel cannot be compiled: the error of the missing or outdated compiler.
         no_compiler: String,
     },
     /// A function of the compiler library failed.
@@ -39,7 +39,7 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Code that it returned.
+        /// Error code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,

@@ -66,7 +66,7 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Status code that it returned.
+        /// Status code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,

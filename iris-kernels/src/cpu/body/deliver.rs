@@ -19,10 +19,10 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    /// Position, in A or in the product of `from`, of `tile` in the data for `to`.
+    /// Position, in the sender's A or product, of `tile` in the data for `to`.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
-            // A rank's product has only its own rows.
+            // The product of a rank has only that rank's rows, so positions count from its first.
             Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
             Plan::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);

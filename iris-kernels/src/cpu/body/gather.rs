@@ -36,8 +36,8 @@ impl Gather<'_> {
         (Tile { row, col, rows, cols: args.tile_n.min(args.n - col) }, block)
     }
 
-    /// The shard of `source` in the memory where it is read: this rank's own A, a peer's A, or the
-    /// inbox. Element (0, 0) is the first of the shard.
+    /// Shard of A of rank `source`, in the memory where it is read: this rank's own A, a peer's A,
+    /// or the inbox.
     fn shard(&self, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let (rows, cols) = self.units.shard_of(source);
