@@ -43,7 +43,7 @@ pub struct Executor {
     kernels: KernelSet,
     gemms: Option<Gemms>,
     areas: Areas,
-    /// Transfers between ranks in the program.
+    /// Transfers of rows between ranks that the program contains.
     transfers: Vec<Transfer>,
     /// Whether workgroups must do the transfers instead of copy engines: transferred bytes are
     /// counted, delays are injected, or ranks share the device.
@@ -64,9 +64,10 @@ pub struct Failure {
 /// Recovery after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Then {
-    /// No peer can see anything of the call, so it may be tried again.
+    /// No peer can see anything of the failed call, so the call may be tried again.
     Retry,
-    /// Peers may be in the call, so the heap is poisoned on all ranks.
+    /// Peers may wait in the call, so the heap can no longer be used on any rank and must be
+    /// closed.
     Close,
     /// The call was being captured: the capture is invalid, and its graph must be discarded.
     Discard,

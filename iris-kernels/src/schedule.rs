@@ -157,7 +157,7 @@ pub struct Units {
 }
 
 impl Units {
-    /// Rows and columns of A that `source` has.
+    /// Ranges of rows and columns of A in the shard of rank `source`.
     pub fn shard_of(&self, source: u32) -> (Range<u32>, Range<u32>) {
         match self.shard {
             Shard::Rows => (split(self.m, self.size, source), 0..self.k),
@@ -307,7 +307,7 @@ impl Units {
     }
 }
 
-/// Collective of small messages, by its data flow.
+/// Collectives for small messages: which data each rank sends to which others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Collective {
     /// Each rank's whole message goes to all ranks, which add the messages in the order of ranks.
@@ -370,7 +370,7 @@ impl Items {
             Collective::Broadcast { root } => root,
             _ => 0,
         };
-        // The first parts are the largest.
+        // No part has more items than part 0.
         self.sent(root, 0)
     }
 

@@ -257,7 +257,7 @@ pub(crate) fn copy(
         }
         return bytes;
     }
-    // Through f32, in which every 16-bit value is exact.
+    // The copy converts through f32, in which every 16-bit value is exact.
     let (rows, cols) = (from.rows as usize, from.cols as usize);
     let buffer = grow(&mut scratch.left, rows * cols);
     load(source, from, buffer, cols, false);

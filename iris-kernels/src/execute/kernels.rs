@@ -145,7 +145,7 @@ impl KernelSet {
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
             unsupported(format!("kernel {name}"), "the operator was created without this kernel")
         })?;
-        // Norm kernels do not wait, so their workgroups need not be co-resident.
+        // Workgroups of norm kernels wait for nothing, so they need not be co-resident.
         let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));

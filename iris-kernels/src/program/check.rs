@@ -29,7 +29,8 @@ struct State {
     ended: bool,
     /// Previous step on the call's stream.
     before: Option<Work>,
-    /// Whether copies on the side stream have not been joined.
+    /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
+    /// for.
     forked: bool,
 }
 
@@ -82,7 +83,8 @@ impl Program {
     }
 }
 
-/// First item for the previous part ([`Item::Late`]) that is outside of a loop over parts.
+/// First [`Item::Late`] (steps for the previous part of a loop) that is not inside a loop over
+/// parts.
 fn misplaced(items: &[Item], in_parts: bool) -> Option<&Item> {
     items.iter().find_map(|item| match item {
         Item::Do(step) => misplaced(step.or, false),
