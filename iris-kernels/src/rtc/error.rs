@@ -27,11 +27,11 @@ pub enum Error {
         source_name: String,
         /// Architecture.
         arch: String,
-        /// Options for compiling it.
+        /// Options for compiling the kernel.
         options: String,
         /// Folder of compiled kernels, which may not exist.
         folder: PathBuf,
-        /// Reason why it cannot be compiled: the error of the missing or outdated compiler.
+        /// Reason why the kernel cannot be compiled: the error of the missing or outdated compiler.
         no_compiler: String,
     },
     /// A function of the compiler library failed.
@@ -39,7 +39,7 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Code that it returned.
+        /// Error code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,
@@ -55,7 +55,7 @@ pub enum Error {
         log: String,
     },
     /// The compiler is too old for an architecture; calling it anyway would abort the process.
-    #[error("{compiler} does not know {arch}, and {instead}")]
+    #[error("{compiler} does not support {arch}, and {instead}")]
     Architecture {
         /// Compiler, with its release.
         compiler: String,
@@ -73,7 +73,7 @@ pub enum Error {
         why: String,
     },
     /// A text contains a zero byte, which the compilers do not accept.
-    #[error("{what} has a zero byte in it")]
+    #[error("{what} contains a zero byte")]
     ZeroByte {
         /// Name of the text.
         what: String,

@@ -48,13 +48,13 @@ pub enum Error {
         looked: Vec<String>,
     },
     /// No GEMM library is supported for this kind of device.
-    #[error("no library of products is called on {kind}")]
+    #[error("no GEMM library is supported on {kind}")]
     None {
         /// Kind of device.
         kind: BackendKind,
     },
     /// The library's release is older than the numbers used here.
-    #[error("{library} is older than {oldest}, the oldest that is called")]
+    #[error("{library} is older than {oldest}, the oldest supported version")]
     TooOld {
         /// Library and its version.
         library: String,
@@ -66,7 +66,7 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Status code that it returned.
+        /// Status code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,
