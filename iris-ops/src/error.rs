@@ -52,7 +52,7 @@ pub enum Error {
         expected: String,
     },
     /// Matrix whose element type differs from the plan's.
-    #[error("{op}: {matrix} is of {dtype}, the plan says {expected}")]
+    #[error("{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan")]
     Dtype {
         /// Operator of the call.
         op: Op,

@@ -468,7 +468,7 @@ impl fmt::Display for Plan {
         }
         write!(f, ", rank {rank} of {size} on {device}")?;
         if let Some(gpu) = self.figures() {
-            write!(f, ", figures of an {gpu}")?;
+            write!(f, ", tuning data of an {gpu}")?;
         }
         f.write_str(": ")?;
         for (index, Choice { upto, variant, tile, why, .. }) in self.choices.iter().enumerate() {

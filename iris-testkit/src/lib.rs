@@ -21,7 +21,7 @@ pub mod suite;
 
 pub use level::Level;
 
-/// The examples of the README.
+/// Compiles the README's examples as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;

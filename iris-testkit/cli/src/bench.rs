@@ -1,4 +1,4 @@
-//! `iris bench`: ratios of times, taken in turns in one run, against what is asked of them.
+//! `iris bench`: ratios of times, measured in turns in one run, compared with their limits.
 
 use std::time::SystemTime;
 
@@ -18,7 +18,7 @@ use origin::{date, device};
 pub(crate) mod options;
 pub(crate) mod origin;
 
-/// What is measured unless another file is given.
+/// Cases to measure if no file is given.
 const CASES: &str = include_str!("../../../bench/cpu.toml");
 
 #[derive(Deserialize)]
@@ -27,7 +27,7 @@ struct Cases {
     ratio: Vec<Ratio>,
 }
 
-/// A ratio that was measured. A number without device and commit is no number.
+/// Measured ratio, as written to a record with device and commit.
 #[derive(Serialize)]
 struct Measured<'a> {
     #[serde(flatten)]

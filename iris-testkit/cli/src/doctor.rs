@@ -1,4 +1,5 @@
-//! `iris doctor`: what is there on this machine, and what is missing, in the words of whoever looked for it.
+//! `iris doctor`: reports what this machine has and what is missing, with the messages of the code
+//! that searched for it.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -15,12 +16,12 @@ use crate::gpu_bench::Vendors;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only what this backend needs; it is a failure if the backend cannot be used: cpu, cuda or hip.
+    /// Check only what this backend needs, and fail if it cannot be used: cpu, cuda or hip.
     #[arg(long)]
     backend: Option<BackendKind>,
 }
 
-/// Variables of libraries that decide how ranks run, beside our own.
+/// Prefixes of environment variables that affect how ranks run: our own and those of libraries.
 const PREFIXES: [&str; 15] = [
     "IRIS_",
     "CUDA_",
@@ -39,7 +40,7 @@ const PREFIXES: [&str; 15] = [
     "RANK",
 ];
 
-/// Looks and prints; whether the backend that was asked for can be used.
+/// Prints the report; returns whether the requested backend can be used.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     row("iris", format!("{}; {}", env!("CARGO_PKG_VERSION"), provenance(BackendKind::Cpu, None)))?;
     row("day", date(std::time::SystemTime::now()))?;
@@ -61,17 +62,17 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
 }
 
 fn row(what: &str, found: impl Display) -> Result<()> {
-    // Messages of several lines stay in their column.
+    // Messages of several lines are indented to stay in their column.
     let found = found.to_string().replace('\n', "\n          ");
     Ok(say!("{what:9} {found}")?)
 }
 
-/// What was found, or why it was not.
+/// Text that was found, or the reason why nothing was.
 fn or_why<E: Display>(found: Result<String, E>) -> String {
     found.unwrap_or_else(|error| format!("none: {error}"))
 }
 
-/// What a backend of GPUs needs; whether it has a device.
+/// Reports what a GPU backend needs; returns whether it has a device.
 fn gpus(kind: BackendKind) -> Result<bool> {
     let name = kind.name();
     match kind.driver_version() {
@@ -108,8 +109,8 @@ fn gpus(kind: BackendKind) -> Result<bool> {
     Ok(usable)
 }
 
-/// The vendor's libraries, and what it costs if they are missing. Where there is no device they are only
-/// loaded: AMD's would end the process.
+/// Reports the vendor's libraries, and the consequences if they are missing. Without a device they
+/// are only loaded, because AMD's would end the process.
 fn libraries(kind: BackendKind, usable: bool) -> Result<()> {
     let vendors = Vendors::load(kind, &[]);
     let versions = if usable { vendors.usable().map(Some) } else { [None, None] };
@@ -134,7 +135,7 @@ fn compiler(found: rtc::Result<&'static Compiler>) -> String {
     or_why(found.map(|compiler| format!("{}: {}", compiler.title(), compiler.path().display())))
 }
 
-/// Whether this user can open a device's file, without which the driver sees no device.
+/// Whether this user can open a device file, without which the driver sees no device.
 fn access(place: &Path) -> String {
     let opened = match place.is_dir() {
         true => std::fs::read_dir(place).map(|files| format!("{} files", files.count())),
@@ -150,7 +151,7 @@ fn gibibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 
-/// The system's name and release.
+/// Name and release of the operating system.
 fn system() -> String {
     let uname = Command::new("uname").args(["-srm"]).output();
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
@@ -159,7 +160,7 @@ fn system() -> String {
     format!("{}; {}", or_why(kernel), pretty.unwrap_or("of no name").trim_matches('"'))
 }
 
-/// What the host has free.
+/// Total and available memory of the host.
 fn memory() -> String {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let lines =
@@ -178,7 +179,7 @@ fn variables() -> Vec<(String, String)> {
     known
 }
 
-/// The compiled kernels that came with the program, by architecture.
+/// Number and folder of the compiled kernels that came with the program.
 fn carried() -> String {
     let Some(folder) = iris_kernels::cache::carried_folder() else {
         return "none".into();

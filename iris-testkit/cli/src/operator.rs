@@ -1,4 +1,5 @@
-//! `iris run`: one op on random input, checked and timed; without an op, the transformer layer.
+//! `iris run`: runs one op on random input, checked and timed; without an op, the transformer
+//! layer.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,85 +25,85 @@ use crate::problem::{Problem, known_variant};
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace, TraceFile};
 
-/// What all runs have in common, and the shape of one op.
+/// Options of all runs, and the shape of one op.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = what_they_do()
 )]
 pub(crate) struct Options {
-    /// The operator; without one, a transformer layer is run.
+    /// Operator; without one, a transformer layer is run.
     #[arg(value_parser = op)]
     op: Option<Op>,
     /// Number of ranks, 1 to 64.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
-    /// What computes: cpu, cuda or hip.
+    /// Backend: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
-    /// The GPUs that the ranks take in turns: how many, or a list of their numbers such as 0,2
+    /// GPUs to which the ranks are assigned round-robin: their number, or a list such as 0,2
     /// [default: all].
     #[arg(long, value_name = "D")]
     devices: Option<Devices>,
-    /// Rows [default: 512].
+    /// Number of rows M [default: 512].
     #[arg(long, requires = "op")]
     m: Option<usize>,
-    /// Columns [default: 512].
+    /// Number of columns N [default: 512].
     #[arg(long, requires = "op")]
     n: Option<usize>,
-    /// Depth of the product [default: 512].
+    /// Inner dimension K of the product [default: 512].
     #[arg(long, requires = "op")]
     k: Option<usize>,
     /// Element type: f32, f16 or bf16 [default: f32].
     #[arg(long, requires = "op", value_parser = dtype)]
     dtype: Option<DType>,
-    /// How it is done: auto, or as in the table of the README [default: auto].
+    /// Variant: auto, or a name from the README's table [default: auto].
     #[arg(long, requires = "op")]
     variant: Option<String>,
-    /// How A is split, of all-gather-matmul [default: rows].
+    /// Dimension of A that is split over the ranks, for all-gather-matmul [default: rows].
     #[arg(long, requires = "op", value_parser = ["rows", "columns"])]
     shard: Option<String>,
-    /// How the buffer of the variant staged is laid out and filled [default: k_contiguous].
+    /// Layout of the staging buffer of the variant staged [default: k_contiguous].
     #[arg(long, requires = "op", value_parser = ["k_contiguous", "m_contiguous"])]
     staging: Option<String>,
-    /// Blocks of 64 columns of A that one flag of the variant staged stands for.
+    /// Number of blocks of 64 columns of A per flag, for the variant staged.
     #[arg(long, requires = "op")]
     k_per_flag: Option<usize>,
-    /// Workgroups that fetch, of the variant staged.
+    /// Number of workgroups that only fetch, for the variant staged.
     #[arg(long, requires = "op")]
     fetchers: Option<usize>,
-    /// Whose product of whole matrices is used on a GPU, where nothing is fused into it: auto, vendor,
+    /// Implementation of whole-matrix GEMMs on a GPU, for variants that contain one: auto, vendor,
     /// ours or none [default: auto].
     #[arg(long, requires = "op", value_parser = ["auto", "vendor", "ours", "none"])]
     library: Option<String>,
-    /// Timed calls.
+    /// Number of timed calls.
     #[arg(long, default_value_t = 10)]
     iters: usize,
-    /// Begins the random input [default: 1].
+    /// Seed of the random input [default: 1].
     #[arg(long, requires = "op")]
     seed: Option<u64>,
-    /// Threads of a rank for its workgroups [default: cores / ranks, at least 1].
+    /// Number of threads of a rank for its workgroups [default: cores / ranks, at least 1].
     #[arg(long)]
     threads: Option<usize>,
-    /// Ranks are threads of one process instead of processes.
+    /// Run ranks as threads of one process instead of processes.
     #[arg(long)]
     threads_as_ranks: bool,
-    /// Prints the result as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     json: bool,
-    /// Writes a trace of all ranks and workgroups: where FILE ends in .svg a chart of the last timed call,
-    /// else all calls, for Perfetto or Chrome's tracing page.
+    /// Write a trace of all ranks and workgroups: if FILE ends in .svg, a chart of the last timed
+    /// call, else all calls, for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Another safetensors file of the form of the embedded one, for the transformer layer.
+    /// Safetensors file with another transformer layer, in the format of the embedded one.
     #[arg(long, value_name = "FILE", conflicts_with = "op")]
     weights: Option<PathBuf>,
-    /// What its tensors' names begin with: P.input, P.up.weight and so on [default: ffn].
+    /// Prefix of the tensors' names in that file: P.input, P.up.weight and so on [default: ffn].
     #[arg(long, value_name = "P", conflicts_with = "op")]
     layer_prefix: Option<String>,
 }
 
-/// What M, N and K mean to each operator, behind the help.
+/// Help text with the meaning of M, N and K for each operator.
 fn what_they_do() -> String {
     let line = |op: Op| {
         let name = op.name().replace('_', "-");
@@ -131,10 +132,10 @@ pub(crate) fn dtype(text: &str) -> Result<DType, String> {
     }
 }
 
-/// Calls that are timed at most: their times are kept.
+/// Maximum number of timed calls, because their times are kept in memory.
 const MOST_CALLS: usize = 1_000_000;
 
-/// Runs and prints; whether all was right.
+/// Runs and prints; returns whether everything was right.
 pub(crate) fn main(options: Options) -> Result<bool> {
     let place = Place::new(options.ranks, options.threads_as_ranks)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {
@@ -149,7 +150,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     };
     let columns = options.shard.as_deref() == Some("columns");
     if columns && !Meaning::of(op).shards().contains(&Shard::Columns) {
-        return Err(usage("--shard", "columns", format!("rows, which {op} is split by")));
+        return Err(usage("--shard", "columns", format!("rows: {op} does not split columns")));
     }
     check_read(&options, op, place)?;
     let dimension = |given: Option<usize>, used: bool| given.unwrap_or(if used { 512 } else { 0 });
@@ -189,7 +190,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     trace::finish(trace_file, text, report.wrong.is_none())
 }
 
-/// Refuses what a run of this op does not read.
+/// Refuses options that a run of this op does not read.
 fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     let variant = options.variant.as_deref().unwrap_or("auto");
     let host = options.backend.traits().host_threads;
@@ -199,7 +200,7 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     }
     if !op.multiplies() {
         let library = ("--library", options.library.clone());
-        unread(&format!("{op}, which is no product,"), &[("--k", number(options.k)), library])?;
+        unread(&format!("{op}, which has no product,"), &[("--k", number(options.k)), library])?;
     }
     if known_variant("--variant", op, variant)? != Some(Variant::Staged) {
         unread(
@@ -214,7 +215,8 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     if host {
         unread("a run on the CPU", &[("--library", options.library.clone())])?;
     }
-    // With as many fetchers as workgroups, or more, all of these fetch and multiply, as with none.
+    // With as many fetchers as workgroups, all workgroups would fetch and multiply, as without
+    // fetchers.
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.or(Settings::from_env()?.threads);
     let groups = threads.unwrap_or_else(|| (cores() / place.ranks).max(1));
@@ -277,17 +279,17 @@ fn print(job: &OperatorJob, place: Place, report: &Report, as_json: bool) -> Res
     Ok(())
 }
 
-/// One op on every rank.
+/// Job that runs one op on every rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct OperatorJob {
     problem: Problem,
     device: Device,
     iterations: usize,
-    /// Whether the trace is of the last timed call alone.
+    /// Whether the trace covers only the last timed call.
     chart: bool,
 }
 
-/// What came of it, over all ranks.
+/// Result over all ranks.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
     variant: String,
@@ -345,7 +347,7 @@ impl Job for OperatorJob {
         let mut progress = Progress::new("calls", ranks.rank, self.iterations);
         let (mut times, mut before) = (Vec::new(), Vec::new());
         for left in (0..self.iterations).rev() {
-            // The last is drawn, as the first ones touch memory that nobody has touched.
+            // The last call is drawn, because the first ones touch memory for the first time.
             if self.chart && left == 0 {
                 before = made.trace()?;
             }
@@ -354,7 +356,7 @@ impl Job for OperatorJob {
         }
         let drawn = if self.chart { Some(trace::since(&before, made.trace()?)) } else { None };
         drop(progress);
-        // Another input: what is left of the timed calls would be wrong now.
+        // Another input, so that data left from the timed calls would be wrong.
         let other = Problem { seed: problem.seed.wrapping_add(0x9e37_79b9), ..problem.clone() };
         other.fill(&rig, &matrices)?;
         call(true)?;

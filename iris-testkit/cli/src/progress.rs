@@ -1,4 +1,4 @@
-//! A progress bar for what takes longer than a second, where stderr is a terminal.
+//! Progress bar for work that takes longer than a second, if stderr is a terminal.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,13 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Shown for rank 0 only.
+    /// Progress of `total` steps; shown for rank 0 only.
     pub(crate) fn new(what: &'static str, rank: usize, total: usize) -> Progress {
         let total = if rank == 0 { total as u64 } else { 0 };
         Progress { what, begun: Instant::now(), total, done: 0, bar: None }
     }
 
-    /// One step is done. Draws nothing where stderr is no terminal.
+    /// Counts one step as done. Nothing is drawn if stderr is not a terminal.
     pub(crate) fn step(&mut self) {
         self.done += 1;
         if self.total == 0 || self.begun.elapsed() < Duration::from_secs(1) {

@@ -1,4 +1,4 @@
-//! `iris rank`: one rank of a job, as the process that a launcher started.
+//! `iris rank`: one rank of a job, in a process that the launcher started.
 
 use anyhow::{Result, bail};
 use iris_heap::World;
@@ -14,13 +14,13 @@ use crate::tune::TuneJob;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Which job.
+    /// Name of the job.
     name: String,
-    /// The job, as JSON.
+    /// Job as JSON.
     job: String,
 }
 
-/// Does this rank's part of the job. Rank 0 prints the report as one line of JSON.
+/// Runs this rank's part of the job. Rank 0 prints the report as one line of JSON.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     end_with_launcher();
     match options.name.as_str() {

@@ -1,4 +1,4 @@
-//! The ratios that `iris bench` measures, as jobs: two sides, taken in turns.
+//! Jobs that measure the ratios of `iris bench`: two sides, timed in turns.
 
 use std::time::Instant;
 
@@ -17,19 +17,19 @@ use crate::problem::known_variant;
 use crate::progress::Progress;
 use iris_heap::DType::F32;
 
-/// Which two sides.
+/// Pair of sides to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// One rank's op, and the GEMM crate called directly.
+    /// One rank's op, against the GEMM crate called directly.
     Gemm,
-    /// The fused op, and its parts one after the other: product, barrier, reduction.
+    /// Fused op, against its parts one after the other: product, barrier, reduction.
     Fusion,
-    /// The op on many ranks, and on the first few of them.
+    /// Op on many ranks, against the op on the first few of them.
     Ranks,
 }
 
-/// A ratio of two times: what is measured, and what is asked of it. f32.
+/// Ratio of two times in f32, and its limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ratio {
@@ -37,7 +37,7 @@ pub(crate) struct Ratio {
     pub(crate) kind: Kind,
     pub(crate) m: usize,
     pub(crate) n: usize,
-    /// Of the whole: it is split over the ranks.
+    /// K of the whole product, which is split over the ranks.
     pub(crate) k: usize,
     #[serde(default = "auto")]
     pub(crate) variant: String,
@@ -45,9 +45,9 @@ pub(crate) struct Ratio {
     pub(crate) ranks: usize,
     #[serde(default = "one")]
     base_ranks: usize,
-    /// Of a rank.
+    /// Number of threads per rank.
     threads: usize,
-    /// Rows and columns of a tile, instead of the plan's choice.
+    /// Rows and columns of a tile; `None` if the plan chooses.
     tile: Option<[usize; 2]>,
     repetitions: usize,
     pub(crate) at_most: f64,
@@ -61,12 +61,12 @@ fn one() -> usize {
     1
 }
 
-/// A ratio, ready to be measured.
+/// Job that measures one ratio.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RatioJob(Ratio);
 
 impl RatioJob {
-    /// Checked.
+    /// Checks the ratio's fields and makes the job.
     pub(crate) fn new(ratio: &Ratio) -> Result<RatioJob> {
         let Ratio { name, kind, ranks, base_ranks, .. } = ratio;
         if *kind == Kind::Gemm && *ranks != 1 {
@@ -82,7 +82,7 @@ impl RatioJob {
     }
 }
 
-/// The plan of the op that is measured.
+/// Plan of the op that is measured.
 fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let k = split(ratio.k, ranks.size, ranks.rank).len();
     let mut options = Options::new(ratio.m, ratio.n, k);
@@ -131,16 +131,17 @@ impl Bed {
     }
 }
 
-/// The plan of the all-reduce alone.
+/// Plan of the all-reduce alone.
 fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let options = Options::new(ratio.m, ratio.n, 0);
     suite::plan(Op::AllReduce, &ratio.variant, ranks, &options)
 }
 
-/// One repetition of a side: its time in microseconds.
+/// One repetition of a side; returns its time in microseconds.
 type Side<'a> = &'a mut dyn FnMut() -> Result<f64>;
 
-/// The two sides in turns, the second one first in every other repetition, once to warm up.
+/// Runs the two sides in turns; every other repetition starts with the second side. The first
+/// repetition is a warm-up.
 fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
     let mut progress = Progress::new("repetitions", rank, ratio.repetitions);
     let mut times = [Vec::new(), Vec::new()];
@@ -157,14 +158,14 @@ fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 
     Ok(times)
 }
 
-/// What came of a ratio: medians over the repetitions of the slowest rank's times.
+/// Result of a ratio: medians over the repetitions of the slowest rank's times.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Times {
-    /// What is measured, in microseconds.
+    /// Time of the measured side, in microseconds.
     pub(crate) time: f64,
-    /// The base, in microseconds.
+    /// Time of the base, in microseconds.
     pub(crate) base: f64,
-    /// One by the other, of each repetition: the two sides of one had the same weather.
+    /// Median of the ratios of each repetition, whose two sides ran under the same conditions.
     pub(crate) ratio: f64,
 }
 
@@ -210,8 +211,8 @@ impl Job for RatioJob {
                 )?
             }
             Kind::Ranks => {
-                // The first ranks have a world and a heap of their own; the others wait for them
-                // on the host, which takes no processor.
+                // The first ranks have a world and a heap of their own; the others wait for them on
+                // the host, without using a core.
                 let few = world.split((ranks.rank < ratio.base_ranks).then_some(0), 0)?;
                 let small = few.as_ref().map(|few| Bed::new(ratio, few)).transpose()?;
                 let made = match (&few, &small) {
@@ -256,7 +257,7 @@ impl Job for RatioJob {
     }
 }
 
-/// The GEMM crate, called directly with as many threads.
+/// GEMM crate, called directly with the same number of threads.
 struct DirectGemm {
     shape: [usize; 3],
     parallelism: gemm::Parallelism,
@@ -282,7 +283,7 @@ impl DirectGemm {
     fn time(&mut self) -> f64 {
         let [m, n, k] = self.shape;
         let begun = Instant::now();
-        // SAFETY: the vectors hold m x k, k x n and m x n elements, row by row.
+        // SAFETY: the vectors hold m x k, k x n and m x n elements, row-major.
         #[allow(unsafe_code, reason = "the crate's only interface takes pointers")]
         unsafe {
             gemm::gemm(

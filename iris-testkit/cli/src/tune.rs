@@ -1,5 +1,5 @@
-//! `iris tune`: measures the parameters of this machine, or times what an op could choose for shapes of a file, in turns
-//! in one run, and keeps what was fastest as rows. On GPUs by the clock of the benchmark.
+//! `iris tune`: measures the parameters of this machine; or times an op's choices for shapes in a
+//! file, in turns in one run, and saves the fastest as rows. On GPUs it uses the benchmark's clock.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -27,14 +27,15 @@ use options::Options;
 mod machine;
 pub(crate) mod options;
 
-/// A choice takes the place of the rule's if its median time is below this part of the rule's.
+/// Maximum ratio for a row: the median time of a choice divided by that of the rule.
 const WORTH_IT: f64 = 0.9;
 
 /// Variants of an op that may be chosen, and tiles that are worth a try on the CPU. No tile is the rule's.
 fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
-        // Variants that take A in any memory: an automatic choice is for all calls of its plan.
+        // Only variants that accept A in any memory, because an automatic choice must serve all
+        // calls of its plan.
         Op::AllGatherMatmul => (&["baseline", "unfused"], &[[64, 256]]),
         _ => (&["one_shot", "two_shot"], &[]),
     };
@@ -52,7 +53,7 @@ struct Choice {
     tile: Option<[usize; 2]>,
 }
 
-/// Measures, prints, and keeps what it found; whether nothing failed.
+/// Measures, prints and saves the results; returns whether nothing failed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let Options { backend, ranks, iters, .. } = options;
     let host = backend.traits().host_threads;
@@ -89,7 +90,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(all)
 }
 
-/// Times what could be chosen for the shapes of a file, and adds rows for what was faster to the file of this machine.
+/// Times the choices for the shapes of a file, and adds rows for faster ones to this machine's
+/// tuning file.
 fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     let kind = options.backend;
     let rows = Mutex::new(String::new());
@@ -121,7 +123,7 @@ fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     Ok(good)
 }
 
-/// The problem of the whole, of which a rank has what these options say.
+/// Problem over all ranks in which one rank has these options.
 fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     let meaning = Meaning::of(op);
     let times = |splits: bool| if splits { ranks } else { 1 };
@@ -131,7 +133,7 @@ fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     Problem { columns, untuned: true, ..Problem::new(op.name(), shape, dtype, backend) }
 }
 
-/// Times cases on the CPU; a line of a record for each variant.
+/// Times cases on the CPU; returns a record line for each variant.
 pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Result<Vec<Value>> {
     let device = Device::new(BackendKind::Cpu, None, None)?;
     let mut lines = Vec::new();
@@ -153,11 +155,11 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
     Ok(lines)
 }
 
-/// The row that these medians, in microseconds, make. The rule's comes first.
+/// Tuning row that follows from these medians, in microseconds; the first one is the rule's.
 fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
     let Problem { op, m, n, dtype, .. } = &job.problem;
     let timed = || job.choices.iter().zip(medians);
-    let (rule, own) = timed().next().context("the rule was timed")?;
+    let (rule, own) = timed().next().context("the predicted choice was not timed")?;
     let (best, time) = timed().min_by(|a, b| a.1.total_cmp(b.1)).unwrap_or((rule, own));
     let (best, time) = if *time < own * WORTH_IT { (best, time) } else { (rule, own) };
     let mut problem = job.problem.clone();
@@ -175,7 +177,7 @@ fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> 
     ))
 }
 
-/// Every choice on every rank.
+/// Job that times every choice on every rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TuneJob {
     problem: Problem,
@@ -185,7 +187,7 @@ pub(crate) struct TuneJob {
 }
 
 impl TuneJob {
-    /// The choices that come to something else than those before them.
+    /// Makes the job; choices that lead to the same plan as an earlier one are dropped.
     fn new(
         problem: Problem,
         choices: &[Choice],
@@ -213,7 +215,7 @@ impl TuneJob {
 }
 
 impl Job for TuneJob {
-    /// The median time of each choice, in microseconds.
+    /// Median time of each choice, in microseconds.
     type Report = Vec<f64>;
 
     const NAME: &str = "tune";
@@ -233,7 +235,7 @@ impl Job for TuneJob {
         }
         let mut times = vec![Vec::new(); ops.len()];
         let mut progress = Progress::new("turns", ranks.rank, self.iterations);
-        // The first turn warms up.
+        // The first turn is a warm-up.
         for turn in 0..=self.iterations {
             for (op, times) in ops.iter_mut().zip(&mut times) {
                 let time = rig.time(|stream| Ok(op.run(&operands, stream)?))?;
@@ -286,7 +288,7 @@ mod tests {
             let table: toml::Table = row.parse().unwrap();
             table["row"][0]["variant"].as_str().unwrap().to_owned()
         };
-        // What is predicted is not timed twice.
+        // The predicted choice is timed only once.
         let predicted = chosen([100.0, 99.0]);
         assert_ne!(job.choices[1].variant, predicted);
         assert_eq!(job.choices.len(), 2);

@@ -1,4 +1,4 @@
-//! One rank of a job that is attacked: a short program, of which a rank may kill itself at any moment.
+//! Rank of an attacked job: a short program, in which a rank may kill itself at any moment.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,12 +19,12 @@ use super::{Random, frames};
 pub(super) const NAME: &str = "attacked";
 /// Begins the line that says which rank an error blames.
 pub(super) const BLAMES: &str = "BLAMES ";
-/// Begins the line that says how many microseconds each stage took.
+/// Start of the line with the duration of each stage, in microseconds.
 pub(super) const TIMES: &str = "TIMES ";
-/// Begins the line of a result that is not right.
+/// Start of the line that reports a wrong result.
 pub(super) const WRONG: &str = "WRONG ";
 
-/// The stages of a program.
+/// Stages of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Stage {
     StartUp,
@@ -49,7 +49,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What the ranks that are not the victim do wrong when they fail, to see that it is found.
+/// Fault that the other ranks have on purpose, to see that it is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Plant {
     Hang,
@@ -61,22 +61,24 @@ pub(super) enum Plant {
 /// What the ranks of one job do.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
-    /// The rank that attacks; the number of ranks: none does.
+    /// Rank that attacks; equal to the number of ranks if none does.
     pub(super) victim: usize,
-    /// Kind of blow that the victim gets.
+    /// Kind of blow that the victim receives.
     pub(super) blow: Blow,
-    /// Stage in which the victim gets it.
+    /// Stage in which the victim receives the blow; `None` for no blow.
     pub(super) kill: Option<Stage>,
-    /// Microseconds from the beginning of the stage; the blow comes at the stage's end at the latest.
+    /// Microseconds from the start of the stage to the blow, which comes at the end of the stage at
+    /// the latest.
     pub(super) delay_us: u64,
-    /// Frames it sends, as strangers before it joins, or as the rank that it is.
+    /// Number of frames that the victim sends: as strangers before it joins or, if `hostile`, as
+    /// the rank that it is.
     pub(super) frames: usize,
     pub(super) hostile: bool,
     pub(super) seed: u64,
     pub(super) plant: Option<Plant>,
 }
 
-/// Goes through the stages, and dies in one if this rank is to.
+/// Runs the stages, and strikes in one of them if this rank is the victim.
 struct Stages<'a> {
     part: &'a Part,
     victim: bool,
@@ -95,7 +97,7 @@ impl Stages<'_> {
         self.begun = stage.map(|stage| (stage, Instant::now()));
         if self.victim && stage.is_some() && self.part.kill == stage {
             let (delay, blow) = (Duration::from_micros(self.part.delay_us), self.part.blow);
-            // Without a thread it is struck at the end of the stage.
+            // If no thread can be started, the blow comes at the end of the stage.
             let _ = std::thread::Builder::new().spawn(move || {
                 std::thread::sleep(delay);
                 blow.strike();
@@ -137,7 +139,9 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let mut random = Random(part.seed);
     stages.begin(Some(Stage::StartUp));
     if victim && part.frames > 0 {
-        let folder = PathBuf::from(std::env::var_os("IRIS_RENDEZVOUS").context("no folder")?);
+        let folder = PathBuf::from(
+            std::env::var_os("IRIS_RENDEZVOUS").context("IRIS_RENDEZVOUS is not set")?,
+        );
         if part.hostile {
             return frames::by_rank(&folder, (rank, size), part.frames, &mut random);
         }
@@ -173,7 +177,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     Ok(say!("{TIMES}{}", times.join(" "))?)
 }
 
-/// The rank that an error blames, if it is one.
+/// Rank that an error blames; `None` if it blames no rank.
 fn blamed(error: &anyhow::Error) -> Option<usize> {
     let cause = match error.downcast_ref::<iris_ops::OpError>() {
         Some(iris_ops::OpError::Heap { cause, .. } | iris_ops::OpError::Poisoned { cause, .. }) => {

@@ -1,17 +1,17 @@
-//! What matrices are filled with, and what of a result is compared.
+//! Input values of matrices, and the part of a result that is compared.
 
 use anyhow::Result;
 use iris_heap::{DType, SymSlice, SymmetricHeap, random_unit};
 use iris_testkit::matrix::{POISON, bytes, values};
 use iris_testkit::numeric::frobenius;
 
-/// The bytes of a random message, repeated: random numbers take longer than what they are for.
+/// Pool of random elements that is repeated, because drawing all elements would take too long.
 pub(super) struct Noise {
     bytes: Vec<u8>,
 }
 
 impl Noise {
-    /// Elements that are drawn.
+    /// Number of elements of the pool.
     const POOL: usize = 1 << 20;
 
     pub(super) fn new(dtype: DType, seed: u64, rank: usize) -> Result<Noise> {
@@ -19,8 +19,8 @@ impl Noise {
         Ok(Noise { bytes })
     }
 
-    /// Fills the slice. Each stretch begins elsewhere in the pool, so that no two lines of a matrix
-    /// are the same soon.
+    /// Fills the slice from the pool. Each stretch starts elsewhere in the pool, so that rows do
+    /// not repeat soon.
     pub(super) fn fill(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
         let (len, mut at, mut turn) = (slice.len(), 0, 0);
         while at < len {
@@ -33,7 +33,7 @@ impl Noise {
     }
 }
 
-/// The lines of a result that are compared.
+/// Rows of a result that are compared.
 pub(super) struct Sampled {
     rows: Vec<usize>,
     line: usize,
@@ -49,7 +49,7 @@ impl Sampled {
         Sampled { rows: rows.collect(), line: cols * dtype.size(), dtype }
     }
 
-    /// What nobody writes shows as NaN.
+    /// Fills the rows with NaN, so that elements that are not written are found.
     pub(super) fn poison(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
         let bytes = vec![POISON; self.line];
         for row in &self.rows {
@@ -68,7 +68,7 @@ impl Sampled {
     }
 }
 
-/// `|a - b| / |b|`; 0 of nothing.
+/// Relative difference `|a - b| / |b|`; 0 if both are empty or equal.
 pub(super) fn relative(a: &[f64], b: &[f64]) -> f64 {
     let base = frobenius(b.iter().copied());
     let apart = frobenius(a.iter().zip(b).map(|(a, b)| a - b));

@@ -13,9 +13,9 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::{Line, Subject, baselines, message_bytes};
 use crate::errors::usage;
 
-/// Width and height, in pixels.
+/// Width and height of a chart, in pixels.
 pub(crate) const SIZE: (u32, u32) = (960, 540);
-/// Colours that people who see few of them can tell apart (Okabe and Ito).
+/// Colours that colour-blind people can tell apart (Okabe and Ito).
 pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -25,7 +25,7 @@ pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Fonts of titles and of all else.
+/// Fonts of titles and of other text.
 pub(crate) const TITLE: (&str, u32) = ("sans-serif", 24);
 pub(crate) const TEXT: (&str, u32) = ("sans-serif", 15);
 /// Margin around a chart, in pixels.
@@ -72,7 +72,7 @@ struct Chart {
 /// Draws every operator that has points, and the overview; returns the files.
 pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
     let written = |error: std::io::Error| {
-        usage(format!("folder {}", folder.display()), error, "one that can be written")
+        usage(format!("folder {}", folder.display()), error, "a path that can be written")
     };
     std::fs::create_dir_all(folder).map_err(written)?;
     let mut files = Vec::new();
