@@ -1,9 +1,13 @@
 //! The `IRIS_*` environment variables of all crates, in one table, and what this crate reads of them.
 
+mod unknown;
+
 use std::env::VarError;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+
+pub use unknown::{Unknown, unknown};
 
 /// Most threads of a rank for workgroups.
 pub const MAX_THREADS: usize = 4096;
@@ -134,7 +138,7 @@ impl Settings {
     /// # Errors
     /// [`Error::Env`] for a value that is no positive number.
     pub fn from_env() -> Result<Settings> {
-        warn_unknown();
+        unknown::tell();
         let mut settings = Settings::default();
         if let Some(text) = read("IRIS_DEADLINE")? {
             settings.deadline = match text.parse::<f64>() {
@@ -234,15 +238,6 @@ pub(crate) fn read(name: &str) -> Result<Option<String>> {
 
 pub(crate) fn wrong(variable: &str, value: &str, expected: &str) -> Error {
     Error::Env { variable: variable.into(), value: value.into(), expected: expected.into() }
-}
-
-fn warn_unknown() {
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if name.starts_with("IRIS_") && !VARIABLES.iter().any(|v| v.name == name) {
-            tracing::warn!(%name, "unknown variable is ignored");
-        }
-    }
 }
 
 #[cfg(test)]

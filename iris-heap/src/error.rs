@@ -1,5 +1,8 @@
 //! The one error type of the crate.
 
+#[cfg(test)]
+mod texts;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An environment variable has a value that means nothing.
-    #[error("{variable}={value}: expected {expected}")]
+    #[error("{variable}={value}: expected {expected}; {}", set(.value))]
     Env {
         /// Its name.
         variable: String,
@@ -34,7 +37,7 @@ pub enum Error {
         expected: String,
     },
     /// The ranks were to give the same and did not. Nothing was changed on any rank.
-    #[error("ranks disagree in {what}: {item} is {}", list_values(.values))]
+    #[error("ranks disagree in {what}: {item} is {}; give all ranks the same", list_values(.values))]
     Disagreement {
         /// The collective step, with its call site.
         what: String,
@@ -46,7 +49,10 @@ pub enum Error {
         values: Vec<String>,
     },
     /// The ranks are in different collective calls. Nothing was changed on any rank.
-    #[error("ranks are in different collective calls: {}", list_values(.calls))]
+    #[error(
+        "ranks are in different collective calls: {}; all ranks must make the same ones, in one order, from the same \
+         places of the program", list_values(.calls)
+    )]
     Mismatch {
         /// The ranks that differ from the most common call.
         ranks: Vec<usize>,
@@ -68,7 +74,10 @@ pub enum Error {
         operators: Vec<String>,
     },
     /// Some ranks did not come to a collective call before its deadline.
-    #[error("{what}: waited {waited:.1?} for rank {}", list_ranks(.ranks))]
+    #[error(
+        "{what}: waited {waited:.1?} for rank {}, which should have come, too: see whether it runs and what it \
+         printed; a larger IRIS_DEADLINE waits longer", list_ranks(.ranks)
+    )]
     Absent {
         /// The ranks that did not come.
         ranks: Vec<usize>,
@@ -78,13 +87,18 @@ pub enum Error {
         waited: Duration,
     },
     /// A rank died, or let its world go without closing it.
-    #[error("rank {rank} is lost: its process or thread ended, or dropped its world unclosed")]
+    #[error(
+        "rank {rank} is lost: its process or thread ended, or dropped its world unclosed, before all ranks had closed \
+         it; see what rank {rank} printed, then start all ranks anew"
+    )]
     PeerLost {
         /// The rank.
         rank: usize,
     },
     /// A rank could not do its part of a collective step. Nothing was changed on any rank.
-    #[error("rank {rank} failed in {what}: {message}")]
+    #[error(
+        "rank {rank} failed in {what}, which all ranks must do: {message}; mend that on rank {rank}"
+    )]
     PeerFailed {
         /// The rank.
         rank: usize,
@@ -94,7 +108,10 @@ pub enum Error {
         message: String,
     },
     /// The process that carries the messages of this split-off world has gone.
-    #[error("rank 0 of the launched world, which carries this world's messages, is lost")]
+    #[error(
+        "rank 0 of the launched world is lost, which carries this world's messages and must outlive it: see what it \
+         printed, then start all ranks anew"
+    )]
     HubLost,
     /// The processes of a job could not find each other.
     #[error("rendezvous at {place}: {problem}")]
@@ -107,8 +124,8 @@ pub enum Error {
     /// The heap has no block that is large enough. No rank's state has changed.
     #[error(
         "{what}: out of {segment} memory for {name}: asked {asked} bytes, free {free}, largest \
-         block {largest}, rank {rank}; the whole request needs {total} (HeapOptions::{} says how much a \
-         heap has)", option(.segment)
+         block {largest}, rank {rank}; the whole request needs {total}: open the heap with more ({}), or free blocks \
+         before", option(.segment)
     )]
     OutOfHeap {
         /// The collective step, with its call site.
@@ -129,13 +146,16 @@ pub enum Error {
         total: u64,
     },
     /// The world or heap was closed.
-    #[error("{what} is closed")]
+    #[error("{what} is closed: expected an open one; open another, or close it later")]
     Closed {
         /// Which.
         what: &'static str,
     },
     /// A world cannot close while something of it is open on some rank.
-    #[error("rank {rank} still has {heaps} heaps and {worlds} split worlds open")]
+    #[error(
+        "rank {rank} still has {heaps} heaps and {worlds} split worlds open: expected none; close them on all ranks, \
+         then the world"
+    )]
     StillOpen {
         /// The first such rank.
         rank: usize,
@@ -145,7 +165,9 @@ pub enum Error {
         worlds: usize,
     },
     /// A slice belongs to another heap.
-    #[error("the slice belongs to heap {slice:#x}, not to heap {heap:#x}")]
+    #[error(
+        "the slice belongs to heap {slice:#x}, expected one of heap {heap:#x}: use it with the heap that allocated it"
+    )]
     ForeignSlice {
         /// The slice's heap.
         slice: u64,
@@ -154,8 +176,8 @@ pub enum Error {
     },
     /// A slice was to be given back that is only a part of what was allocated.
     #[error(
-        "{segment} bytes {offset}..{end} are only a part of the block {start}..{whole_end}: give \
-         back the slice that the allocation returned"
+        "{segment} bytes {offset}..{end} are only a part of the block {start}..{whole_end}, which is expected as a \
+         whole: give back the slice that the allocation returned"
     )]
     PartOfBlock {
         /// The segment.
@@ -170,7 +192,10 @@ pub enum Error {
         whole_end: u64,
     },
     /// A slice's block was given back, or never was one.
-    #[error("{segment} bytes {offset}..{end} are not allocated (any more) to this slice")]
+    #[error(
+        "{segment} bytes {offset}..{end} are not allocated (any more) to this slice: expected one that has not been \
+         freed; allocate again and use the new slice"
+    )]
     NotAllocated {
         /// The segment.
         segment: String,
@@ -180,7 +205,9 @@ pub enum Error {
         end: u64,
     },
     /// Something reaches past an end.
-    #[error("{what}: {start}..{end} is outside 0..{len}")]
+    #[error(
+        "{what}: {start}..{end} is outside 0..{len}: expected an end of at most {len}; use a smaller range"
+    )]
     OutOfBounds {
         /// What was indexed.
         what: String,
@@ -193,7 +220,8 @@ pub enum Error {
     },
     /// More workgroups than threads: they could wait for each other for ever.
     #[error(
-        "{name}: {groups} workgroups, but the heap has {threads} threads, and none may wait for one that does not run"
+        "{name}: {groups} workgroups, but the heap has {threads} threads, and none may wait for one that does not run: \
+         expected at most {threads}; launch fewer, or open the heap with more (HeapOptions::threads, IRIS_THREADS)"
     )]
     TooManyGroups {
         /// The kernel.
@@ -205,15 +233,18 @@ pub enum Error {
     },
     /// Enqueued work asked for what waits for enqueued work: for itself, perhaps.
     #[error(
-        "{what} from work that is enqueued on a stream: it may wait for that very work; do it on a \
-         thread of the program's, or order streams by events"
+        "{what} from work that is enqueued on a stream, expected on a thread of the program's: it may wait for that \
+         very work; move it there, or order streams by events"
     )]
     WaitFromWork {
         /// The call.
         what: String,
     },
     /// Enqueued work panicked.
-    #[error("{name}{}: panicked: {message}", of_group(.group))]
+    #[error(
+        "{name}{}: panicked: {message}; expected it to return: mend the panic, whose place stands on stderr",
+        of_group(.group)
+    )]
     Panicked {
         /// The kernel, function or thread.
         name: String,
@@ -223,15 +254,21 @@ pub enum Error {
         message: String,
     },
     /// A kernel left a fault record.
-    #[error("{op}: {fault}{}", about_hashes(.fault))]
+    #[error("{op}: {fault}{}{}{}", about_hashes(.fault), list_standing(.standing), advice(.fault))]
     Fault {
-        /// The name of the op.
-        op: &'static str,
-        /// Op, call, tile, awaited rank, the value seen and the value wanted.
+        /// Label of the operator: its name, shape and place in the program.
+        op: String,
+        /// Operator, call, tile, awaited rank, the value seen and the value wanted.
         fault: iris_sync::Fault,
+        /// Operator and call that each rank is in, as far as their hosts know; empty where that explains nothing, or
+        /// nobody knows.
+        standing: Vec<String>,
     },
     /// Another rank gave up; its own error says why.
-    #[error("rank {rank} gave up: its own error says why")]
+    #[error(
+        "rank {rank} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
+         open them anew"
+    )]
     GaveUp {
         /// The rank.
         rank: usize,
@@ -245,7 +282,10 @@ pub enum Error {
         then: Box<Error>,
     },
     /// Waiting kernels were told to leave.
-    #[error("the work was aborted: {reason} (code {code})")]
+    #[error(
+        "the work was aborted before it could end: {reason} (code {code}); close the heap and its world, and open them \
+         anew"
+    )]
     Aborted {
         /// The value of the abort word.
         code: i32,
@@ -261,7 +301,9 @@ pub enum Error {
         why: String,
     },
     /// A message of another rank could not be read.
-    #[error("broken message in {what}: {problem}")]
+    #[error(
+        "broken message in {what}: {problem}; expected one of this version of iris: run the same build on all ranks"
+    )]
     Wire {
         /// The exchange.
         what: String,
@@ -277,7 +319,10 @@ pub enum Error {
         error: Arc<std::io::Error>,
     },
     /// A library that is loaded at run time is missing or cannot be used.
-    #[error("{library} could not be loaded: {problem}; looked for it in {looked}")]
+    #[error(
+        "{library} could not be loaded: {problem}; expected it in {looked}: install it, or name it by its variable \
+         (`iris doctor --verbose` lists both)"
+    )]
     Library {
         /// Its name, and what it is.
         library: String,
@@ -287,7 +332,7 @@ pub enum Error {
         problem: String,
     },
     /// A call of a device's driver failed.
-    #[error("{api}: {name} (code {code})")]
+    #[error("{api}: {name} (code {code}), expected success{}", driver_advice(*.code))]
     Device {
         /// The function, with what it was about.
         api: String,
@@ -330,9 +375,45 @@ pub enum ErrorKind {
 /// The option of a heap that says how large this segment is.
 fn option(segment: &str) -> &'static str {
     match segment {
-        "signal" => "signal_bytes",
-        "device-local" => "device_words",
-        _ => "data_bytes",
+        "signal" => "HeapOptions::signal_bytes",
+        "device-local" => "HeapOptions::device_words",
+        _ => "the room of Plan::open_heap, or HeapOptions::data",
+    }
+}
+
+/// What to do about a variable.
+fn set(value: &str) -> &'static str {
+    if value == "(not set)" { "set it" } else { "correct it, or unset it" }
+}
+
+/// What to do about a failure of a device's driver.
+fn driver_advice(code: u32) -> &'static str {
+    match code {
+        2 => ": open a smaller heap, or free memory of the device",
+        _ => "; `iris doctor` says which driver and devices are there",
+    }
+}
+
+/// `; rank 0 is in X, call 3 of the heap; rank 1 ..`, and the rule that this may break.
+fn list_standing(standing: &[String]) -> String {
+    if standing.is_empty() {
+        return String::new();
+    }
+    let ranks = standing.iter().enumerate();
+    let ranks = ranks.map(|(rank, place)| format!("; rank {rank} is {place}")).collect::<String>();
+    format!("{ranks}; all ranks must issue all calls of a heap, in the same order")
+}
+
+/// What to do after a fault.
+fn advice(fault: &iris_sync::Fault) -> &'static str {
+    match fault.kind {
+        iris_sync::FaultKind::Mismatch => {
+            "; give all ranks the same call, and open the heap and its world anew"
+        }
+        iris_sync::FaultKind::NotEntered | iris_sync::FaultKind::NoProgress => {
+            "; see what that rank printed, and open the heap and its world anew"
+        }
+        _ => "; open the heap and its world anew",
     }
 }
 
@@ -410,7 +491,11 @@ fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
 
 /// `1, 3 and 4`
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
-    let mut texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    list_texts(ranks.iter().map(usize::to_string).collect())
+}
+
+/// `this, this and that`
+pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
     match texts.pop() {
         None => "none".into(),
         Some(last) if texts.is_empty() => last,
@@ -419,7 +504,7 @@ pub(crate) fn list_ranks(ranks: &[usize]) -> String {
 }
 
 /// `4 on rank 0, 2; 5 on rank 1`: each value once.
-fn list_values(values: &[String]) -> String {
+pub(crate) fn list_values(values: &[String]) -> String {
     let mut seen: Vec<(&String, Vec<usize>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {
         match seen.iter_mut().find(|(v, _)| *v == value) {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::{CpuKernel, EventBackend, StreamBackend};
 use crate::control::Control;
@@ -15,6 +16,8 @@ use crate::util::check_may_wait;
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,
+    /// Number, in the heap, of the last call of an operator that was issued on the stream; 0 for none.
+    issued: Arc<AtomicU64>,
 }
 
 /// A point in a stream's order.
@@ -23,6 +26,8 @@ pub struct Event {
     inner: Arc<dyn EventBackend>,
     /// That of the stream's heap.
     control: Arc<Control>,
+    /// Number, in the heap, of the last call before the event; 0 for none.
+    issued: u64,
 }
 
 impl fmt::Debug for Stream {
@@ -40,7 +45,12 @@ impl fmt::Debug for Event {
 impl Stream {
     /// Wraps a backend's stream.
     pub(crate) fn from_backend(inner: Arc<dyn StreamBackend>) -> Stream {
-        Stream { inner }
+        Stream { inner, issued: Arc::default() }
+    }
+
+    /// Notes that the call of this number, in the heap, is issued on the stream.
+    pub(crate) fn note_issued(&self, call: u64) {
+        self.issued.fetch_max(call, Ordering::Relaxed);
     }
 
     /// Waits until everything enqueued before is done. A wait of seconds for a peer is told on stderr, or to
@@ -53,7 +63,10 @@ impl Stream {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
         let _waiting = control.begin_wait();
-        self.inner.sync().inspect_err(|error| control.tell(error))
+        let issued = self.issued.load(Ordering::Relaxed);
+        self.inner.sync().inspect_err(|error| control.tell(error))?;
+        control.complete(issued);
+        Ok(())
     }
 
     /// An event that is done when everything enqueued before is.
@@ -62,7 +75,8 @@ impl Stream {
     /// [`Error::Closed`] after the heap was closed.
     pub fn record(&self) -> Result<Event> {
         let inner = self.inner.record()?;
-        Ok(Event { inner, control: self.inner.control().clone() })
+        let issued = self.issued.load(Ordering::Relaxed);
+        Ok(Event { inner, control: self.inner.control().clone(), issued })
     }
 
     /// Lets what is enqueued after this begin only when `event` is done, which may be one of a stream
@@ -141,7 +155,9 @@ impl Event {
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for an event")?;
         let _waiting = self.control.begin_wait();
-        self.inner.sync()
+        self.inner.sync()?;
+        self.control.complete(self.issued);
+        Ok(())
     }
 
     /// The backend's event.

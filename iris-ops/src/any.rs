@@ -214,7 +214,7 @@ impl Request {
                 && !op.options().contains(&what)
             {
                 let expected = "nothing, since this operator does not read it".into();
-                return Err(Error::Invalid { op, what: what.into(), value, expected });
+                return Err(Error::Invalid { op: op.into(), what: what.into(), value, expected });
             }
         }
         Plan::new(ranks.into(), self)

@@ -1,7 +1,15 @@
+//! The one error type of the crate.
+
+#[cfg(test)]
+mod texts;
+
+use std::sync::Arc;
+
 use iris_heap::{DType, ErrorKind};
 use iris_kernels::Then;
 
 use crate::kind::{Op, UnknownName};
+use crate::label::OpLabel;
 
 /// Short for a result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -23,13 +31,15 @@ pub enum Error {
         why: String,
     },
     /// A workspace was asked for without a plan.
-    #[error("a workspace for no plan: expected at least one")]
+    #[error(
+        "0 plans, expected at least one: pass the plans of all operators that the heap or workspace is for"
+    )]
     NoPlan,
     /// An argument has a value that the op cannot take.
     #[error("{op}: {what} is {value}, expected {expected}")]
     Invalid {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// The argument.
         what: String,
         /// Its value.
@@ -38,10 +48,12 @@ pub enum Error {
         expected: String,
     },
     /// A matrix has another shape than the op's plan and the other matrices ask for.
-    #[error("{op}: {matrix} is {rows} x {cols}, expected {expected}")]
+    #[error(
+        "{op}: {matrix} is {rows} x {cols}, expected {expected}; pass such a matrix, or plan for this one"
+    )]
     Shape {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// Which matrix.
         matrix: &'static str,
         /// Its rows.
@@ -52,10 +64,13 @@ pub enum Error {
         expected: String,
     },
     /// A matrix has another element type than the plan.
-    #[error("{op}: {matrix} is of {dtype}, the plan says {expected}")]
+    #[error(
+        "{op}: {matrix} is of {dtype}, expected {expected}, as the plan says: pass {expected}, or plan with \
+         Options::dtype (of C: Options::output)"
+    )]
     Dtype {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// Which matrix.
         matrix: &'static str,
         /// Its element type.
@@ -64,30 +79,37 @@ pub enum Error {
         expected: DType,
     },
     /// Two matrices share memory that the op writes.
-    #[error("{op}: {first} and {second} overlap")]
+    #[error(
+        "{op}: {first} and {second} overlap, expected memory of its own for {first}, which is written: allocate it apart"
+    )]
     Overlap {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// The one that is written.
         first: &'static str,
         /// The other.
         second: &'static str,
     },
     /// The call has more rows than the plan has room for.
-    #[error("{op}: {rows} rows, but the plan was made for at most {planned}")]
+    #[error(
+        "{op}: {rows} rows, expected at most {planned}, which the plan was made for: pass fewer, or plan for {rows}"
+    )]
     TooManyRows {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// Rows of the call.
         rows: usize,
         /// Rows of the plan.
         planned: usize,
     },
     /// A call has more elements than the op was planned for.
-    #[error("{op}: {elements} elements, but the plan was made for at most {planned}")]
+    #[error(
+        "{op}: {elements} elements, expected at most {planned}, which the plan was made for: pass fewer, or plan for \
+         {elements}"
+    )]
     TooManyElements {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// Elements of the call, in each part of the message.
         elements: usize,
         /// Elements of the plan.
@@ -95,11 +117,12 @@ pub enum Error {
     },
     /// A plan was made for another rank or world than that of the heap.
     #[error(
-        "{op}: planned for rank {planned_rank} of {planned_size}, the heap is of rank {rank} of {size}"
+        "{op}: planned for rank {planned_rank} of {planned_size}, expected rank {rank} of {size}, that of the heap: plan \
+         on each rank, from its world or heap"
     )]
     OtherWorld {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// The plan's rank.
         planned_rank: usize,
         /// The plan's world.
@@ -110,10 +133,13 @@ pub enum Error {
         size: usize,
     },
     /// An earlier call of the heap failed; it must be closed and opened anew.
-    #[error("{op}: the heap is poisoned by an earlier fault: {cause}")]
+    #[error(
+        "{op}: the heap takes no calls after a fault, expected one without: {cause}; close it and its world, and open \
+         them anew"
+    )]
     Poisoned {
         /// The op that was asked.
-        op: Op,
+        op: OpLabel,
         /// What went wrong before.
         cause: Box<iris_heap::Error>,
     },
@@ -121,7 +147,7 @@ pub enum Error {
     #[error("{op}: step {step}: {cause}; {then}")]
     Step {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// The step, as the plan's program shows it.
         step: String,
         /// The heap's error.
@@ -130,23 +156,42 @@ pub enum Error {
         then: Then,
     },
     /// The heap or its world failed.
-    #[error("{}", named(op.name(), cause))]
+    #[error("{}", named(op, cause))]
     Heap {
         /// The op.
-        op: Op,
+        op: OpLabel,
         /// The heap's error.
         cause: Box<iris_heap::Error>,
     },
 }
 
 /// What went wrong, with the op's name in front, once.
-fn named(op: &str, cause: &iris_heap::Error) -> String {
-    let cause = cause.to_string();
-    let says = cause.strip_prefix(op).is_some_and(|rest| rest.starts_with(": "));
-    if says { cause } else { format!("{op}: {cause}") }
+fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
+    let (label, cause) = (op.to_string(), cause.to_string());
+    let says = |name: &str| cause.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
+    let rest = says(&label).or_else(|| says(op.op().name())).unwrap_or(&cause);
+    format!("{label}: {rest}")
 }
 
 impl Error {
+    /// Gives the operator of the error its label, unless it has one.
+    pub(crate) fn labelled(mut self, label: &Arc<str>) -> Self {
+        match &mut self {
+            Error::Invalid { op, .. }
+            | Error::Shape { op, .. }
+            | Error::Dtype { op, .. }
+            | Error::Overlap { op, .. }
+            | Error::TooManyRows { op, .. }
+            | Error::TooManyElements { op, .. }
+            | Error::OtherWorld { op, .. }
+            | Error::Poisoned { op, .. }
+            | Error::Step { op, .. }
+            | Error::Heap { op, .. } => op.set(label),
+            Error::Unknown(_) | Error::Tuning { .. } | Error::NoPlan => {}
+        }
+        self
+    }
+
     /// What a caller can do about it: the same kinds as those of the heap's errors.
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -165,6 +210,6 @@ pub(crate) trait InOp<T> {
 
 impl<T> InOp<T> for iris_heap::Result<T> {
     fn in_op(self, op: Op) -> Result<T> {
-        self.map_err(|cause| Error::Heap { op, cause: Box::new(cause) })
+        self.map_err(|cause| Error::Heap { op: op.into(), cause: Box::new(cause) })
     }
 }

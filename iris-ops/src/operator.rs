@@ -31,6 +31,8 @@ use crate::workspace::Workspace;
 pub(crate) struct Operator {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
+    /// Name in errors.
+    label: Arc<str>,
     workspace: Arc<Workspace>,
     /// Whether the workspace goes with the op.
     owns: bool,
@@ -60,6 +62,15 @@ impl Operator {
     /// Checks the matrices of a call and enqueues its steps, which follow each other, whoever else issues calls of
     /// this heap.
     pub(crate) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
+        self.labelled(self.enqueue(stream, matrices))
+    }
+
+    /// An outcome whose error names this operator.
+    pub(crate) fn labelled<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| error.labelled(&self.label))
+    }
+
+    fn enqueue(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let op = self.plan.op();
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
@@ -88,7 +99,7 @@ impl Operator {
                 let rank = self.heap.rank();
                 tracing::warn!(%op, rank, %error, "a call is counted that was not made");
             }
-            Error::Step { op, step: step.to_string(), cause: Box::new(cause), then }
+            Error::Step { op: op.into(), step: step.to_string(), cause: Box::new(cause), then }
         })
     }
 
@@ -110,7 +121,7 @@ impl Operator {
     /// The arguments of a call, if it can be issued.
     fn checked(&self, call: &Call) -> Result<OpArgs> {
         let op = self.plan.op();
-        let poisoned = |cause| Error::Poisoned { op, cause: Box::new(cause) };
+        let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
         self.fill(call)
     }
@@ -149,7 +160,7 @@ impl Operator {
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
                 if !same && written.overlaps(&own, &other, &theirs) {
-                    return Err(Error::Overlap { op, first, second });
+                    return Err(Error::Overlap { op: op.into(), first, second });
                 }
             }
         }
@@ -165,7 +176,7 @@ impl Operator {
                 let others = row.forms.iter().filter(|form| !form.pulls);
                 let names: Vec<_> = others.map(|form| form.variant.name()).collect();
                 Error::Invalid {
-                    op,
+                    op: op.into(),
                     what: format!("A of variant {}", form.variant),
                     value: "external or transposed".into(),
                     expected: format!(
@@ -196,7 +207,7 @@ impl Operator {
             return Ok(a.ld);
         }
         Err(Error::Invalid {
-            op: self.plan.op(),
+            op: self.plan.op().into(),
             what: "leading dimension of A".into(),
             value: a.ld.to_string(),
             expected: format!("{len}, or the same above {longest} on all ranks: peers read A"),
@@ -205,7 +216,7 @@ impl Operator {
 
     /// Whether a fault of this heap is known; what enqueued work left behind.
     pub(crate) fn check(&self) -> Result<()> {
-        self.heap.check().in_op(self.plan.op())
+        self.labelled(self.heap.check().in_op(self.plan.op()))
     }
 
     pub(crate) fn plan(&self) -> &Plan {

@@ -25,6 +25,7 @@ use crate::kind::{Op, Variant, Why};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Request, Shard, StagingLayout, TileShape};
 use crate::ranks::Ranks;
+use crate::room::Room;
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
 use crate::tune::{self, GemmKind};
@@ -63,6 +64,10 @@ pub struct Choice {
 impl Plan {
     /// Check what is asked, and choose.
     pub(crate) fn new(ranks: Ranks, request: &Request) -> Result<Self> {
+        Self::chosen(ranks, request).map_err(|error| error.labelled(&request.label(None)))
+    }
+
+    fn chosen(ranks: Ranks, request: &Request) -> Result<Self> {
         let mut request = request.clone();
         if request.elements {
             request.m = if request.row.tiles == Tiles::Whole { 1 } else { ranks.size };
@@ -117,7 +122,7 @@ impl Plan {
             None => tune::variant(self.ranks, &sized),
         };
         let form = sized.row.form(variant).ok_or_else(|| Error::Invalid {
-            op: self.op(),
+            op: self.op().into(),
             what: "variant".into(),
             value: variant.to_string(),
             expected: sized
@@ -341,18 +346,18 @@ impl Plan {
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
     }
 
-    /// A heap on the device that these plans are for, with room for the ops of all of them (a shared
-    /// workspace takes less) and for `more` bytes of data besides, the same on all ranks. Opening it compares the
-    /// plans of all ranks.
+    /// Options of a heap on the device that these plans are for, with room for the operators of all plans (a shared
+    /// workspace takes less) and for what `room` says, as this rank has it. [`Plan::open_heap`] opens the heap in one
+    /// step; these options are for programs that change others, too. Opening the heap compares the plans of all ranks.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they are for different devices; [`Error::NoPlan`].
-    pub fn heap_options(plans: &[&Plan], more: u64) -> Result<HeapOptions> {
+    /// [`Error::Invalid`] if the plans are for different devices; [`Error::NoPlan`].
+    pub fn heap_options(plans: &[&Plan], room: impl Into<Room>) -> Result<HeapOptions> {
         let first = plans.first().ok_or(Error::NoPlan)?;
         let backend = first.ranks.device.backend;
         if let Some(other) = plans.iter().find(|plan| plan.ranks.device.backend != backend) {
             return Err(Error::Invalid {
-                op: other.op(),
+                op: other.op().into(),
                 what: "backend".into(),
                 value: other.ranks.device.backend.to_string(),
                 expected: format!("{backend}, that of {}", first.op()),
@@ -372,7 +377,7 @@ impl Plan {
         // The word that counts calls has a line of its own.
         let line = u64::from(LINE_WORDS);
         Ok(options
-            .data_bytes(sum(Plan::data_bytes).saturating_add(more))
+            .data_bytes(sum(Plan::data_bytes).saturating_add(room.into().of(plans).get()))
             .signal_bytes(sum(Plan::signal_bytes).saturating_add(reserved).max(signal))
             .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
     }
@@ -447,15 +452,7 @@ impl fmt::Display for Plan {
     /// 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
-        let Request { m, n, k, dtype, elements, .. } = self.request;
-        write!(f, "{}", self.op())?;
-        match (self.op(), elements) {
-            (Op::Barrier, _) => {}
-            (op, _) if op.multiplies() => write!(f, " of {m} x {n} x {k} {dtype}")?,
-            (_, true) => write!(f, " of {n} {dtype}")?,
-            (_, false) => write!(f, " of {m} x {n} {dtype}")?,
-        }
-        write!(f, ", rank {rank} of {size} on {device}")?;
+        write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;
         if let Some(gpu) = self.figures() {
             write!(f, ", figures of an {gpu}")?;
         }

@@ -9,6 +9,7 @@
 
 pub mod allocations;
 pub mod check;
+pub mod guide;
 pub mod harness;
 pub mod launch;
 pub mod level;

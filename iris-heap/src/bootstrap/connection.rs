@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::Watcher;
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::peer::{is_readable, process_of};
+use super::process::ProcessId;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
@@ -56,6 +57,8 @@ pub(super) struct Connection {
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
     pub(super) hub: Mutex<Option<JoinHandle<()>>>,
+    /// Processes of the launched ranks, once all have told.
+    pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
 
 /// The end of a wait of which this process may have slept through a part: before anybody is blamed,
@@ -105,6 +108,7 @@ impl Connection {
             mail,
             control: Mutex::new(Some(control)),
             hub: Mutex::default(),
+            processes: OnceLock::new(),
         }))
     }
 

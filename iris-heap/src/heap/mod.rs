@@ -651,6 +651,8 @@ impl SymmetricHeap {
     /// An error of a step of the host, with what a kernel of this rank left before.
     fn after_fault(&self, then: Error) -> Error {
         match self.memory.control.fault_error() {
+            // The world has put its own heaps' faults in front already.
+            _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
         }

@@ -8,7 +8,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The compiler's library is nowhere.
-    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
         /// Which library.
         what: &'static str,
@@ -35,7 +35,9 @@ pub enum Error {
         no_compiler: String,
     },
     /// A function of the library failed.
-    #[error("{function}: {name} ({code})")]
+    #[error(
+        "{function}: {name} ({code}), expected success; `iris doctor` says which compiler is there"
+    )]
     Call {
         /// Its name.
         function: String,
@@ -45,7 +47,9 @@ pub enum Error {
         name: String,
     },
     /// A source does not compile.
-    #[error("{source_name} for {arch} does not compile:\n{log}")]
+    #[error(
+        "{source_name} for {arch} was expected to compile; mend what the compiler says:\n{log}"
+    )]
     Compile {
         /// The source's name.
         source_name: String,
@@ -55,7 +59,9 @@ pub enum Error {
         log: String,
     },
     /// The compiler is too old for an architecture: it would not say so, but end the process.
-    #[error("{compiler} does not know {arch}, and {instead}")]
+    #[error(
+        "{compiler} does not know {arch}, expected one that does, and {instead}: install a later one"
+    )]
     Architecture {
         /// The compiler, with its release.
         compiler: String,
@@ -65,7 +71,7 @@ pub enum Error {
         instead: String,
     },
     /// A file for the compiler cannot be written.
-    #[error("{}, for the compiler: {why}", path.display())]
+    #[error("{}, expected to be writable for the compiler: {why}; free space there, or set TMPDIR", path.display())]
     File {
         /// The file or folder.
         path: PathBuf,
@@ -73,13 +79,13 @@ pub enum Error {
         why: String,
     },
     /// A text has a zero byte in it, which the compilers cannot take.
-    #[error("{what} has a zero byte in it")]
+    #[error("{what} has a zero byte in it, expected none: take it out")]
     ZeroByte {
         /// Which text.
         what: String,
     },
     /// The cache folder cannot be used.
-    #[error("cache of kernels {}: {why}", path.display())]
+    #[error("cache of kernels {}: {why}; IRIS_CACHE names another folder", path.display())]
     Cache {
         /// The folder or file.
         path: PathBuf,

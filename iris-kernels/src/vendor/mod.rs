@@ -40,7 +40,7 @@ pub use problem::{Addresses, Layout, Problem};
 #[non_exhaustive]
 pub enum Error {
     /// The library is nowhere.
-    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
         /// Which library.
         what: &'static str,
@@ -48,13 +48,15 @@ pub enum Error {
         looked: Vec<String>,
     },
     /// There is none for this kind of device.
-    #[error("no library of products is called on {kind}")]
+    #[error("no library of products is called on {kind}, expected cuda or hip: use Library::None")]
     None {
         /// Which kind.
         kind: BackendKind,
     },
     /// The library is of a release whose numbers are not known here.
-    #[error("{library} is older than {oldest}, the oldest that is called")]
+    #[error(
+        "{library} is older than expected, {oldest}: install a later one, or use Library::Ours"
+    )]
     TooOld {
         /// The library and its version.
         library: String,
@@ -62,7 +64,9 @@ pub enum Error {
         oldest: String,
     },
     /// A function of the library failed.
-    #[error("{function}: {name} ({code})")]
+    #[error(
+        "{function}: {name} ({code}), expected success; `iris doctor` says which library is there"
+    )]
     Call {
         /// Its name.
         function: String,
@@ -72,7 +76,9 @@ pub enum Error {
         name: String,
     },
     /// The library multiplies no such matrices.
-    #[error("{library} has no algorithm for {problem}")]
+    #[error(
+        "{library} has no algorithm for {problem}, expected one: use Library::Ours or a variant that multiplies itself"
+    )]
     NoAlgorithm {
         /// The library and its version.
         library: String,

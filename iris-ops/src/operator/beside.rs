@@ -14,9 +14,13 @@ impl Operator {
     /// What a user's kernel needs that runs beside the next call: this one. Copies of the words that
     /// number it are enqueued on `stream`.
     pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
+        self.labelled(self.tiles_of_next(stream, matrices))
+    }
+
+    fn tiles_of_next(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
         let op = self.plan.op();
         let invalid = |what: &str, value: String, expected: String| Error::Invalid {
-            op,
+            op: op.into(),
             what: format!("{what} of a call with a kernel beside it"),
             value,
             expected,

@@ -1,5 +1,6 @@
 //! Making an op, which is the one collective step, and giving it back.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use iris_heap::{DevWords, SymmetricHeap};
@@ -32,7 +33,7 @@ impl Own {
     ) -> Result<Self> {
         if plan.op() != op {
             return Err(Error::Invalid {
-                op,
+                op: op.into(),
                 what: "plan".into(),
                 value: format!("one of {}", plan.op()),
                 expected: format!("one of {op}"),
@@ -60,7 +61,7 @@ impl Own {
             };
             if resident == 0 {
                 return Err(Error::Invalid {
-                    op,
+                    op: op.into(),
                     what: "beside".into(),
                     value: beside.to_string(),
                     expected: format!(
@@ -72,7 +73,7 @@ impl Own {
             let groups = asked.map_or(Ok(resident), u32::try_from).ok();
             let groups =
                 groups.filter(|&groups| groups <= resident).ok_or_else(|| Error::Invalid {
-                    op,
+                    op: op.into(),
                     what: "workgroups".into(),
                     value: asked.unwrap_or_default().to_string(),
                     expected: format!(
@@ -164,9 +165,27 @@ impl Operator {
         shared: Option<&Arc<Workspace>>,
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
+        let label = plan.request().label(Some(Location::caller()));
+        // No closure: its calls would have a place of their own, which is not the caller's.
+        match Self::make_labelled(op, heap, plan, &label, shared, prepare) {
+            Ok(operator) => Ok(operator),
+            Err(error) => Err(error.labelled(&label)),
+        }
+    }
+
+    #[track_caller]
+    fn make_labelled(
+        op: Op,
+        heap: &Arc<SymmetricHeap>,
+        plan: &Plan,
+        label: &Arc<str>,
+        shared: Option<&Arc<Workspace>>,
+        prepare: impl FnOnce(&Workspace) -> Result<()>,
+    ) -> Result<Self> {
         let world = heap.world();
         world.agree(op.name(), &agreed(plan)).in_op(op)?;
-        let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace));
+        let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace))
+            .map_err(|error| error.labelled(label));
         let told = world.all_ok(op.name(), outcome(&own)).in_op(op);
         let Own { mut executors, words } = own?;
         let told = told.and_then(|()| agree_on_libraries(heap, plan, &mut executors));
@@ -184,6 +203,7 @@ impl Operator {
         let mut operator = Self {
             heap: Arc::clone(heap),
             plan: plan.clone(),
+            label: label.clone(),
             workspace,
             owns: shared.is_none(),
             words,
@@ -198,7 +218,7 @@ impl Operator {
             return Err(error);
         }
         // Named when it is certain that all ranks have it, so that they count alike.
-        let id = heap.control().name_op(op.name());
+        let id = heap.control().name_op(label.clone());
         let ready = |(executor, groups): (Arc<Executor>, u32), choice: &Choice| Ready {
             args: operator.template(id, choice, groups),
             executor,
@@ -274,6 +294,15 @@ impl Operator {
     /// in a shared workspace without a trace meets nobody.
     #[track_caller]
     pub(crate) fn free(self) -> Result<()> {
+        let label = self.label.clone();
+        match self.give_back() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(error.labelled(&label)),
+        }
+    }
+
+    #[track_caller]
+    fn give_back(self) -> Result<()> {
         let (op, trace) = (self.plan.op(), self.trace.as_slice());
         match (self.owns, trace) {
             (true, _) => self.workspace.give_back(trace)?,
