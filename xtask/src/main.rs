@@ -16,6 +16,7 @@ mod hip;
     reason = "written for iris-testkit, whose tests read the variable"
 )]
 mod level;
+mod package;
 mod prepush;
 mod program;
 mod steps;
@@ -72,6 +73,9 @@ enum Task {
     /// Type-checks iris beside a program with candle-core's features of cudarc and the types of several
     /// versions of CUDA.
     Beside,
+    /// The library crates as files for a registry, and a program outside of the workspace that builds from these alone
+    /// and runs.
+    Package(package::Options),
     /// A folder dist/ with all that a GPU host needs which has neither Rust nor this repository.
     Dist(dist::Options),
 }
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
+        Task::Package(options) => package::run(&root, &options),
         Task::Dist(options) => dist::run(&root, &options),
     };
     match done {
