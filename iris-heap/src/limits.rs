@@ -1,15 +1,16 @@
-//! Limits of the system that errors name.
+//! Operating-system limits that error messages mention.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// Whether this process or the system can have no more descriptors.
+/// Whether an error means that the process or the system has run out of file descriptors or kernel
+/// memory.
 pub(crate) fn is_full(error: &std::io::Error) -> bool {
     let code = Errno::from_io_error(error);
     code.is_some_and(|c| [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&c))
 }
 
-/// The text of an error of the system, with what to do where that is known.
+/// Text of a system error; adds what to do if that is known.
 pub(crate) fn explain(error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     let advice = match (Errno::from_io_error(error), error.kind()) {
@@ -25,7 +26,7 @@ pub(crate) fn explain(error: &std::io::Error) -> String {
     format!("{error}{advice}")
 }
 
-/// The limit of open files of this process.
+/// Text of this process's limit of open files.
 pub(crate) fn open_files() -> String {
     getrlimit(Resource::Nofile).current.map_or("none".into(), |limit| limit.to_string())
 }
