@@ -1,6 +1,7 @@
 //! Table of the `IRIS_*` environment variables of all crates, and the settings that this crate
 //! reads from them.
 
+mod launched;
 mod unknown;
 
 use std::env::VarError;
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-pub use unknown::{Unknown, unknown};
+pub use launched::launched;
+pub use unknown::{Unknown, tell_unknown, unknown};
 
 /// Largest number of workgroup threads per rank.
 pub const MAX_THREADS: usize = 4096;
@@ -147,7 +149,7 @@ impl Settings {
     /// # Errors
     /// [`Error::Env`] for a value that is not a number in its variable's range.
     pub fn from_env() -> Result<Settings> {
-        unknown::tell();
+        tell_unknown();
         let mut settings = Settings::default();
         if let Some(text) = read("IRIS_DEADLINE")? {
             settings.deadline = match text.parse::<f64>() {

@@ -29,9 +29,13 @@ pub fn unknown() -> Vec<Unknown> {
     among(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))
 }
 
-/// Tells the user of unknown variables, once in a process.
-pub(super) fn tell() {
+/// Names unknown variables on stderr, or to `tracing` if the program has a subscriber, once in a process; of several
+/// processes rank 0 tells for all.
+pub fn tell_unknown() {
     static TOLD: Once = Once::new();
+    if std::env::var("RANK").is_ok_and(|rank| rank != "0") {
+        return;
+    }
     TOLD.call_once(|| unknown().iter().for_each(|it| notice(format_args!("{it}"))));
 }
 

@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::errors::{unread, usage};
 use crate::gpu_bench;
 use crate::job::Place;
+use crate::progress::Progress;
 use crate::ratios::{Kind, Ratio, RatioJob, Times};
 use crate::record::kept;
 
@@ -171,6 +172,7 @@ fn on_cpu(options: &Options) -> Result<bool> {
     table.set_header(["ratio", "shape", "time", "base", "ratio", "at most", ""]);
     let mut all_ok = true;
     let device = device();
+    let progress = Progress::new("ratios", 0, cases.ratio.len());
     for ratio in &cases.ratio {
         let job = RatioJob::new(ratio)?;
         let place = Place::new(ratio.ranks, ratio.kind == Kind::Gemm)?;
@@ -192,7 +194,9 @@ fn on_cpu(options: &Options) -> Result<bool> {
         line["commit"] = options.commit().into();
         line["date"] = date(SystemTime::now()).into();
         sink.add(line)?;
+        progress.step();
     }
+    drop(progress);
     say!("{table}")?;
     Ok(all_ok)
 }

@@ -261,12 +261,12 @@ impl Job for LayerJob {
         let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
         let dtypes = Self::dtypes(&block);
         let calls = dtypes.len() * WAYS.len() * (self.iterations + 1);
-        let mut progress = Progress::new("calls", ranks.rank, calls);
+        let progress = Progress::new("calls", ranks.rank, calls);
         let (mut rows, mut traces) = (Vec::new(), Vec::new());
         for dtype in dtypes {
             for (way, ops) in WAYS {
                 let part = Part { block: &block, heap: &heap, ranks, dtype };
-                let steps = self.run_way(&part, ops, &mut progress)?;
+                let steps = self.run_way(&part, ops, &progress)?;
                 for (which, (step, op)) in steps.into_iter().zip(ops).enumerate() {
                     let mut all: Vec<Step> = gather(world, &step)?;
                     traces.extend(all.iter_mut().map(|step| step.trace.clone()));
@@ -283,7 +283,7 @@ impl Job for LayerJob {
 
 impl LayerJob {
     /// Up and down, as often as asked, and once before that to warm up.
-    fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &mut Progress) -> Result<[Step; 2]> {
+    fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &Progress) -> Result<[Step; 2]> {
         let Part { block, heap, ranks, dtype } = *part;
         let sequence = ops[0] == Op::AllGatherMatmul;
         let (tokens, hidden) = (block.input.rows, block.input.cols);

@@ -345,7 +345,7 @@ impl Job for OperatorJob {
         };
         fill(problem)?;
         call(false)?;
-        let mut progress = Progress::new("calls", ranks.rank, self.iterations);
+        let progress = Progress::new("calls", ranks.rank, self.iterations);
         let (mut times, mut before) = (Vec::new(), Vec::new());
         for left in (0..self.iterations).rev() {
             // The last is drawn, as the first ones touch memory that nobody has touched.

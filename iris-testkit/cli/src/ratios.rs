@@ -14,7 +14,6 @@ use crate::errors::usage;
 use crate::job::{Job, gather, median, slowest};
 use crate::matrices::{Matrix, room};
 use crate::problem::known_variant;
-use crate::progress::Progress;
 use iris_heap::DType::F32;
 
 /// Which two sides.
@@ -154,8 +153,7 @@ fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
 type Side<'a> = &'a mut dyn FnMut() -> Result<f64>;
 
 /// The two sides in turns, the second one first in every other repetition, once to warm up.
-fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
-    let mut progress = Progress::new("repetitions", rank, ratio.repetitions);
+fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
     let mut times = [Vec::new(), Vec::new()];
     for repetition in 0..=ratio.repetitions {
         for turn in 0..2 {
@@ -165,7 +163,6 @@ fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 
                 times[side].push(time);
             }
         }
-        progress.step();
     }
     Ok(times)
 }
@@ -196,7 +193,7 @@ impl Job for RatioJob {
         let times = match ratio.kind {
             Kind::Gemm => {
                 let mut base = DirectGemm::new(ratio, &bed)?;
-                turns(ratio, ranks.rank, [&mut fused_side, &mut || Ok(base.time())])?
+                turns(ratio, [&mut fused_side, &mut || Ok(base.time())])?
             }
             Kind::Fusion => {
                 let k = split(ratio.k, ranks.size, ranks.rank).len();
@@ -212,7 +209,6 @@ impl Job for RatioJob {
                 let in_place = Operands::new(operands.c, operands.b, operands.c);
                 turns(
                     ratio,
-                    ranks.rank,
                     [&mut fused_side, &mut || {
                         bed.time(&mut [
                             (&mut multiply, operands),
@@ -243,7 +239,7 @@ impl Job for RatioJob {
                     world.barrier()?;
                     Ok(time)
                 };
-                let times = turns(ratio, ranks.rank, [&mut fused_side, &mut few_side])?;
+                let times = turns(ratio, [&mut fused_side, &mut few_side])?;
                 drop(made);
                 if let Some(bed) = small {
                     bed.heap.close()?;
