@@ -1,7 +1,6 @@
 //! Tests of ranks that are processes: this test program starts itself once per rank.
 //!
-//! All cases stand in one file, because a rank and the test that starts it must be the same
-//! program.
+//! Long because a rank and the test that starts it must be the same program.
 
 mod job;
 

@@ -1,8 +1,9 @@
 //! Tests of the rendezvous of processes, and of what can prevent it: system limits, ranks that die,
 //! stop or are late, and connections of strangers.
 //!
-//! This test program starts itself once per rank. All cases stand in one file, because each failure
-//! needs a case for its rank and a test.
+//! This test program starts itself once per rank.
+//!
+//! Long because each failure needs a case for its rank and a test.
 
 mod job;
 

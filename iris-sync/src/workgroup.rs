@@ -1,5 +1,7 @@
-//! Protocol functions of a workgroup. They stand in one file because they share one type: the
-//! record of what the workgroup has already seen of its peers.
+//! Protocol functions of a workgroup.
+//!
+//! Long because the functions share one type: the record of what the workgroup has already seen of
+//! its peers.
 
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{

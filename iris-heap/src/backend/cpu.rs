@@ -7,8 +7,7 @@
 //!
 //! No lock is held while waiting for enqueued work, because that work may ask the heap for streams.
 //!
-//! Pool, streams and events stand in one file because they share the order in which launches take
-//! turns.
+//! Long because pool, streams and events share the order in which launches take turns.
 
 use std::any::Any;
 use std::collections::VecDeque;

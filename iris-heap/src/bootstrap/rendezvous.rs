@@ -11,6 +11,8 @@
 //! existed by then, not those of the next run. Each rank holds the lock of a file of its own until
 //! it has met the others; the system releases the lock when the process ends. And a launcher leaves
 //! `lost-RANK` in the folder that it made for the job when the process of a rank has ended.
+//!
+//! Long because all of the code is about one folder and the files in it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,8 @@
 //! CUDA devices of this process: their properties, primary contexts, and the driver's calls on
 //! them.
 //!
-//! All implementations of [`Driver`] stand in this one file, each with its context and its reason.
+//! Long because all functions of [`Driver`] are implemented here, each with its context and its
+//! reason.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;

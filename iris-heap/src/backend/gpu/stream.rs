@@ -1,7 +1,7 @@
 //! Streams of a GPU.
 //!
-//! Streams stand in one file with the state that a heap's streams share, because creation, release
-//! and reuse of a stream change that state.
+//! Long because creation, release and reuse of a stream all change the state that a heap's streams
+//! share.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

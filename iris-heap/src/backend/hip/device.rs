@@ -1,7 +1,7 @@
 //! HIP devices of this process: their properties, the current device of a thread, and the runtime's
 //! calls on them.
 //!
-//! All implementations of [`Driver`] stand in this one file, each with its reason.
+//! Long because all functions of [`Driver`] are implemented here, each with its reason.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
