@@ -92,6 +92,7 @@ pub mod atomic_copy;
 mod backend;
 mod board;
 pub mod bootstrap;
+mod bytes;
 mod control;
 mod dtype;
 pub mod env;
@@ -114,6 +115,7 @@ pub use backend::{
     Memory,
 };
 pub use bootstrap::launcher_env::UniqueId;
+pub use bytes::Bytes;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;

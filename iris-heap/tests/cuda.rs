@@ -213,7 +213,9 @@ fn faults_and_losses_come_from_sync() {
             words[..8].copy_from_slice(&fault.to_words());
             assert!(heap.control().record_fault(&words));
             let error = stream.sync().unwrap_err();
-            assert!(matches!(error, Error::Fault { op: "an_op", fault: f } if f == fault));
+            assert!(
+                matches!(error, Error::Fault { op, fault: f, .. } if op == "an_op" && f == fault)
+            );
             world.abort();
             return Ok(());
         }

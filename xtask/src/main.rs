@@ -17,6 +17,7 @@ mod hip;
     reason = "written for iris-testkit, whose tests read the variable"
 )]
 mod level;
+mod package;
 mod prepush;
 mod program;
 mod steps;
@@ -74,6 +75,9 @@ enum Task {
     /// Type-checks iris in a program with candle-core's features of cudarc, for several CUDA
     /// versions.
     Beside,
+    /// Packs the library crates for a registry, and builds and runs a program outside of the
+    /// workspace from these files alone.
+    Package(package::Options),
     /// Makes the folder dist/ with everything for a GPU host without Rust and without this
     /// repository.
     Dist(dist::Options),
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
+        Task::Package(options) => package::run(&root, &options),
         Task::Dist(options) => dist::run(&root, &options),
     };
     match done {

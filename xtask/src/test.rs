@@ -7,6 +7,7 @@ use anyhow::Result;
 use crate::check_protocols;
 use crate::hip;
 use crate::level::Level;
+use crate::package;
 use crate::program::{become_iris, cargo};
 use crate::steps::{self, Step};
 use crate::tidy;
@@ -49,6 +50,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     steps.push(hip::step(root));
     steps.push(doc_step(root));
     steps.push(deny_step(root));
+    steps.extend(package_steps(root));
     steps.push(end);
     steps::run(steps)
 }
@@ -87,6 +89,17 @@ fn doc_step(root: &Path) -> Step {
     let mut command = cargo(root, &["doc", "--release", "--workspace", "--no-deps"]);
     command.env("RUSTDOCFLAGS", "-D warnings");
     Step::command("doc", command)
+}
+
+/// Steps that pack the crates and run a program over them, then that program with the oldest supported Rust.
+fn package_steps(root: &Path) -> [Step; 2] {
+    let step = |name, oldest: bool| {
+        let command = if oldest { "cargo xtask package --oldest" } else { "cargo xtask package" };
+        let tree = root.to_owned();
+        Step::function(name, command, move || package::run(&tree, &package::Options { oldest }))
+    };
+    let oldest = step("msrv", true).needs("Rust of rust-version", package::oldest_probe(root));
+    [step("package", false), oldest]
 }
 
 /// Checks licences, bans and sources. Advisories are left out, because they need a database from

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::Watcher;
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::peer::{is_readable, process_of};
+use super::process::ProcessId;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
@@ -60,6 +61,8 @@ pub(super) struct Connection {
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
     pub(super) hub: Mutex<Option<JoinHandle<()>>>,
+    /// Processes of the launched ranks, once all have told.
+    pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
 
 /// End of a wait, with a grace period in case this process was stopped for a part of it: before any
@@ -109,6 +112,7 @@ impl Connection {
             mail,
             control: Mutex::new(Some(control)),
             hub: Mutex::default(),
+            processes: OnceLock::new(),
         }))
     }
 

@@ -8,6 +8,8 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
+pub use process::ProcessId;
+
 mod connection;
 mod frames;
 mod gather;
@@ -17,6 +19,7 @@ mod mailbox;
 pub(crate) mod notice;
 mod peer;
 mod presence;
+pub(crate) mod process;
 pub(crate) mod rendezvous;
 pub(crate) mod threads;
 pub(crate) mod unix;
@@ -86,6 +89,12 @@ pub trait Bootstrap: Send + Sync {
     fn share_objects(&self, object: Object, step: &Step) -> Result<Vec<Object>> {
         let _ = (object, step);
         Err(unsupported("sharing objects", "the ranks are not threads of one process"))
+    }
+
+    /// Process of a rank; none for a thread of this process, and where nobody has told.
+    fn process(&self, rank: usize) -> Option<ProcessId> {
+        let _ = rank;
+        None
     }
 
     /// Whether all ranks are threads of this process.

@@ -661,6 +661,8 @@ impl SymmetricHeap {
     /// there is one.
     fn after_fault(&self, then: Error) -> Error {
         match self.memory.control.fault_error() {
+            // The world has put its own heaps' faults in front already.
+            _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
         }

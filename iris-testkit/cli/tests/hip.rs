@@ -399,33 +399,37 @@ fn memory_and_streams_of_the_caller() {
 
 fn a_doctor_sees_the_devices() {
     let program = Path::new(env!("CARGO_BIN_EXE_iris"));
-    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &[]);
+    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip", "--no-links"], &[]);
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{out}");
     for expected in [
-        "driver 70253211",
-        "device 1: a fake of HIP gfx942",
+        "HIP 7.2.53211",
+        "device 1    a fake of HIP gfx942",
         "hiprtc of ROCm 7.2.53211",
-        "no RCCL, so that iris bench compares no messages: RCCL (librccl.so) is not there",
-        "no hipBLASLt, so that products of whole matrices are by kernels of ours: hipBLASLt",
+        "RCCL        is not there, so `iris bench` compares no messages: install it, or set IRIS_RCCL",
+        "hipBLASLt   is not there, so GEMMs are kernels of iris's own: install it, or set",
     ] {
         assert!(out.contains(expected), "{expected} in {out}");
     }
-    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &[]);
+    let verbose = ["doctor", "--backend", "hip", "--no-links", "--verbose"];
+    let (output, _) = Fake::with_libraries().run(program, &verbose, &[]);
     let out = String::from_utf8_lossy(&output.stdout);
     for (expected, file) in
-        [("RCCL 2.27.7: ", "librccl.so.1"), ("hipBLASLt 1.2.2: ", "libhipblaslt.so.1")]
+        [("RCCL        2.27.7", "librccl.so.1"), ("hipBLASLt   1.2.2", "libhipblaslt.so.1")]
     {
-        let found = out.lines().any(|line| line.contains(expected) && line.ends_with(file));
+        let mut lines = out.lines().skip_while(|line| !line.contains(expected));
+        let found = lines.next().is_some() && lines.next().is_some_and(|line| line.ends_with(file));
         assert!(found, "{expected} in {out}");
     }
     let none = [("FAKE_BLASLT_NO_KERNELS", "1")];
-    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &none);
+    let (output, _) =
+        Fake::with_libraries().run(program, &["doctor", "--backend", "hip", "--no-links"], &none);
     let out = String::from_utf8_lossy(&output.stdout);
-    let cost = "so that products of whole matrices are by kernels of ours: hipBLASLt 1.2.2 has no";
+    let cost = "cannot be used, so GEMMs are kernels of iris's own: hipBLASLt 1.2.2 has no";
     assert!(output.status.success() && out.contains(cost), "{out}");
     let none = [("FAKE_HIP_DEVICES", "0")];
-    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &none);
+    let (output, _) =
+        Fake::of(7).run(program, &["doctor", "--backend", "hip", "--no-links"], &none);
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.code() == Some(1) && out.contains("hipErrorNoDevice"), "{out}");
 }
