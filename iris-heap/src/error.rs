@@ -173,7 +173,7 @@ pub enum Error {
     ForeignSlice {
         /// Id of the slice's heap.
         slice: u64,
-        /// Id of the heap that it was used with.
+        /// Id of the heap that the slice was used with.
         heap: u64,
     },
     /// A slice passed to `free` is only a part of its allocation.

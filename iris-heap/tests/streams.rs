@@ -97,7 +97,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let [heap] = heaps();
             let stream = heap.stream().unwrap();
             refused(what, inside(&heap, &stream, action));
-            // The same checks from a workgroup of a kernel.
+            // Repeats the checks from a workgroup of a kernel.
             let outcomes = Arc::new(Mutex::new(Vec::new()));
             let (all, this, within) = (outcomes.clone(), stream.clone(), heap.clone());
             let kernel = move |_: Group| {

@@ -65,7 +65,7 @@ pub enum Error {
     },
     /// Matrix whose element type differs from the plan's.
     #[error(
-        "{op}: {matrix} is of {dtype}, expected {expected}, as the plan says: pass {expected}, or plan with \
+        "{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan: pass {expected}, or plan with \
          Options::dtype (of C: Options::output)"
     )]
     Dtype {

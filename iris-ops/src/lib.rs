@@ -43,7 +43,7 @@
 //!
 //! On a GPU, a kernel of the caller can run beside a call and consume tiles of C as they arrive:
 //! see [`AllGather::beside`] (also on the other ops whose peers write C directly) and
-//! `examples/wait_on_tile.rs`. Calls can be captured in CUDA graphs. Matrices may lie in memory
+//! `examples/wait_on_tile.rs`. Calls can be captured in graphs. Matrices may lie in memory
 //! allocated by cudarc, and streams may be cudarc's.
 //!
 //! **Options.** The module of each operator has an `Options` struct with exactly the options that

@@ -549,8 +549,9 @@ macro_rules! setter {
         }
     };
     (library) => {
-        /// Sets the implementation of whole-matrix GEMMs on GPUs. It applies to unfused variants.
-        /// Default: the vendor's library or our own GEMM, whichever was measured to be faster.
+        /// Sets the implementation of whole-matrix GEMMs on GPUs, for variants that contain such a
+        /// GEMM: the product of one rank, `unfused*`, `copy_engine` and `epilogue`. Default: the
+        /// vendor's library or our own GEMM, whichever was measured to be faster.
         #[must_use]
         pub fn library(mut self, library: iris_kernels::Library) -> Self {
             self.request.library = library;

@@ -464,7 +464,7 @@ impl fmt::Display for Plan {
         let Ranks { rank, size, device, .. } = self.ranks;
         write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;
         if let Some(gpu) = self.figures() {
-            write!(f, ", figures of an {gpu}")?;
+            write!(f, ", tuning data of an {gpu}")?;
         }
         f.write_str(": ")?;
         for (index, Choice { upto, variant, tile, why, .. }) in self.choices.iter().enumerate() {

@@ -9,6 +9,7 @@ use iris_kernels::schedule::Collective;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
+use crate::programs::MATMUL;
 
 /// Description of one operator.
 #[derive(Debug)]
@@ -187,6 +188,10 @@ pub(crate) enum Memory {
 }
 
 impl Form {
+    /// Product of one rank alone.
+    pub(crate) const PRODUCT: Form =
+        Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All);
+
     /// Makes a form with this program, whose peers neither read A nor write C directly.
     pub(crate) const fn push(
         variant: Variant,

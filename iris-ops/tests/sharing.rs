@@ -10,7 +10,8 @@ use iris_ops::{
     barrier, matmul_all_reduce,
 };
 use iris_testkit::oracle::{Meaning, Rows, Task};
-use iris_testkit::suite::{Case, Options, heap_bytes, plan, run_case};
+use iris_testkit::rig::Rig;
+use iris_testkit::suite::{Case, Options, plan, room_for, run_case};
 
 type Result<T> = anyhow::Result<T>;
 
@@ -33,10 +34,10 @@ fn one_op_serves_small_and_large_calls() {
         let mut case = Case::new(op, "auto", Options::new(m, n, k));
         case.rows = vec![m, 1, 256, 3, m, 257, 12, m, m, 8, 0, 64, 65, m];
         World::run_threads(size, |world| -> Result<()> {
-            let (data, signal) = heap_bytes(&Case { burst: true, ..case.clone() }, size)?;
+            let room = room_for(&Case { burst: true, ..case.clone() }, size)?;
             let made = plan(op, "auto", &world, &case.options)?;
             let options = Plan::heap_options(&[&made], Room::none())?.threads(2);
-            let heap = SymmetricHeap::open(&world, options.data_bytes(data).signal_bytes(signal))?;
+            let heap = Rig::open(&world, options, room)?.heap;
             let choices: Vec<_> = made.choices().iter().map(|choice| choice.variant).collect();
             anyhow::ensure!(choices.len() > 1, "{made}");
             anyhow::ensure!(size == 2 || choices.contains(&Variant::TwoShot), "{made}");

@@ -1,4 +1,5 @@
-//! `cargo xtask beside`: a program that has chosen its own CUDA can have iris beside it.
+//! `cargo xtask beside`: checks that iris compiles in a program that has chosen its own CUDA
+//! version for cudarc.
 
 use std::fs;
 use std::path::Path;
@@ -7,13 +8,15 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::cargo;
 
-/// What candle-core 0.11.1 asks of cudarc with its feature `cuda`, exactly.
+/// Features of cudarc that candle-core 0.11.1 requests with its feature `cuda`.
 const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"]"#;
 
-/// CUDA versions, as the variable of cudarc's build script has them, which is asked before nvcc.
+/// CUDA versions in the format of the variable that cudarc's build script reads before it asks
+/// nvcc.
 const VERSIONS: [&str; 4] = ["12000", "12060", "12090", "13000"];
 
-/// A use of all that meets cudarc's types, and of the way without them.
+/// Source that uses every function with cudarc's types, and the functions that take handles as
+/// numbers.
 const SOURCE: &str = "//! Made by `cargo xtask beside`.
 
 use std::sync::Arc;
@@ -39,8 +42,8 @@ pub unsafe fn raw(
 }
 ";
 
-/// Type-checks a crate that depends on iris and, as candle-core does, on cudarc, with the bindings of
-/// several versions of CUDA. Neither of them is installed for that.
+/// Type-checks a crate that depends on iris and, as candle-core does, on cudarc, with the bindings
+/// of several CUDA versions; none of them needs to be installed.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let folder = root.join("target/beside");
     let write = |name: &str, text: &str| {
@@ -62,7 +65,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         ),
     )?;
     write("src/lib.rs", SOURCE)?;
-    // The versions of the workspace's dependencies; what candle's features need besides is added.
+    // Versions of the workspace's dependencies; cargo adds what candle's features need.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");

@@ -573,7 +573,8 @@ impl EventBackend for CpuEvent {
     }
 }
 
-/// Threads that run the workgroups from number 1 on.
+/// Pool of threads that run workgroups 1, 2, ... of a launch; the launching thread runs
+/// workgroup 0.
 #[derive(Default)]
 struct Pool {
     state: Mutex<PoolState>,

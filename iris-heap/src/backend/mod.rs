@@ -153,7 +153,7 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// See [`crate::Stream::launch_cpu`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if workgroups are not host threads; those of
+    /// [`Error::Unsupported`] if workgroups are not host threads; errors of
     /// [`crate::Stream::launch_cpu`].
     fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
         let _ = (groups, kernel);
@@ -162,8 +162,8 @@ pub(crate) trait StreamBackend: Send + Sync {
 
     /// See [`crate::Stream::call_cpu`].
     ///
-    /// Those of [`StreamBackend::launch_cpu`].
-    /// As [`StreamBackend::launch_cpu`].
+    /// # Errors
+    /// Errors of [`StreamBackend::launch_cpu`].
     fn call_cpu(&self, name: &'static str, f: CpuCall) -> Result<()> {
         let _ = f;
         Err(unsupported(&format!("{name} as a call"), "this is the stream of another device"))
@@ -380,7 +380,7 @@ pub(crate) trait Backend: Send + Sync {
     /// image that the device cannot load; errors of the device.
     fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
         let _ = image;
-        Err(unsupported("compiled kernels", "those of this device are the host's own code"))
+        Err(unsupported("compiled kernels", "kernels of this device are host code"))
     }
 
     /// Passes the heap's memory to the backend when all of it is mapped; called once, before the

@@ -31,7 +31,8 @@ pub(super) struct Letters {
     pub(super) arrived: Option<(u64, Vec<Part>)>,
     /// Reason why no further exchange is possible.
     pub(super) broken: Option<Error>,
-    /// Whether the hub reported that reason, to this rank and to all others of the group.
+    /// Whether the hub reported the reason in `broken`, to this rank and to all others of the
+    /// group.
     pub(super) hub_reported: bool,
     /// First loss of a peer, which may follow another reason.
     pub(super) lost: Option<Error>,

@@ -207,7 +207,8 @@ impl Gathering {
         }
         outcome?;
         for rank in 0..self.size {
-            // Bounded, so that a process that never stops sending does not delay the others.
+            // The number of reads is bounded, so that a process that never stops sending does not
+            // delay the others.
             for _ in 0..16 {
                 let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) else { break };
                 let frames = peer.read();

@@ -178,7 +178,7 @@ impl Place {
         let failed = |e| self.error(format!("listening: {}", explain(&e)));
         let spare = || File::open(&self.folder).map_err(failed);
         let reserve = vec![spare()?, spare()?];
-        // Bound under another name until it listens, because a socket that refuses connections
+        // The socket has another name until it listens, because a socket that refuses connections
         // means a dead process.
         let part = self.socket.with_extension("part0");
         let _ = fs::remove_file(&part);
@@ -210,8 +210,8 @@ impl Place {
         let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
         loop {
-            // Read before the attempt, because rank 0 of this run may meanwhile replace the socket
-            // of an earlier run.
+            // The socket's time is read before the attempt to connect, because rank 0 of this run
+            // may meanwhile replace the socket of an earlier run.
             let bound = self.bound();
             let died = match self.try_connect()? {
                 Tried::Connected(socket) => return Ok(socket),
@@ -281,8 +281,8 @@ impl Place {
         self.named_by_launcher(ranks).or_else(|| ranks.iter().copied().find(ended))
     }
 
-    /// The one of these ranks whose process ended first, as reported by the launcher: the file of a
-    /// rank contains its position in that order.
+    /// First of `ranks` whose process ended, as reported by the launcher: a rank's file contains
+    /// its position in the order of ends.
     fn named_by_launcher(&self, ranks: &[usize]) -> Option<usize> {
         if !self.launched {
             return None;

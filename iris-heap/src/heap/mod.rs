@@ -67,7 +67,7 @@ pub struct SymmetricHeap {
     sequence: OnceLock<DevWords>,
     /// Description of the device, cached because the driver need be asked only once.
     device: OnceLock<DeviceInfo>,
-    /// Held while the launches of one call are enqueued.
+    /// Lock held while the launches of one call are enqueued.
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
@@ -111,7 +111,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
     /// device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
-    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; those of
+    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
@@ -321,7 +321,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
     /// block was freed already; [`Error::PartOfBlock`]; [`Error::ForeignSlice`];
-    /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; those of
+    /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn free<T>(&self, slice: SymSlice<T>) -> Result<()> {

@@ -34,7 +34,7 @@ impl World {
     /// Checks that every rank passes the same items in the same order.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] on every rank, with the first item that differs; those of
+    /// [`Error::Disagreement`] on every rank, with the first item that differs; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn agree(&self, what: &str, items: &[(&str, String)]) -> Result<()> {

@@ -27,11 +27,11 @@ pub enum Error {
         source_name: String,
         /// Architecture.
         arch: String,
-        /// Options for compiling it.
+        /// Options for compiling the kernel.
         options: String,
         /// Folder of compiled kernels, which may not exist.
         folder: PathBuf,
-        /// Reason why it cannot be compiled: the error of the missing or outdated compiler.
+        /// Reason why the kernel cannot be compiled: the error of the missing or outdated compiler.
         no_compiler: String,
     },
     /// A function of the compiler library failed.
@@ -41,7 +41,7 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Code that it returned.
+        /// Error code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,
@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// The compiler is too old for an architecture; calling it anyway would abort the process.
     #[error(
-        "{compiler} does not know {arch}, expected one that does, and {instead}: install a later one"
+        "{compiler} does not support {arch}, expected one that does, and {instead}: install a later one"
     )]
     Architecture {
         /// Compiler, with its release.
@@ -79,7 +79,7 @@ pub enum Error {
         why: String,
     },
     /// A text contains a zero byte, which the compilers do not accept.
-    #[error("{what} has a zero byte in it, expected none: take it out")]
+    #[error("{what} contains a zero byte, expected none: take it out")]
     ZeroByte {
         /// Name of the text.
         what: String,

@@ -48,7 +48,7 @@ pub enum Error {
         looked: Vec<String>,
     },
     /// No GEMM library is supported for this kind of device.
-    #[error("no library of products is called on {kind}, expected cuda or hip: use Library::None")]
+    #[error("no GEMM library is supported on {kind}, expected cuda or hip: use Library::None")]
     None {
         /// Kind of device.
         kind: BackendKind,
@@ -70,7 +70,7 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Status code that it returned.
+        /// Status code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,

@@ -1,4 +1,4 @@
-//! `iris kernels`: compile the kernels of all ops ahead of time, for a machine without a compiler.
+//! `iris kernels`: compiles the kernels of all ops ahead of time, for a machine without a compiler.
 
 use std::path::PathBuf;
 
@@ -10,11 +10,12 @@ use crate::progress::Progress;
 /// Compile the kernels of all ops into a folder; no GPU is needed.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The folder. A program `iris` beside a folder `kernels` takes its kernels from there.
+    /// Folder for the kernels. A program `iris` beside a folder `kernels` loads its kernels from
+    /// there.
     #[arg(long)]
     out: PathBuf,
-    /// Architectures, with commas between: sm_90a and the like with NVRTC, gfx942 and the like with hiprtc, or
-    /// with clang where that is missing or older than the architecture.
+    /// Architectures, separated by commas: sm_90a and the like with NVRTC; gfx942 and the like with
+    /// hiprtc, or with clang if hiprtc is missing or older than the architecture.
     #[arg(long, default_value = "sm_90a", value_delimiter = ',')]
     arch: Vec<String>,
 }

@@ -103,7 +103,8 @@ impl CopyStream {
                 unsafe { device.copy_lines(&copy, self.queue.raw()) }
             }
         });
-        // Also after a failure, so that a join waits for the copies that were enqueued before it.
+        // The event is recorded also after a failure, so that a join waits for the copies that were
+        // enqueued before it.
         self.end.record(self.queue.raw()).and(enqueued)
     }
 

@@ -421,7 +421,8 @@ impl Drop for GpuStream {
 impl StreamBackend for GpuStream {
     fn sync(&self) -> Result<()> {
         let queue = &self.0;
-        // Held only for the check, so that closing the heap need not wait for this.
+        // The guard is held only for this check, so that closing the heap need not wait for the
+        // sync below.
         drop(queue.shared.open()?);
         let done = queue.finish();
         // The fault record explains more than the driver's error that it may have caused.

@@ -11,7 +11,7 @@ use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, Section, State, Verdict};
-use crate::bench::{date, provenance};
+use crate::bench::origin::{date, provenance};
 
 /// Descriptors that a job of 64 ranks needs in a process: sockets and shared memory of all.
 const DESCRIPTORS: u64 = 512;

@@ -11,10 +11,10 @@ pub const MAX_RANKS: usize = 64;
 /// Bytes at the start of each rank's signal segment that are never allocated.
 ///
 /// Word [`ABORT_WORD`] is the sticky abort word; the others are for the heap itself.
-pub const SIGNAL_RESERVED: u64 = 4 * iris_sync::RESERVED_WORDS as u64;
+pub const SIGNAL_RESERVED: u64 = 4 * crate::RESERVED_WORDS as u64;
 
 /// Index of the sticky abort word in a signal segment. Peers may set it; it is never cleared.
-pub const ABORT_WORD: usize = iris_sync::ABORT_WORD as usize;
+pub const ABORT_WORD: usize = crate::ABORT_WORD as usize;
 
 /// Number of 32-bit words of a fault record.
 pub const FAULT_WORDS: usize = 14;

@@ -4,9 +4,9 @@
 use iris_sync::barrier::Members;
 use iris_sync::{Access, FaultKind};
 
-use super::mutants::{Engine, Mutant, mutant};
-use super::ops::{self, Accumulate};
-use super::{Change, Check, Compare, Scenario, Site, primitives};
+use super::mutant::{Engine, Mutant, mutant};
+use crate::ops::{self, Accumulate};
+use crate::{Change, Check, Compare, Scenario, Site, primitives};
 
 const RUNS: Engine = Engine::Random(20_000);
 

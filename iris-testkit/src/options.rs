@@ -1,4 +1,4 @@
-//! What a case asks of any op, as one struct: what tests and programs vary, whichever op it is for.
+//! Options of any operator as one struct, and plans by them: what tests and programs vary.
 
 use anyhow::bail;
 use iris_heap::{BackendKind, DType};
@@ -6,58 +6,58 @@ use iris_ops::{
     Epilogue, Injected, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape, Variant,
 };
 
-/// Shapes, types and choices. An op that has no use for one of the first group refuses it; those of the
-/// second group are for the ops that read them, and are nothing to the others.
+/// Shapes, types and choices. Options of the first group are errors for ops that do not have them;
+/// options of the second group are ignored by such ops.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Most rows of a call.
+    /// Maximum number of rows of a call.
     pub m: usize,
-    /// Columns.
+    /// Number of columns.
     pub n: usize,
-    /// Depth; not read by an op without a product.
+    /// Inner dimension; ignored by an op without a product.
     pub k: usize,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
-    /// Element type of C.
+    /// Element type of C; `None` for that of A.
     pub output: Option<DType>,
-    /// What is done to a finished element.
+    /// Function applied to each element of the result.
     pub epilogue: Epilogue,
-    /// The epsilon of the RMSNorm of the result's rows.
+    /// Epsilon of the RMSNorm of the result's rows; `None` for no RMSNorm.
     pub rms_norm: Option<f32>,
-    /// Ranks of a barrier; by default all.
+    /// Ranks that take part in a barrier; `None` for all.
     pub members: Option<Vec<usize>>,
 
-    /// Kind of device that the op will run on.
+    /// Backend that the op runs on.
     pub backend: BackendKind,
-    /// Element type that partials travel in.
+    /// Element type in which partials travel; `None` for that of C.
     pub wire: Option<DType>,
-    /// Shape of a tile.
+    /// Shape of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
     /// Dimension of A that is split.
     pub shard: Shard,
     /// Layout of the staging buffer.
     pub staging: StagingLayout,
-    /// Columns of A that one flag of a staged gather stands for.
+    /// Number of columns of A per flag of a staged gather.
     pub columns_per_flag: Option<usize>,
-    /// Workgroups that fetch.
+    /// Number of workgroups that only fetch.
     pub fetchers: Option<usize>,
-    /// Workgroups of a launch.
+    /// Number of workgroups of a launch.
     pub workgroups: Option<usize>,
-    /// Multiprocessors that calls leave to a kernel beside them.
+    /// Number of multiprocessors that calls leave free for a kernel beside them.
     pub beside: usize,
-    /// Whose products of whole matrices are used.
+    /// Implementation of whole-matrix GEMMs.
     pub library: Library,
-    /// Whether all ranks have the same N and K, which may decide then.
+    /// Whether all ranks have the same N and K, so that the choice may depend on them.
     pub even: bool,
-    /// Rank that broadcasts.
+    /// Root of a broadcast.
     pub root: usize,
-    /// Spans that each workgroup has room for in a trace.
+    /// Number of trace spans per workgroup.
     pub trace_spans: u32,
-    /// Whether kernels on GPUs count what they move.
+    /// Whether GPU kernels count the bytes they move.
     pub counted: bool,
     /// Number of the first call.
     pub first_call: i32,
-    /// What a test has the kernels do worse than they should.
+    /// Delays and faults that a test injects into the kernels.
     pub injected: Injected,
 }
 
@@ -73,7 +73,7 @@ macro_rules! setters {
 }
 
 impl Options {
-    /// For at most `m` rows, `n` columns and depth `k`, in f32.
+    /// Options for at most `m` rows, `n` columns and inner dimension `k`, in f32.
     pub fn new(m: usize, n: usize, k: usize) -> Self {
         Self {
             m,
@@ -127,12 +127,12 @@ impl Options {
         injected: Injected => injected;
     }
 
-    /// Element type of C.
+    /// Element type of C, with the default resolved.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
     }
 
-    /// Element type that partials travel in.
+    /// Element type in which partials travel, with the default resolved.
     pub fn wire_dtype(&self) -> DType {
         self.wire.unwrap_or(self.output_dtype())
     }
@@ -144,10 +144,10 @@ impl Options {
     }
 }
 
-/// Plan an op by name; `auto` leaves the variant to the plan.
+/// Plans an op with a variant by name; `auto` leaves the variant to the plan.
 ///
 /// # Errors
-/// Those of the plan; an option that the op does not have.
+/// Errors of the plan; a test option that the op does not have.
 pub fn plan(
     op: Op,
     variant: impl AsRef<str>,
@@ -159,7 +159,7 @@ pub fn plan(
     let mut request = op.request(m, n, k);
     request.variant = variant;
     request.members = members.clone();
-    // A barrier has no elements: what is asked of them is nothing to it.
+    // A barrier has no elements, so options about elements are not passed on.
     if op != Op::Barrier {
         let same = |&output: &DType| !op.multiplies() && output == options.dtype;
         (request.output, request.epilogue) = (options.output.filter(|it| !same(it)), epilogue);
@@ -179,9 +179,11 @@ pub fn plan(
             "library" => request.library = options.library,
             "even" => request.even = options.even,
             "root" => request.root = options.root,
-            // Asked above, whether the op reads them or not.
+            // Set above, whether the op reads them or not.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
-            other => bail!("{op}: no test asks for its option {other}"),
+            other => {
+                bail!("{op}: its option {other} is unknown to the tests: add it to suite::Options")
+            }
         }
     }
     (request.trace_spans, request.counted) = (options.trace_spans, options.counted);

@@ -1,22 +1,22 @@
-//! The main job: the feed-forward block of a transformer layer, tensor-parallel in two ways, against
-//! the output that its file has.
+//! Main job: the feed-forward block of a transformer layer, tensor-parallel in two ways, compared
+//! with the output stored in its file.
 //!
-//! Column-parallel: every rank has all tokens, multiplies by its columns of the up weights, and the
-//! ranks add up their products with the down weights (`matmul_all_reduce`). Sequence-parallel: every
-//! rank has some tokens, which are gathered in front of the up weights (`all_gather_matmul`) and
-//! scattered behind the down weights (`matmul_reduce_scatter`).
+//! Column-parallel: every rank has all tokens and multiplies by its columns of the up weights; the
+//! ranks add their products with the down weights (`matmul_all_reduce`). Sequence-parallel: every
+//! rank has some of the tokens, which are gathered before the up weights (`all_gather_matmul`) and
+//! scattered after the down weights (`matmul_reduce_scatter`).
 
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use comfy_table::Table;
-use iris_heap::{DType, Stream, SymmetricHeap, World};
+use iris_heap::{DType, World};
 use iris_ops::{Epilogue, Plan, Ranks};
+use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::{relative, rounded};
 use iris_testkit::oracle::{Dense, gelu, product, split};
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
@@ -25,21 +25,22 @@ use serde_json::json;
 use crate::device::Device;
 use crate::errors::usage;
 use crate::job::{Job, Place, bits, gather, median_of_slowest};
-use crate::matrices::{Matrix, room};
 use crate::memory;
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace, TraceFile};
-use crate::weights::{Block, PREFIX};
+use weights::{Block, PREFIX};
 
-/// The two ways, each with its op in front of the GELU and its op behind it.
+mod weights;
+
+/// The two ways, with the op before the GELU and the op after it.
 const WAYS: [(&str, [Op; 2]); 2] = [
     ("column-parallel", [Op::Matmul, Op::MatmulAllReduce]),
     ("sequence-parallel", [Op::AllGatherMatmul, Op::MatmulReduceScatter]),
 ];
 
-/// The largest relative error (Frobenius norm of the errors over that of the expected matrix) that
-/// passes. Rounding alone gives about a fifth of it; GELU by tanh instead of erf, a bias added twice
-/// or one wrong element of the embedded layer give more.
+/// Largest relative error (Frobenius norm of the errors divided by that of the expected matrix)
+/// that passes. Rounding alone causes about a fifth of it; GELU by tanh instead of erf, a bias
+/// added twice, or one wrong element of the embedded layer cause more.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 2e-6,
@@ -48,7 +49,7 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Runs the job and prints its table; whether all errors are within their bounds.
+/// Runs the job and prints its table; returns whether all errors are within their bounds.
 pub(crate) fn main(
     (place, device, iterations): (Place, Device, usize),
     (weights, prefix): (Option<PathBuf>, Option<String>),
@@ -57,15 +58,15 @@ pub(crate) fn main(
 ) -> Result<bool> {
     if let Some(path) = trace_file.filter(|path| trace::is_chart(path)) {
         let of = format!("trace {}", path.display());
-        return Err(usage(of, "a chart", "JSON of a layer, as only one operator is drawn"));
+        return Err(usage(of, "a chart", "a JSON file, because charts show a single operator"));
     }
     let prefix = prefix.unwrap_or_else(|| PREFIX.into());
-    // What is wrong with the file shows before a rank is started.
+    // Errors of the file are reported before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
     let job = LayerJob { weights, prefix, device, iterations, trace: trace_file.is_some() };
-    let (data, _) = job.heap_bytes(&block, place.ranks)?;
+    let room = job.room(&block, place.ranks)?;
     if device.backend().traits().host_memory {
-        memory::fits(place.ranks, data)?;
+        memory::fits(place.ranks, room.data)?;
     }
     let trace_file = trace_file.map(TraceFile::open).transpose()?;
     let report = place.run(&job)?;
@@ -80,7 +81,7 @@ pub(crate) fn main(
     trace::finish(trace_file, || Ok(trace::document(&report.traces).to_string()), ok)
 }
 
-/// The table, and what it is about.
+/// Prints the table and its heading.
 fn print(job: &LayerJob, block: &Block, place: Place, rows: &[Row], ok: bool) -> Result<()> {
     let source = match &job.weights {
         Some(path) => path.display().to_string(),
@@ -135,7 +136,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-/// The layer on every rank.
+/// Job that runs the layer on every rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LayerJob {
     weights: Option<PathBuf>,
@@ -145,7 +146,7 @@ pub(crate) struct LayerJob {
     trace: bool,
 }
 
-/// One step, over all ranks.
+/// Row of the table: one step, over all ranks.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Row {
     way: String,
@@ -162,45 +163,45 @@ pub(crate) struct Row {
     wrong: Option<String>,
 }
 
-/// What came of it.
+/// Result of the job.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
     rows: Vec<Row>,
     traces: Vec<RankTrace>,
 }
 
-/// One step on one rank.
+/// Results of one step on one rank.
 #[derive(Serialize, Deserialize)]
 struct Step {
     times: Vec<f64>,
-    /// Largest sum of the squares of the errors of a call.
+    /// Largest sum of squared errors of a call.
     #[serde(with = "bits")]
     errors: f64,
-    /// Sum of the squares of what was expected of this rank.
+    /// Sum of the squared values expected on this rank.
     #[serde(with = "bits")]
     wanted: f64,
-    /// A hash of the result of each call.
+    /// Hash of the result of each call.
     hashes: Vec<u64>,
     variant: String,
     trace: RankTrace,
 }
 
-/// One way in one type, on one rank.
+/// One way with one element type, on one rank.
 struct Part<'a> {
     block: &'a Block,
-    heap: &'a Arc<SymmetricHeap>,
+    rig: &'a Rig,
     ranks: Ranks,
     dtype: DType,
 }
 
 impl LayerJob {
-    /// The types it is run in: f32, and the weights' own if that is another one.
+    /// Element types to run: f32, and the weights' type if it is another one.
     fn dtypes(block: &Block) -> Vec<DType> {
         let own = (block.dtype != DType::F32).then_some(block.dtype);
         [DType::F32].into_iter().chain(own).collect()
     }
 
-    /// The plan of a step: 0 for up, 1 for down.
+    /// Plan of a step: 0 for up, 1 for down.
     fn plan(&self, block: &Block, op: Op, step: usize, ranks: Ranks, dtype: DType) -> Result<Plan> {
         let (tokens, hidden) = (block.input.rows, block.input.cols);
         let inner = split(block.up.rows, ranks.size, ranks.rank).len();
@@ -217,31 +218,22 @@ impl LayerJob {
         )
     }
 
-    /// Bytes of the data and the signal segment: the ways follow each other.
-    fn heap_bytes(&self, block: &Block, size: usize) -> Result<(u64, u64)> {
-        let (mut data, mut signal) = (0, 0);
+    /// Room for the matrices and for the larger of the ways, which follow each other.
+    fn room(&self, block: &Block, size: usize) -> Result<Room> {
+        let mut largest = Room::default();
         for dtype in Self::dtypes(block) {
             for (_, ops) in WAYS {
-                let mut needs = (0, 0);
-                for (step, op) in ops.into_iter().enumerate() {
-                    let mut most = (0, 0);
-                    for rank in 0..size {
-                        let plan = self.plan(block, op, step, Ranks::new(rank, size), dtype)?;
-                        most = (plan.data_bytes().max(most.0), plan.signal_bytes().max(most.1));
-                    }
-                    needs = (needs.0 + most.0, needs.1 + most.1);
-                }
-                data = needs.0.max(data);
-                signal = needs.1.max(signal);
+                let step = |step: usize| {
+                    Room::of(size, |ranks| self.plan(block, ops[step], step, ranks, dtype))
+                };
+                largest = largest.or(step(0)?.and(step(1)?));
             }
         }
-        let matrices: u64 =
-            rooms(block, size).iter().map(|&elements| room(DType::F32, elements)).sum();
-        Ok((data + matrices, signal + 4096))
+        Ok(largest.matrices(DType::F32, rooms(block, size)))
     }
 }
 
-/// Elements of x, the up weights, their bias, h, the down weights, their bias, y.
+/// Number of elements of x, up weights, their bias, h, down weights, their bias, y.
 fn rooms(block: &Block, size: usize) -> [usize; 7] {
     let (tokens, hidden) = (block.input.rows, block.input.cols);
     let inner = split(block.up.rows, size, 0).len();
@@ -257,15 +249,14 @@ impl Job for LayerJob {
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
         let ranks = Ranks::from(world);
         let block = Block::read(self.weights.as_ref(), &self.prefix)?;
-        let (data, signal) = self.heap_bytes(&block, ranks.size)?;
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
+        let rig = Rig::open(world, self.device.heap(world), self.room(&block, ranks.size)?)?;
         let dtypes = Self::dtypes(&block);
         let calls = dtypes.len() * WAYS.len() * (self.iterations + 1);
         let progress = Progress::new("calls", ranks.rank, calls);
         let (mut rows, mut traces) = (Vec::new(), Vec::new());
         for dtype in dtypes {
             for (way, ops) in WAYS {
-                let part = Part { block: &block, heap: &heap, ranks, dtype };
+                let part = Part { block: &block, rig: &rig, ranks, dtype };
                 let steps = self.run_way(&part, ops, &progress)?;
                 for (which, (step, op)) in steps.into_iter().zip(ops).enumerate() {
                     let mut all: Vec<Step> = gather(world, &step)?;
@@ -275,16 +266,17 @@ impl Job for LayerJob {
             }
         }
         drop(progress);
-        heap.close()?;
+        rig.heap.close()?;
         traces.retain(|_| self.trace);
         Ok((ranks.rank == 0).then_some(Report { rows, traces }))
     }
 }
 
 impl LayerJob {
-    /// Up and down, as often as asked, and once before that to warm up.
+    /// Runs up and down `iterations` times, after one warm-up.
     fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &Progress) -> Result<[Step; 2]> {
-        let Part { block, heap, ranks, dtype } = *part;
+        let Part { block, rig, ranks, dtype } = *part;
+        let heap = &rig.heap;
         let sequence = ops[0] == Op::AllGatherMatmul;
         let (tokens, hidden) = (block.input.rows, block.input.cols);
         let inner = split(block.up.rows, ranks.size, ranks.rank);
@@ -307,7 +299,7 @@ impl LayerJob {
 
         let hidden_wanted = part.up_in_f64(&inner);
         let output_wanted = block.output.some_rows(rows);
-        // Weights are stored (out, in): as right factors they are read the other way.
+        // Weights are stored as (out, in), so they are transposed as right factors.
         let operands = [
             Operands::new(x.matrix()?, up.matrix()?.transposed(), h.matrix()?)
                 .bias(up_bias.matrix()?),
@@ -315,7 +307,6 @@ impl LayerJob {
                 .bias(down_bias.matrix()?),
         ];
         let results = [(&h, &hidden_wanted), (&y, &output_wanted)];
-        let stream = heap.stream()?;
         let mut made = Vec::new();
         let mut steps = Vec::new();
         for ((step, op), (_, wanted)) in ops.into_iter().enumerate().zip(results) {
@@ -334,16 +325,16 @@ impl LayerJob {
             h.poison(heap)?;
             y.poison(heap)?;
             for ((op, operands), ((result, wanted), step)) in
-                made.iter_mut().zip(&operands).zip(results.into_iter().zip(&mut steps))
+                made.iter().zip(&operands).zip(results.into_iter().zip(&mut steps))
             {
-                let time = timed(heap.world(), op, operands, &stream)?;
+                let time = rig.time(|stream| Ok(op.run(operands, stream)?))?;
                 if call > 0 {
                     step.times.push(time);
                 }
                 let values = result.read(heap)?;
                 let pairs = values.iter().zip(&wanted.data);
                 let errors: f64 = pairs.map(|(seen, wanted)| (seen - wanted).powi(2)).sum();
-                // A NaN stays.
+                // A NaN is kept as the largest error.
                 if errors.is_nan() || errors > step.errors {
                     step.errors = errors;
                 }
@@ -358,12 +349,12 @@ impl LayerJob {
         for matrix in [x, up, up_bias, h, down, down_bias, y] {
             matrix.free(heap)?;
         }
-        steps.try_into().ok().context("a way has two steps")
+        steps.try_into().ok().context("the layer has not run two steps")
     }
 }
 
 impl Part<'_> {
-    /// What this rank should have between the two products.
+    /// Expected values of this rank between the two products.
     fn up_in_f64(&self, inner: &std::ops::Range<usize>) -> Dense {
         let Block { input, up, up_bias, .. } = self.block;
         let low = |x: f64| rounded(self.dtype, x);
@@ -376,15 +367,6 @@ impl Part<'_> {
     }
 }
 
-/// Microseconds of a call that all ranks begin together.
-fn timed(world: &World, op: &mut AnyOp, operands: &Operands, stream: &Stream) -> Result<f64> {
-    world.barrier()?;
-    let begun = Instant::now();
-    op.run(operands, stream)?;
-    stream.sync()?;
-    Ok(begun.elapsed().as_secs_f64() * 1e6)
-}
-
 /// A hash of the bits, the same on all ranks, which run this program.
 fn hash(values: &[f64]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -392,7 +374,7 @@ fn hash(values: &[f64]) -> u64 {
     hasher.finish()
 }
 
-/// One line of the table from what all ranks have.
+/// Row of the table, from the results of all ranks.
 fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Row {
     let Part { block, ranks, dtype, .. } = *part;
     let (tokens, hidden, inner) = (block.input.rows, block.input.cols, block.up.rows);
@@ -400,7 +382,7 @@ fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Ro
     let split = |total: usize| if size > 1 { format!("{total}/{size}") } else { total.to_string() };
     let sum = |f: fn(&Step) -> f64| all.iter().map(f).sum::<f64>();
     let error = if op == Op::MatmulAllReduce {
-        // Everybody has all of it: the worst rank.
+        // All ranks have the whole result, so the worst rank counts.
         let each = all.iter().map(|step| relative(step.errors.sqrt(), step.wanted.sqrt()));
         each.fold(0.0, |worst, one| if one.is_nan() || one > worst { one } else { worst })
     } else {

@@ -1,4 +1,5 @@
-//! `iris tune` without shapes: measures the parameters of this machine, from which times are predicted.
+//! `iris tune` without shapes: measures the parameters of this machine from which times are
+//! predicted.
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType};
@@ -6,16 +7,19 @@ use iris_ops::{Machine, Ranks, TuningFile, Variant};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{note, say};
 
+use super::options::Options;
+use super::timed_on_host;
 use crate::gpu_bench;
 use crate::record::fit::fitted;
-use crate::record::regret::{errors, of_line, quantile};
-use crate::tune::{Options, timed_on_host};
+use crate::record::measured::of_line;
+use crate::record::regret::{errors, quantile};
 
-/// An operator, its shape, and variants by name.
+/// Operator, its options, and names of variants.
 pub(crate) type Case = (Op, OpOptions, Vec<String>);
 
-/// Cases that tell the parameters apart: messages without and with much to move, GEMMs that read and that multiply, and
-/// products with messages of each kind. Hosts get an eighth of the rows.
+/// Cases that determine the parameters: messages with little and with much data, GEMMs limited by
+/// memory and by arithmetic, and products with messages of each kind. Hosts get an eighth of the
+/// rows.
 fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
     use Variant::*;
     let host = kind.traits().host_threads;
@@ -57,7 +61,8 @@ fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
     cases
 }
 
-/// Measures, writes the tuning file of this machine, and says what was found; whether all was measured.
+/// Measures, writes the tuning file of this machine, and prints the results; returns whether
+/// everything was measured.
 pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
     let kind = options.backend;
     let ranks = Ranks::new(0, ranks).on(kind);
@@ -82,7 +87,7 @@ pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
     }
     let [found, built_in] = [&machine, &start].map(|it| 100.0 * quantile(&errors(&rows, it), 0.5));
     say!(
-        "{} ranks on {}: {} calls timed; predicted times are {found:.1} % from them (median), by built-in figures \
+        "{} ranks on {}: {} calls timed; median error of predicted times: {found:.1} %, with built-in parameters \
          {built_in:.1} %",
         ranks.size,
         ranks.device,
@@ -90,7 +95,7 @@ pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
     )?;
     if rows.len() < wanted {
         note!(
-            "{} of {wanted} calls were not measured: what they would tell stays as it was built in",
+            "{} of {wanted} calls could not be measured: the parameters that they determine keep their built-in values",
             wanted - rows.len()
         );
     }

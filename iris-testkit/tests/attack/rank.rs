@@ -1,31 +1,30 @@
-//! One rank of a job that is attacked: a short program, of which a rank may kill itself at any moment.
+//! Rank of an attacked job: a short program, in which a rank may kill itself at any moment.
 
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
-use iris_ops::{MatRef, Ranks, TileShape};
+use iris_heap::{Error, World};
+use iris_ops::{Ranks, TileShape};
 use iris_testkit::say;
-use iris_testkit::suite::Options;
-use iris_testkit::suite::{AnyOp, Case, Op, Operands, plan};
+use iris_testkit::suite::{Case, Op, Options};
 use serde::{Deserialize, Serialize};
 
 use super::end::Blow;
+use super::ready::Ready;
 use super::{Random, frames};
 
 /// The name that a rank process is started with.
-pub(crate) const NAME: &str = "attacked";
+pub(super) const NAME: &str = "attacked";
 /// Begins the line that says which rank an error blames.
 pub(super) const BLAMES: &str = "BLAMES ";
-/// Begins the line that says how many microseconds each stage took.
+/// Start of the line with the duration of each stage, in microseconds.
 pub(super) const TIMES: &str = "TIMES ";
-/// Begins the line of a result that is not right.
+/// Start of the line that reports a wrong result.
 pub(super) const WRONG: &str = "WRONG ";
 
-/// The stages of a program.
+/// Stages of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Stage {
     StartUp,
@@ -50,7 +49,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What the ranks that are not the victim do wrong when they fail, to see that it is found.
+/// Fault that the other ranks have on purpose, to see that it is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Plant {
     Hang,
@@ -59,46 +58,27 @@ pub(super) enum Plant {
     Blame,
 }
 
-impl fmt::Display for Plant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Plant::Hang => "hang",
-            Plant::Signal => "signal",
-            Plant::Result => "result",
-            Plant::Blame => "blame",
-        })
-    }
-}
-
-impl FromStr for Plant {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Plant, String> {
-        let all = [Plant::Hang, Plant::Signal, Plant::Result, Plant::Blame];
-        let found = all.into_iter().find(|plant| plant.to_string() == text);
-        found.ok_or_else(|| "expected hang, signal, result or blame".into())
-    }
-}
-
 /// What the ranks of one job do.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
-    /// The rank that attacks; the number of ranks: none does.
+    /// Rank that attacks; equal to the number of ranks if none does.
     pub(super) victim: usize,
-    /// Kind of blow that the victim gets.
+    /// Kind of blow that the victim receives.
     pub(super) blow: Blow,
-    /// Stage in which the victim gets it.
+    /// Stage in which the victim receives the blow; `None` for no blow.
     pub(super) kill: Option<Stage>,
-    /// Microseconds from the beginning of the stage; the blow comes at the stage's end at the latest.
+    /// Microseconds from the start of the stage to the blow, which comes at the end of the stage at
+    /// the latest.
     pub(super) delay_us: u64,
-    /// Frames it sends, as strangers before it joins, or as the rank that it is.
+    /// Number of frames that the victim sends: as strangers before it joins or, if `hostile`, as
+    /// the rank that it is.
     pub(super) frames: usize,
     pub(super) hostile: bool,
     pub(super) seed: u64,
     pub(super) plant: Option<Plant>,
 }
 
-/// Goes through the stages, and dies in one if this rank is to.
+/// Runs the stages, and strikes in one of them if this rank is the victim.
 struct Stages<'a> {
     part: &'a Part,
     victim: bool,
@@ -117,7 +97,7 @@ impl Stages<'_> {
         self.begun = stage.map(|stage| (stage, Instant::now()));
         if self.victim && stage.is_some() && self.part.kill == stage {
             let (delay, blow) = (Duration::from_micros(self.part.delay_us), self.part.blow);
-            // Without a thread it is struck at the end of the stage.
+            // If no thread can be started, the blow comes at the end of the stage.
             let _ = std::thread::Builder::new().spawn(move || {
                 std::thread::sleep(delay);
                 blow.strike();
@@ -127,7 +107,7 @@ impl Stages<'_> {
 }
 
 /// One rank, as the process that the launcher started.
-pub(crate) fn main(text: &str) -> Result<bool> {
+pub(super) fn main(text: &str) -> Result<()> {
     let part: Part = serde_json::from_str(text)?;
     let number = |name: &str| -> Result<usize> { Ok(std::env::var(name)?.parse()?) };
     let (rank, size) = (number("RANK")?, number("WORLD_SIZE")?);
@@ -151,7 +131,7 @@ pub(crate) fn main(text: &str) -> Result<bool> {
         let blamed = blamed(error).map_or("nobody".into(), |rank| rank.to_string());
         say!("{BLAMES}{blamed}: {error:#}")?;
     }
-    outcome.map(|()| true)
+    outcome
 }
 
 fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()> {
@@ -159,7 +139,9 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let mut random = Random(part.seed);
     stages.begin(Some(Stage::StartUp));
     if victim && part.frames > 0 {
-        let folder = PathBuf::from(std::env::var_os("IRIS_RENDEZVOUS").context("no folder")?);
+        let folder = PathBuf::from(
+            std::env::var_os("IRIS_RENDEZVOUS").context("IRIS_RENDEZVOUS is not set")?,
+        );
         if part.hostile {
             return frames::by_rank(&folder, (rank, size), part.frames, &mut random);
         }
@@ -169,33 +151,25 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     stages.begin(Some(Stage::Planning));
     let options = Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4);
     let case = Case::new(Op::MatmulAllReduce, "auto", options);
-    let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
-    let ranks = Ranks::from(&world);
-    let op = AnyOp::new(&heap, &plan(case.op, &case.variant, ranks, &case.options)?)?;
-    let shapes = case.shapes(ranks, case.options.m);
-    let (a, b) = (heap.zeros::<f32>(4096)?, heap.ones::<f32>(4096)?);
-    let c = heap.full::<f32>(4096, f32::NAN)?;
-    let matrices = [a, b, c].into_iter().zip(shapes);
-    let matrices: Vec<_> = matrices.map(|(it, shape)| MatRef::sym(it, shape.0, shape.1)).collect();
-    let [a_matrix, b_matrix, c_matrix] = matrices[..] else { bail!("three matrices") };
-    let operands = Operands::new(a_matrix, b_matrix, c_matrix);
-    let stream = heap.stream()?;
+    let mut ready = Ready::new(&world, &case)?;
+    ready.heap.write(ready.b, &[1.0; 4096])?;
+    let [a, _, c] = case.shapes(Ranks::from(&world), case.options.m);
     stages.begin(Some(Stage::Calls));
     for call in 1..=20u8 {
         // Each call has another result: one that is left from the call before is wrong.
-        heap.write(a, &[f32::from(call); 4096])?;
-        op.run(&operands, &stream)?;
-        stream.sync()?;
-        let expected = f32::from(call) * (shapes[0].1 * size) as f32;
-        let result = heap.read(c)?;
-        if let Some(wrong) = result[..shapes[2].0 * shapes[2].1].iter().find(|&&x| x != expected) {
+        ready.heap.write(ready.a, &[f32::from(call); 4096])?;
+        ready.call()?;
+        ready.sync()?;
+        let expected = f32::from(call) * (a.1 * size) as f32;
+        let result = ready.heap.read(ready.c)?;
+        if let Some(wrong) = result[..c.0 * c.1].iter().find(|&&x| x != expected) {
             say!("{WRONG}{wrong} in call {call}, expected {expected}")?;
             bail!("a wrong result");
         }
     }
     stages.begin(Some(Stage::Closing));
-    op.free()?;
-    heap.close()?;
+    ready.op.free()?;
+    ready.heap.close()?;
     world.close()?;
     stages.begin(None);
     ensure!(stages.times.len() == Stage::ALL.len(), "stages were left out");
@@ -203,7 +177,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     Ok(say!("{TIMES}{}", times.join(" "))?)
 }
 
-/// The rank that an error blames, if it is one.
+/// Rank that an error blames; `None` if it blames no rank.
 fn blamed(error: &anyhow::Error) -> Option<usize> {
     let cause = match error.downcast_ref::<iris_ops::OpError>() {
         Some(iris_ops::OpError::Heap { cause, .. } | iris_ops::OpError::Poisoned { cause, .. }) => {

@@ -1,4 +1,5 @@
-//! Frames that no rank would send: by strangers, who have not said hello, or by a rank after its own.
+//! Frames that no rank would send: by strangers, who have not sent a hello, or by a rank after its
+//! own hello.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::Random;
 
-/// Rank 0's socket in the job's folder, as soon as it is there.
+/// Path of rank 0's socket in the job's folder; waits until it exists.
 fn socket(folder: &Path) -> Result<PathBuf> {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
@@ -28,7 +29,7 @@ fn connect(socket: &Path) -> Result<UnixStream> {
     let until = Instant::now() + Duration::from_secs(1);
     let stream = loop {
         match UnixStream::connect(socket) {
-            // A socket that has its name may not listen yet.
+            // A socket may have its name before it listens.
             Err(error)
                 if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
             {
@@ -54,7 +55,8 @@ fn hello(job: &str, rank: u64, size: u64) -> Vec<u8> {
     frame(1, 0, body.len() as u64, &body)
 }
 
-/// Bytes of a stranger: noise, or a frame of any kind with a body, length or descriptors that may lie.
+/// Bytes of a stranger: noise, or a frame of any kind whose body, length or number of descriptors
+/// may be wrong.
 fn of_stranger(random: &mut Random) -> Vec<u8> {
     let body: Vec<u8> = (0..random.below(96)).map(|_| random.next() as u8).collect();
     let length = match random.below(4) {
@@ -64,13 +66,13 @@ fn of_stranger(random: &mut Random) -> Vec<u8> {
     };
     match random.below(5) {
         0 => body,
-        // Its job is none that this world could be of.
+        // Hello for a job that cannot be this world's.
         1 => hello(&format!("job {}", random.next()), random.below(9), random.below(9)),
         _ => frame(random.below(16) as u32, random.below(3) as u32, length, &body),
     }
 }
 
-/// A frame of a kind that ranks or rank 0 send, with small numbers where numbers are.
+/// Frame of a kind that ranks or rank 0 send, with mostly small numbers in its body.
 fn of_rank(random: &mut Random) -> Vec<u8> {
     let words = random.below(8);
     let mut word = || match random.below(8) {
@@ -81,13 +83,14 @@ fn of_rank(random: &mut Random) -> Vec<u8> {
     frame(1 + random.below(14) as u32, 0, body.len() as u64, &body)
 }
 
-/// Strangers send so many frames, each over a connection of its own, some of which stay open.
+/// Sends `count` frames as strangers, each over a connection of its own; some connections stay
+/// open.
 pub(super) fn by_strangers(folder: &Path, count: usize, random: &mut Random) -> Result<()> {
     let socket = socket(folder)?;
     let mut open = Vec::new();
     for _ in 0..count {
         let mut stream = connect(&socket)?;
-        // It may be closed in the middle of it.
+        // Rank 0 may close the connection during the write.
         let _ = stream.write_all(&of_stranger(random));
         match random.below(4) {
             0 => open.push(stream),
@@ -98,7 +101,7 @@ pub(super) fn by_strangers(folder: &Path, count: usize, random: &mut Random) -> 
     Ok(())
 }
 
-/// This process says hello as a rank, and then what no rank would.
+/// Sends a rank's hello, then `count` frames that no rank would send.
 pub(super) fn by_rank(
     folder: &Path,
     (rank, size): (usize, usize),
@@ -110,7 +113,7 @@ pub(super) fn by_rank(
     stream.write_all(&hello(&job, rank as u64, size as u64))?;
     for at in 0..count {
         if stream.write_all(&of_rank(random)).is_err() {
-            // Rank 0 has given this connection up.
+            // Rank 0 has closed this connection.
             break;
         }
         if at % 10 == 0 {

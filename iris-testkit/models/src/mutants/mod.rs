@@ -5,203 +5,22 @@
 //!
 //! Long because the rules are read beside each other.
 
-use std::collections::HashMap;
-use std::time::Instant;
-
 use iris_sync::barrier::Members;
-use iris_sync::{Access, Call, FaultKind, LINE_WORDS, Order, RESTAMP_PERIOD, Scope};
+use iris_sync::{Access, FaultKind, Order, RESTAMP_PERIOD, Scope};
 
-use super::ops::{self, Accumulate, Beside};
-use super::{
-    Change, Check, Compare, Kind, Place, Report, Rules, Scenario, loom_memory, primitives, search,
-};
+use crate::ops::{self, Accumulate, Beside};
+use crate::{Change, Check, Compare, Kind, Place, Scenario, primitives};
+use mutant::mutant;
 
-/// How a mutant is looked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Engine {
-    /// loom, with so many preemptions; all executions if none is given.
-    Loom(Option<usize>),
-    /// All interleavings.
-    Search,
-    /// So many random schedules.
-    Random(u64),
-    /// [`whole_range`], ending with these calls.
-    WholeRange(&'static [u32]),
-    /// [`slots_whole_range`].
-    SlotsWholeRange,
-}
+mod headers;
+mod ll;
+mod mutant;
+mod round;
 
-/// A protocol with one rule broken.
-#[derive(Clone, Debug)]
-pub struct Mutant {
-    /// Its name, which PROTOCOL.md mentions where it argues the rule.
-    pub name: &'static str,
-    /// The row of the table of accesses that it breaks, if it is about one.
-    pub access: Option<Access>,
-    /// Where it shows.
-    pub scenario: Scenario,
-    /// What is changed.
-    pub rules: Rules,
-    /// Whether the scenario itself is the broken rule: then it fails without a change.
-    pub in_scenario: bool,
-    /// The check that must find it.
-    pub expected: Check,
-    /// How it is looked for.
-    pub engine: Engine,
-}
-
-impl Mutant {
-    /// Look for it.
-    pub fn run(&self) -> Report {
-        run(&self.scenario, &self.rules, self.engine)
-    }
-
-    /// A search of the same scenario with nothing broken, which must find nothing. Over loom with
-    /// one preemption: the longer searches of whole protocols are tests of their own.
-    pub fn control(&self) -> Option<Report> {
-        let keep = |change: &&Change| matches!(change, Change::UncheckedRecords);
-        let rules = Rules { changes: self.rules.changes.iter().filter(keep).copied().collect() };
-        let engine = match self.engine {
-            Engine::Loom(_) => Engine::Loom(Some(1)),
-            engine => engine,
-        };
-        (!self.in_scenario).then(|| run(&self.scenario, &rules, engine))
-    }
-
-    /// The same in the device headers, unless the scenario has no program over them.
-    pub fn on_headers(&self) -> Option<Self> {
-        Some(Self { scenario: self.scenario.on_headers()?, ..self.clone() })
-    }
-}
-
-/// States after which a search counts as unfinished.
-pub const STATES: u64 = 20_000_000;
-
-/// Search `scenario` under `rules`.
-pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
-    match engine {
-        Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),
-        Engine::Search => search::exhaust(scenario, rules, STATES),
-        Engine::Random(runs) => search::random(scenario, rules, 1, runs),
-        Engine::SlotsWholeRange => slots_whole_range(scenario.is_on_headers(), rules),
-        Engine::WholeRange(last) => once_round(scenario.is_on_headers(), rules, last),
-    }
-}
-
-/// Two ranks, an op planned for eight tiles of which calls use three, all the way round: at every
-/// multiple of the restamp period three calls are made, those between are jumped over, and at the
-/// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or
-/// another op, see [`ops::instead`]. For a staged gather there is one tile, and rank 0 has two
-/// workgroups.
-pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
-    once_round(false, rules, last)
-}
-
-fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
-    let staged = last.contains(&ops::instead::STAGED);
-    let (tiles, each): (u32, &[u32]) = if staged { (1, &[1, 1, 1]) } else { (8, &[3, 3, 3]) };
-    let name =
-        format!("one_shot, {} of {tiles} tiles, once round the counter, then {last:?}", each[0]);
-    all_round(name, 6, rules, |step, number| {
-        let used = if step == 5 { last } else { each };
-        // Words nobody has touched still hold what they held at the very start.
-        let mut scenario = ops::partial(2, tiles, number, used).words(RESTAMP_PERIOD - 2);
-        if staged {
-            scenario = scenario.groups(&[2, 1]).tiles(tiles, 2 * tiles);
-        }
-        if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
-            scenario = headers;
-        }
-        let words = scenario.channel(0);
-        // Between, calls of as many tiles went by: their words and the entries are of the last one.
-        let mut left = Vec::new();
-        for rank in 0..2 {
-            let before = Call::new(number).previous();
-            let fresh = (0..each[0]).map(|tile| (words.signal(rank, 1 - rank, tile), before));
-            let entries = [before, before.previous()].map(|call| {
-                let mut word = words.entry(rank, 1 - rank, call.parity());
-                word.index += LINE_WORDS - 1;
-                (word, call)
-            });
-            left.extend(fresh.chain(entries).map(|(word, call)| {
-                (Place::Sym { rank, index: word.index }, call.number().into())
-            }));
-            left.push((Place::Dev { rank, index: words.call }, number.into()));
-        }
-        (scenario, left)
-    })
-}
-
-/// All the way round the counter in so many steps, each of three calls at a multiple of the restamp
-/// period: `at` has the scenario of a step, whose calls begin with this number, and what the calls that
-/// were jumped over have left. Every interleaving of a step must end alike: the next begins there.
-pub(super) fn all_round(
-    scenario: String,
-    steps: u32,
-    rules: &Rules,
-    mut at: impl FnMut(u32, i32) -> (Scenario, Vec<(Place, i64)>),
-) -> Report {
-    let start = Instant::now();
-    let mut number = RESTAMP_PERIOD - 1;
-    let mut memory: HashMap<Place, i64> = HashMap::new();
-    let mut executions = 0;
-    let mut report = None;
-    for step in 0..steps {
-        let (mut scenario, left) = at(step, number);
-        if step > 0 {
-            memory.extend(left);
-        }
-        scenario.initial.extend(memory.iter().map(|(&place, &value)| (place, value)));
-        let (mut part, mut ends) = search::exhaust_to_ends(&scenario, rules, STATES);
-        executions += part.executions;
-        if part.failure.is_none() && ends.len() != 1 {
-            part.failure = Some(super::Failure::Other(format!("{} different ends", ends.len())));
-        }
-        let failed = part.failure.is_some();
-        report = Some(part);
-        if failed {
-            break;
-        }
-        memory.extend(ends.swap_remove(0));
-        number = number.wrapping_add(RESTAMP_PERIOD);
-    }
-    let report = report.unwrap_or_else(|| unreachable!("there are steps"));
-    Report { scenario, executions, seconds: start.elapsed().as_secs_f64(), ..report }
-}
-
-pub(super) fn mutant(
-    name: &'static str,
-    scenario: Scenario,
-    rules: impl Into<Rules>,
-    expected: Check,
-) -> Mutant {
-    let engine = Engine::Loom(Some(2));
-    Mutant {
-        name,
-        access: None,
-        scenario,
-        rules: rules.into(),
-        in_scenario: false,
-        expected,
-        engine,
-    }
-}
-
-impl Mutant {
-    fn of(self, access: Access) -> Self {
-        Self { access: Some(access), ..self }
-    }
-
-    pub(super) fn by(self, engine: Engine) -> Self {
-        Self { engine, ..self }
-    }
-}
-
-/// Of words that carry their data: 2^32 calls.
-pub use super::ll_mutants::whole_range as slots_whole_range;
-
-/// Those of the device headers alone, which say more about where an operation stands.
-pub use super::device_mutants::of_headers;
+/// Mutants of the device headers alone, which say more about where an operation stands.
+pub use headers::of_headers;
+pub use mutant::{Engine, Mutant, run};
+pub use round::{STATES, slots_whole_range, whole_range};
 
 /// All of them.
 pub fn all() -> Vec<Mutant> {
@@ -213,7 +32,7 @@ pub fn all() -> Vec<Mutant> {
     all.extend(barriers());
     all.extend(given_up());
     all.extend(kernels_beside());
-    all.extend(super::ll_mutants::all());
+    all.extend(ll::all());
     all
 }
 

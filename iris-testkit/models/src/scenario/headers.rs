@@ -23,14 +23,16 @@
 //! program that does anything else fails in the model and says what. A failure unwinds through the
 //! program, so that it must not keep anything that is not dropped.
 //!
-//! [`Scenario`]: super::Scenario
+//! [`Scenario`]: crate::Scenario
+
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use iris_heap::abi::HeapView;
+use iris_sync::sym::HeapView;
 use iris_sync::{Access, Channel, Record};
 
-use super::Thread;
+use super::thread::Thread;
 
 /// What a program in C++ is given: one thread runs it, all calls of it. As `iris::model::Input` in
 /// `cxx/model.h`.
@@ -118,7 +120,7 @@ impl Headers {
     }
 
     /// Run the program as `thread`.
-    pub(super) fn run(&self, thread: &Thread<'_>) {
+    pub(crate) fn run(&self, thread: &Thread<'_>) {
         let heap = heap(thread.rank(), thread.ranks());
         let mut used = self.used.to_vec();
         used.resize(thread.calls() as usize, self.tiles);
@@ -145,7 +147,7 @@ impl Headers {
 
 /// The memories that fake addresses name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Segment {
+pub(crate) enum Segment {
     Signal = 1,
     Device = 2,
     Data = 3,
@@ -153,13 +155,13 @@ pub(super) enum Segment {
 }
 
 /// A fake address: four bits of segment, twelve of rank, the rest bytes.
-pub(super) const fn address(segment: Segment, rank: u32, index: u32) -> u64 {
+pub(crate) const fn address(segment: Segment, rank: u32, index: u32) -> u64 {
     ((segment as u64) << 60) | ((rank as u64) << 48) | (index as u64 * 4)
 }
 
 /// What a fake address names: segment, rank and index of a 4-byte word.
 #[cfg(iris_cxx)]
-pub(super) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
+pub(crate) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
     let segment = match address >> 60 {
         1 => Segment::Signal,
         2 => Segment::Device,
@@ -173,7 +175,7 @@ pub(super) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
 }
 
 /// The heap as a program in C++ sees it.
-pub(super) fn heap(rank: u32, ranks: u32) -> HeapView {
+pub(crate) fn heap(rank: u32, ranks: u32) -> HeapView {
     let mut heap: HeapView = bytemuck::Zeroable::zeroed();
     (heap.rank, heap.size) = (rank, ranks);
     for (at, peer) in (0..ranks as usize).zip(0..) {
@@ -191,7 +193,7 @@ static SYSTEM: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
 
 /// Count an access that a hook has seen; none is one of a user's own.
 #[cfg(iris_cxx)]
-pub(super) fn count(access: Option<Access>, scope: iris_sync::Scope) {
+pub(crate) fn count(access: Option<Access>, scope: iris_sync::Scope) {
     let row = access.map_or(Access::ALL.len(), |access| access as usize);
     let column = if scope == iris_sync::Scope::System { &SYSTEM } else { &DEVICE };
     column[row].fetch_add(1, Ordering::Relaxed);
@@ -226,10 +228,10 @@ macro_rules! programs {
 
 #[cfg(not(iris_cxx))]
 extern "C-unwind" fn missing(_: &Input<'_>) -> i32 {
-    super::Failure::Other("this crate was built without a C++ compiler".into()).raise()
+    crate::Failure::Other("this crate was built without a C++ compiler".into()).raise()
 }
 
-/// The programs of `cxx/`: those of [`ops`](super::ops) and [`primitives`](super::primitives).
+/// The programs of `cxx/`: those of [`ops`](crate::ops) and [`primitives`](crate::primitives).
 pub mod programs {
     use super::Entry;
     #[cfg(iris_cxx)]

@@ -1,3 +1,5 @@
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
@@ -7,8 +9,9 @@ use iris_sync::{
     SymPair, SymWord, ll,
 };
 
-use super::rules::{Change, Compare, Kind, Rules, Site};
-use super::{Arena, Failure, Op, Place, Scenario, ThreadId};
+use super::Scenario;
+use crate::rules::{Change, Compare, Kind, Rules, Site};
+use crate::{Arena, Failure, Op, Place, ThreadId};
 
 mod pairs;
 
@@ -183,7 +186,7 @@ impl<'a> Thread<'a> {
     }
 
     /// The barrier of this thread's workgroup; the device headers say where it stands.
-    pub(super) fn vote_at(&self, ok: bool, site: Option<Site>) -> bool {
+    pub(crate) fn vote_at(&self, ok: bool, site: Option<Site>) -> bool {
         let position = self.votes.replace(self.votes.get() + 1);
         let ThreadId { rank, group, .. } = self.id;
         let dropped = self.rules.has(Change::DropVote { rank, group, position })

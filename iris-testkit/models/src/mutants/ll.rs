@@ -1,14 +1,12 @@
 //! The mutants of words that carry their data: each rule of them broken, and the counter all the way
 //! round, since a word is awaited by `==`.
 
-use iris_sync::ll::HEAD;
-use iris_sync::{
-    Access, Call, FaultKind, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record, Scope,
-};
+use iris_sync::{Access, FaultKind, RESTAMP_PERIOD, Scope};
 
-use super::ll::{self, Pattern};
-use super::mutants::{Engine, Mutant, all_round, mutant};
-use super::{Change, Check, Compare, Place, Report, Rules, ops};
+use super::mutant::{Engine, Mutant, mutant};
+use super::round::LAST;
+use crate::ll::{self, Pattern};
+use crate::{Change, Check, Compare, ops};
 
 /// Of device headers and iris-sync alike.
 pub(super) fn all() -> Vec<Mutant> {
@@ -144,50 +142,4 @@ pub(super) fn all() -> Vec<Mutant> {
         )
         .by(Engine::Random(20_000)),
     ]
-}
-
-/// How many items the last three calls of [`whole_range`] use: in one call of each parity those come
-/// back that were left alone all the way.
-const LAST: &[u32] = &[1, 2, 2];
-
-/// Two ranks, words for two items of which calls use one, all the way round: 2^32 calls, until the
-/// numbers of the first come again. At every multiple of the restamp period three calls are made, those
-/// between are jumped over; the first and the last three use both items.
-pub fn whole_range(on_headers: bool, rules: &Rules) -> Report {
-    let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");
-    all_round(name, 9, rules, |step, number| {
-        let used: &'static [u32] = match step {
-            0 => &[2, 2, 2],
-            8 => LAST,
-            _ => &[1, 1, 1],
-        };
-        let scenario = ll::partial(Pattern::All, 2, number, used);
-        let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
-        if step == 8 {
-            // The same numbers as at first, but what is pushed is not what was pushed then.
-            let mut record = Record::default();
-            record.fields[Field::M as usize] = 1;
-            scenario = scenario.record(0, record).record(1, record);
-        }
-        if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
-            scenario = headers;
-        }
-        let words = scenario.channel(0);
-        // Between, calls of one item went by: their words and the entries are of the last of them.
-        let mut left = Vec::new();
-        let before = Call::new(number).previous();
-        for rank in 0..2 {
-            for call in [before, before.previous()] {
-                let entry = words.entry(rank, 1 - rank, call.parity()).index + LINE_WORDS - 1;
-                left.push((Place::Sym { rank, index: entry }, call.number().into()));
-                for pair in 0..HEAD + 1 {
-                    let first = words.pair(rank, 1 - rank, call.parity(), pair).index;
-                    let old = LlWord { data: 0, call: call.number() }.to_bits() as i64;
-                    left.extend([first, first + 2].map(|index| (Place::Wide { rank, index }, old)));
-                }
-            }
-            left.push((Place::Dev { rank, index: words.call }, number.into()));
-        }
-        (scenario, left)
-    })
 }

@@ -1,4 +1,4 @@
-//! Blows that end or stop an attacked rank at a moment of its program.
+//! Blows: ways to end or stop an attacked rank at some moment of its program.
 
 use std::fmt;
 use std::process::{Command, Stdio};
@@ -14,9 +14,9 @@ pub(super) enum Blow {
     /// SIGKILL.
     #[default]
     Kill,
-    /// It forks without exec, and its process is killed while the child lives.
+    /// The rank forks without exec; its process is killed while the child lives.
     Fork,
-    /// SIGSTOP, and SIGCONT after a while: the job goes on.
+    /// SIGSTOP, then SIGCONT after a while: the job must go on.
     Stop,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Blow {
 #[allow(unsafe_code, reason = "no safe interface forks without exec, as a program may")]
 mod system {
     unsafe extern "C" {
-        /// POSIX fork: returns 0 in the child, which has this thread alone.
+        /// POSIX fork; returns 0 in the child, which has only the calling thread.
         pub(super) safe fn fork() -> i32;
     }
 }
@@ -44,13 +44,13 @@ impl Blow {
             Blow::Kill => Signal::KILL,
             Blow::Fork => {
                 if system::fork() == 0 {
-                    // The launcher ends it with the job.
+                    // The launcher kills the child with the job.
                     std::thread::sleep(Duration::from_secs(600));
                 }
                 Signal::KILL
             }
             Blow::Stop => {
-                // A second stop could come after the signals that end both.
+                // Only one stop is allowed: a second one could come after the SIGCONT of both.
                 static STRUCK: AtomicBool = AtomicBool::new(false);
                 if STRUCK.swap(true, Ordering::Relaxed) {
                     return;

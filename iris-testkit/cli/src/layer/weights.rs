@@ -1,4 +1,4 @@
-//! The feed-forward block of a transformer layer, read from a safetensors file.
+//! Feed-forward block of a transformer layer, read from a safetensors file.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -16,38 +16,39 @@ use safetensors::{Dtype, SafeTensors};
 use crate::errors::usage;
 
 /// Layer 0 of all-MiniLM-L6-v2, with the hidden states of a text of 107 tokens.
-const EMBEDDED: &[u8] = include_bytes!("../data/minilm-l6-layer0-ffn.safetensors");
+const EMBEDDED: &[u8] = include_bytes!("minilm-l6-layer0-ffn.safetensors");
 
-/// Bytes that a file of weights may have.
+/// Maximum size of a weights file, in bytes.
 const MOST: u64 = 1 << 30;
 
-/// What the tensors of the embedded file are called: `ffn.input` and so on.
+/// Prefix of the tensors' names in the embedded file: `ffn.input` and so on.
 pub(crate) const PREFIX: &str = "ffn";
 
-/// output = gelu(input up^T + up_bias) down^T + down_bias; weights are stored (out, in).
+/// Feed-forward block: output = gelu(input up^T + up_bias) down^T + down_bias. Weights are stored
+/// as (out, in).
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// Tokens x hidden.
+    /// Input, tokens x hidden.
     pub(crate) input: Dense,
-    /// Inner x hidden.
+    /// Up weights, inner x hidden.
     pub(crate) up: Dense,
-    /// 1 x inner.
+    /// Bias of the up weights, 1 x inner.
     pub(crate) up_bias: Dense,
-    /// Hidden x inner.
+    /// Down weights, hidden x inner.
     pub(crate) down: Dense,
-    /// 1 x hidden.
+    /// Bias of the down weights, 1 x hidden.
     pub(crate) down_bias: Dense,
-    /// Tokens x hidden.
+    /// Expected output, tokens x hidden.
     pub(crate) output: Dense,
-    /// The element type of the weights.
+    /// Element type of the weights.
     pub(crate) dtype: DType,
 }
 
 impl Block {
-    /// Reads the embedded file, or another one of the same form.
+    /// Reads the embedded file, or another file in the same format.
     ///
     /// # Errors
-    /// The file, the tensor and what is wrong with it.
+    /// An unreadable file, or a missing or wrong tensor; the error names the file and the tensor.
     pub(crate) fn read(path: Option<&PathBuf>, prefix: &str) -> Result<Block> {
         let Some(path) = path else {
             return Block::parse(EMBEDDED, prefix).context("the embedded weights");
@@ -58,7 +59,7 @@ impl Block {
     fn parse(bytes: &[u8], prefix: &str) -> Result<Block> {
         let file = SafeTensors::deserialize(bytes).map_err(|error| {
             let found = format!("{} bytes that are no safetensors file ({error})", bytes.len());
-            usage("the content", found, "a whole safetensors file")
+            usage("the content", found, "a complete safetensors file")
         })?;
         let prefix = prefix.trim_end_matches('.');
         let tensor = |name: &str| Tensor::find(&file, &format!("{prefix}.{name}"));
@@ -82,12 +83,13 @@ impl Block {
     }
 }
 
-/// What is in a file. Nothing is read of what is no file, or has no end.
+/// Content of a file. Pipes, devices and other special files are refused, because they may have no
+/// end.
 fn contents(path: &Path) -> Result<Vec<u8>> {
     let expected = format!("a readable file of at most {} MiB", MOST >> 20);
     let refused = |found: &dyn Display| usage(named(path), found, &expected);
     let nonblocking = OFlags::NONBLOCK.bits() as i32;
-    // Opening a pipe would wait for somebody who writes into it.
+    // Opening a pipe without NONBLOCK would wait for a writer.
     let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
     let file = file.map_err(|error| refused(&error))?;
     let metadata = file.metadata().map_err(|error| refused(&error))?;
@@ -144,7 +146,7 @@ impl<'a> Tensor<'a> {
         usage(format!("shape of {}", self.name), shape, expected)
     }
 
-    /// Rows and columns of a tensor of any shape with two dimensions.
+    /// Rows and columns of a tensor, which must have two dimensions.
     fn matrix(&self, meaning: &str) -> Result<(usize, usize)> {
         match *self.view.shape() {
             [rows, cols] => Ok((rows, cols)),
