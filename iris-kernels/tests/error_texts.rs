@@ -47,7 +47,7 @@ fn errors_of_compilers_lead() {
                 arch: arch(),
                 instead: "nothing else is there".into(),
             },
-            ["NVRTC 11.2 does not know sm_90a", "expected one that does", "install a later one"],
+            ["NVRTC 11.2 does not support sm_90a", "expected one that does", "install a later one"],
         ),
         (
             Error::File { path: path(), why: "no space".into() },
@@ -55,7 +55,7 @@ fn errors_of_compilers_lead() {
         ),
         (
             Error::ZeroByte { what: "an option".into() },
-            ["an option has a zero byte", "expected none", "take it out"],
+            ["an option contains a zero byte", "expected none", "take it out"],
         ),
         (
             Error::Cache { path: path(), why: "is a file, expected a folder".into() },
@@ -76,7 +76,7 @@ fn errors_of_libraries_lead() {
         ),
         (
             Error::None { kind: BackendKind::Cpu },
-            ["on cpu", "expected cuda or hip", "use Library::None"],
+            ["supported on cpu", "expected cuda or hip", "use Library::None"],
         ),
         (
             Error::TooOld { library: library(), oldest: "11.8".into() },

@@ -65,8 +65,8 @@ pub enum Error {
     },
     /// Matrix whose element type differs from the plan's.
     #[error(
-        "{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan: pass \
-         {expected}, or plan with Options::dtype (for C: Options::output)"
+        "{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan: pass {expected}, or plan with \
+         Options::dtype (of C: Options::output)"
     )]
     Dtype {
         /// Operator of the call.

@@ -67,7 +67,7 @@ fn waits(case: &Case, rank: usize, other: usize) -> bool {
     rank != other && (case.op == Op::Barrier || needed())
 }
 
-/// Fault in an error of the heap, with the operator's name; `None` if the error is no fault.
+/// Fault in an error of the heap, with the op's name; `None` if the error is no fault.
 fn fault_of(error: &anyhow::Error) -> Option<(String, iris_sync::Fault)> {
     let fault = |error: &iris_heap::Error| match error {
         iris_heap::Error::Fault { op, fault, .. } => Some((op.clone(), *fault)),

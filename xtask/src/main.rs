@@ -75,8 +75,8 @@ enum Task {
     /// Type-checks iris in a program with candle-core's features of cudarc, for several CUDA
     /// versions.
     Beside,
-    /// Packs the library crates for a registry, and builds and runs a program outside of the
-    /// workspace from these files alone.
+    /// The library crates as files for a registry, and a program outside of the workspace that builds from these alone
+    /// and runs.
     Package(package::Options),
     /// Makes the folder dist/ with everything for a GPU host without Rust and without this
     /// repository.

@@ -91,7 +91,7 @@ fn doc_step(root: &Path) -> Step {
     Step::command("doc", command)
 }
 
-/// Steps that pack the crates and run a program over them, then that program with the oldest supported Rust.
+/// The packages, and a program over them; then the program with the oldest Rust that is promised.
 fn package_steps(root: &Path) -> [Step; 2] {
     let step = |name, oldest: bool| {
         let command = if oldest { "cargo xtask package --oldest" } else { "cargo xtask package" };

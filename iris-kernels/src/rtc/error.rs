@@ -60,8 +60,7 @@ pub enum Error {
     },
     /// The compiler is too old for an architecture; calling it anyway would abort the process.
     #[error(
-        "{compiler} does not support {arch}, expected one that does, and {instead}: install a later \
-         release"
+        "{compiler} does not support {arch}, expected one that does, and {instead}: install a later one"
     )]
     Architecture {
         /// Compiler, with its release.
@@ -80,7 +79,7 @@ pub enum Error {
         why: String,
     },
     /// A text contains a zero byte, which the compilers do not accept.
-    #[error("{what} contains a zero byte, expected none: remove it")]
+    #[error("{what} contains a zero byte, expected none: take it out")]
     ZeroByte {
         /// Name of the text.
         what: String,

@@ -60,7 +60,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
         ),
         (
             Error::Dtype { op: op(), matrix: "C", dtype: DType::F16, expected: DType::F32 },
-            ["C is of f16", "expected f32", "pass f32, or plan with"],
+            ["C has element type f16", "expected f32", "pass f32, or plan with"],
         ),
         (
             Error::Overlap { op: op(), first: "C", second: "A" },

@@ -18,7 +18,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Progress bar of `total` steps; shown for rank 0 only.
+    /// A bar of `total` steps. Only rank 0 has one.
     pub(crate) fn new(what: &'static str, rank: usize, total: usize) -> Progress {
         Progress::on(rank == 0 && std::io::stderr().is_terminal(), what, total)
     }

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 
 fn the_real_runtime_says_that_there_is_no_device() {
     let error = BackendKind::Hip.devices().unwrap_err();
-    assert_eq!(error.to_string(), "hipGetDeviceCount: hipErrorNoDevice (code 100)");
+    assert!(error.to_string().starts_with("hipGetDeviceCount: hipErrorNoDevice (code 100)"));
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     // The runtime is installed, because it reports its version.
     assert!(BackendKind::Hip.driver_version().unwrap() >= 50_000_000);
@@ -88,8 +88,8 @@ fn a_run_says_so_before_it_starts_ranks() {
     let output = command.args(["run", "all-gather", "--backend", "hip"]).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    let last = error.lines().last();
-    assert_eq!(last, Some("iris: hipGetDeviceCount: hipErrorNoDevice (code 100)"), "{error}");
+    let last = error.lines().last().unwrap_or_default();
+    assert!(last.starts_with("iris: hipGetDeviceCount: hipErrorNoDevice (code 100)"), "{error}");
     assert!(!error.contains("lost"), "no rank was started: {error}");
 }
 
@@ -431,7 +431,7 @@ fn a_doctor_sees_the_devices() {
     let (output, _) =
         Fake::of(7).run(program, &["doctor", "--backend", "hip", "--no-links"], &none);
     let out = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.code() == Some(1) && out.contains("hipErrorNoDevice"), "{out}");
+    assert!(output.status.code() == Some(1) && out.contains("no HIP: no device"), "{out}");
 }
 
 /// Name under which the fake library logs products.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use iris_heap::{BackendKind, Bytes, DeviceInfo, Error};
+use iris_heap::{BackendKind, Bytes, DeviceInfo, Error, ErrorKind};
 use iris_kernels::rtc::{self, Compiler};
 
 use super::{Finding, Section, State, Verdict, host, links};
@@ -18,8 +18,12 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
     let mut why = if has_driver { "no device" } else { "no driver" }.to_string();
     match &devices {
         Ok(all) => findings.extend(all.iter().map(device)),
+        // The driver says so; it is no failure of the driver.
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            findings.push(Finding::new(State::None, "devices", "none").details([error]));
+        }
         Err(error) => {
-            why = error.to_string();
+            why = "the driver does not start".into();
             findings.push(Finding::new(State::Error, "devices", error));
         }
     }
@@ -153,11 +157,13 @@ fn access(place: &Path, missing: State) -> Finding {
     match opened {
         Ok(found) => Finding::new(State::Ok, &name, found),
         Err(error) => {
-            let state =
-                if error.kind() == std::io::ErrorKind::NotFound { missing } else { State::Error };
             // A stand-in for the driver has devices without files.
-            let state = if state == State::Error { State::Warning } else { state };
-            Finding::new(state, &name, error).remedy("add this user to the groups render and video")
+            let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+            if is_missing && missing == State::None {
+                return Finding::new(State::None, &name, "is not there");
+            }
+            Finding::new(State::Warning, &name, error)
+                .remedy("add this user to the groups render and video")
         }
     }
 }

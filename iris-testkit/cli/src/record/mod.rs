@@ -391,8 +391,8 @@ mod tests {
         assert_eq!(replaced("a\n", "new\n"), None);
     }
 
-    /// Tests that the page of performance has the table of the record. After a change of the record, run
-    /// `iris record --write docs/performance.md`.
+    /// Tests that docs/performance.md has the table of the record. After a change of the record, run `iris
+    /// record --write docs/performance.md`.
     #[test]
     fn the_readmes_table_is_that_of_the_record() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
