@@ -135,7 +135,8 @@ fn what_is_enqueued_may_make_streams_and_enqueue() {
                 second.lock().unwrap().push(2);
                 Ok(())
             })?;
-            // Drop the last handles from enqueued work; `this` still has work when it is dropped.
+            // Enqueued work drops a heap handle and a stream; below, `stream` is dropped while it has
+            // work.
             drop((heap, other));
             Ok::<_, Error>(this)
         });
