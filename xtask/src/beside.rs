@@ -23,15 +23,15 @@ use std::sync::Arc;
 
 use iris_heap::{Result, Stream, SymSlice, SymmetricHeap};
 
-/// cudarc's stream, kept by the heap.
+/// Makes a stream of the heap from a stream of cudarc, which the heap keeps alive.
 pub fn theirs(heap: &SymmetricHeap, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
     heap.gpu()?.stream_of(stream)
 }
 
-/// Handles as numbers.
+/// Passes a stream and memory of another library to the heap, by handle and address.
 ///
 /// # Safety
-/// As for the two methods.
+/// Contracts of the two methods called.
 pub unsafe fn raw(
     heap: &SymmetricHeap,
     stream: cudarc::driver::sys::CUstream,
@@ -65,7 +65,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         ),
     )?;
     write("src/lib.rs", SOURCE)?;
-    // Versions of the workspace's dependencies; cargo adds what candle's features need.
+    // Use the versions of the workspace's lock file; cargo adds the packages that candle's features
+    // need.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");

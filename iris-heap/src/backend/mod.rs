@@ -81,7 +81,7 @@ pub struct Memory {
     pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
 }
 
-/// Imported memory of the caller on all ranks.
+/// Memory that the caller allocated on each rank and the heap maps on all ranks.
 #[derive(Clone)]
 pub(crate) struct Imported {
     pub(crate) mappings: Vec<Arc<dyn Mapping>>,
@@ -92,7 +92,7 @@ pub(crate) struct Imported {
 /// Message and descriptors by which other processes can map a rank's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// Result of [`Backend::describe`].
+    /// Message that [`Backend::describe`] made.
     pub message: Vec<u8>,
     /// File descriptors of the memory.
     pub descriptors: Vec<OwnedFd>,
@@ -237,9 +237,11 @@ pub struct LaunchShape {
 /// Order of a launch relative to the ops of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
-    /// After the last op, on whatever stream that op was; the next op waits for this launch.
+    /// Launch in the order of ops: after the heap's last op, on whatever stream that op was; the
+    /// next op waits for this launch.
     Op,
-    /// After the last op, on another stream; the next op does not wait for this launch.
+    /// Launch beside ops: after the heap's last op, on another stream; the next op does not wait
+    /// for this launch.
     Beside,
 }
 

@@ -370,7 +370,8 @@ impl Backend for Gpu {
 }
 
 impl Drop for Gpu {
-    /// Does not wait: running kernels are told to leave, and their memory is never freed.
+    /// Tells running kernels to leave, and does not wait for them; the memory that they may access
+    /// is never freed.
     fn drop(&mut self) {
         if self.closed.load(Ordering::Relaxed) {
             return;
