@@ -121,7 +121,7 @@ pub use heap::{ALIGNMENT, HeapOptions, Issuing, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
-pub use stream::{Event, Stream};
+pub use stream::{Event, PendingRead, Stream};
 #[doc(hidden)]
 pub use util::check_file_size;
 #[doc(hidden)]

@@ -26,6 +26,7 @@ impl Gpu {
             return Err(unsupported("a stream of cudarc's", &why));
         }
         let raw = RawStream(stream.cu_stream() as u64);
+        self.check_default(raw)?;
         // SAFETY: the stream is cudarc's, which ends it when the last `Arc` of it goes.
         let queue = unsafe { Queue::held(&self.shared, raw, stream.clone()) }?;
         self.keep(queue).map(Stream::from_backend)
