@@ -1,39 +1,47 @@
 use crate::matrix::MatRef;
+use crate::operand::sealed::MatrixArg;
 
-/// The matrices of one call of an op with a product: C = A B, and a bias if there is one.
+/// The matrices of one call of an op with a product: C = A B, and a bias if there is one. All are [`MatRef`]s, or all are
+/// [`Operand`](crate::Operand)s.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct MatmulArgs {
+pub struct MatmulArgs<M = MatRef> {
     /// Left factor.
-    pub a: MatRef,
+    pub a: M,
     /// Right factor.
-    pub b: MatRef,
+    pub b: M,
     /// Result.
-    pub c: MatRef,
+    pub c: M,
     /// One row of N elements, added to every row of the result exactly once over all ranks.
-    pub bias: Option<MatRef>,
+    pub bias: Option<M>,
     /// What belongs to an RMSNorm: given where the plan has one, and only there.
-    pub norm: Option<NormArgs>,
+    pub norm: Option<NormArgs<M>>,
 }
 
-impl MatmulArgs {
+impl<M> MatmulArgs<M> {
     /// C = A B.
-    pub fn new(a: MatRef, b: MatRef, c: MatRef) -> Self {
+    pub fn new(a: M, b: M, c: M) -> Self {
         Self { a, b, c, bias: None, norm: None }
     }
 
     /// C = A B + bias: 1 x N, the same on all ranks.
     #[must_use]
-    pub fn bias(mut self, bias: MatRef) -> Self {
+    pub fn bias(mut self, bias: M) -> Self {
         self.bias = Some(bias);
         self
     }
 
     /// With the RMSNorm that the plan has.
     #[must_use]
-    pub fn norm(mut self, norm: NormArgs) -> Self {
+    pub fn norm(mut self, norm: NormArgs<M>) -> Self {
         self.norm = Some(norm);
         self
+    }
+
+    /// All that are given.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
+        let own = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
+        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
     }
 }
 
@@ -72,59 +80,76 @@ impl MatmulArgs {
 /// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct NormArgs {
+pub struct NormArgs<M = MatRef> {
     /// M x N, of the type of C, the same on all ranks: what the sum is added to, behind bias and epilogue.
     /// It may be C itself, which is then the new residual where the old one was.
-    pub residual: Option<MatRef>,
+    pub residual: Option<M>,
     /// 1 x N, of any type that C may have, the same on all ranks.
-    pub weight: MatRef,
+    pub weight: M,
     /// M x N, of the type of C: apart from all other matrices of the call.
-    pub normed: MatRef,
+    pub normed: M,
 }
 
-impl NormArgs {
+impl<M> NormArgs<M> {
     /// The RMSNorm of the rows of C, times `weight`, goes to `normed`.
-    pub fn new(weight: MatRef, normed: MatRef) -> Self {
+    pub fn new(weight: M, normed: M) -> Self {
         Self { residual: None, weight, normed }
     }
 
     /// And C is the sum with the residual added.
     #[must_use]
-    pub fn residual(mut self, residual: MatRef) -> Self {
+    pub fn residual(mut self, residual: M) -> Self {
         self.residual = Some(residual);
         self
     }
+
+    fn all(&self) -> impl Iterator<Item = &M> {
+        [Some(&self.weight), Some(&self.normed), self.residual.as_ref()].into_iter().flatten()
+    }
 }
 
-/// What is sent and got in one call of an op without a product: matrices, or
-/// [vectors](MatRef::vector) of elements.
+impl<M: MatrixArg> NormArgs<M> {
+    fn matrices(&self) -> NormArgs {
+        let residual = self.residual.as_ref().map(MatrixArg::matrix);
+        NormArgs { residual, weight: self.weight.matrix(), normed: self.normed.matrix() }
+    }
+}
+
+/// What is sent and got in one call of an op without a product, as [`MatRef`]s or as [`Operand`](crate::Operand)s: matrices; or, of a message that was planned by elements,
+/// [vectors](MatRef::vector), or matrices with one part of the message a row, which may have a leading dimension.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct CollectiveArgs {
+pub struct CollectiveArgs<M = MatRef> {
     /// What this rank sends; none on a rank that only receives a broadcast.
-    pub input: Option<MatRef>,
+    pub input: Option<M>,
     /// What it gets.
-    pub output: MatRef,
+    pub output: M,
     /// What belongs to an RMSNorm, of an all-reduce: given where the plan has one, and only there.
-    pub norm: Option<NormArgs>,
+    pub norm: Option<NormArgs<M>>,
 }
 
-impl CollectiveArgs {
+impl<M> CollectiveArgs<M> {
     /// Send `input`, get `output`.
-    pub fn new(input: MatRef, output: MatRef) -> Self {
+    pub fn new(input: M, output: M) -> Self {
         Self { input: Some(input), output, norm: None }
     }
 
     /// Get `output` only: of a broadcast, on all ranks but the root.
-    pub fn receive(output: MatRef) -> Self {
+    pub fn receive(output: M) -> Self {
         Self { input: None, output, norm: None }
     }
 
     /// With the RMSNorm that the plan has.
     #[must_use]
-    pub fn norm(mut self, norm: NormArgs) -> Self {
+    pub fn norm(mut self, norm: NormArgs<M>) -> Self {
         self.norm = Some(norm);
         self
+    }
+
+    /// All that are given.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
+        let own = [self.input.as_ref(), Some(&self.output)];
+        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
     }
 }
 
@@ -136,17 +161,22 @@ pub(crate) struct Matrices {
     pub(crate) c: Option<MatRef>,
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
+    /// Root of this call, where it is another than the plan's.
+    pub(crate) root: Option<usize>,
 }
 
-impl From<&MatmulArgs> for Matrices {
-    fn from(args: &MatmulArgs) -> Self {
-        let MatmulArgs { a, b, c, bias, norm } = *args;
-        Self { a: Some(a), b: Some(b), c: Some(c), bias, norm }
+impl<M: MatrixArg> From<&MatmulArgs<M>> for Matrices {
+    fn from(args: &MatmulArgs<M>) -> Self {
+        let [a, b, c] = [&args.a, &args.b, &args.c].map(|matrix| Some(matrix.matrix()));
+        let bias = args.bias.as_ref().map(MatrixArg::matrix);
+        Self { a, b, c, bias, norm: args.norm.as_ref().map(NormArgs::matrices), root: None }
     }
 }
 
-impl From<&CollectiveArgs> for Matrices {
-    fn from(args: &CollectiveArgs) -> Self {
-        Self { a: args.input, c: Some(args.output), norm: args.norm, ..Self::default() }
+impl<M: MatrixArg> From<&CollectiveArgs<M>> for Matrices {
+    fn from(args: &CollectiveArgs<M>) -> Self {
+        let a = args.input.as_ref().map(MatrixArg::matrix);
+        let norm = args.norm.as_ref().map(NormArgs::matrices);
+        Self { a, c: Some(args.output.matrix()), norm, ..Self::default() }
     }
 }

@@ -129,6 +129,12 @@ pub enum Error {
         /// Recovery: retry, close the heap, or discard the capture.
         then: Then,
     },
+    /// A communicator could not be opened or closed.
+    #[error("communicator: {cause}")]
+    Comm {
+        /// The error of its heap or its world.
+        cause: Box<iris_heap::Error>,
+    },
     /// The heap or its world failed.
     #[error("{}", named(op.name(), cause))]
     Heap {
@@ -147,11 +153,17 @@ fn named(op: &str, cause: &iris_heap::Error) -> String {
 }
 
 impl Error {
+    /// An error of a communicator's heap or world.
+    pub(crate) fn comm(cause: iris_heap::Error) -> Self {
+        Error::Comm { cause: Box::new(cause) }
+    }
+
     /// What a caller can do about it: the same kinds as those of the heap's errors.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Poisoned { cause, .. }
             | Error::Heap { cause, .. }
+            | Error::Comm { cause }
             | Error::Step { cause, .. } => cause.kind(),
             _ => ErrorKind::Usage,
         }

@@ -3,7 +3,7 @@
 
 /// The type of an operator over its core.
 macro_rules! operator {
-    ($(#[$doc:meta])* $op:ident($args:ty)) => {
+    ($(#[$doc:meta])* $op:ident($args:ident)) => {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $op {
@@ -16,10 +16,14 @@ macro_rules! operator {
             /// issue calls of one operator: each call is enqueued as a whole.
             ///
             /// # Errors
-            /// Matrices that the plan does not fit, before anything is enqueued;
-            /// [`Poisoned`](crate::OpError::Poisoned) after a fault of the heap.
-            pub fn run(&self, args: &$args, stream: &iris_heap::Stream) -> $crate::OpResult<()> {
-                self.operator.run(stream, &args.into())
+            /// Matrices that the plan does not fit, and [operands](crate::Operand) of another stream or device, before
+            /// anything is enqueued; [`Poisoned`](crate::OpError::Poisoned) after a fault of the heap.
+            pub fn run<M: $crate::MatrixArg>(
+                &self,
+                args: &$args<M>,
+                stream: &iris_heap::Stream,
+            ) -> $crate::OpResult<()> {
+                self.operator.run_lent(stream, || args.all(), &args.into())
             }
         }
 

@@ -41,7 +41,13 @@ impl MatRef {
     }
 
     /// An input of `rows` x `cols` in memory that the device of the heap can address, with room for `len`
-    /// elements. As an output it is refused: [`MatRef::external_mut`].
+    /// elements. As an output it is refused: [`MatRef::external_mut`]. [`Operand`](crate::Operand)s are safe, for memory of
+    /// cudarc and, in a [`scope`](crate::scope), of the host.
+    ///
+    /// These matrices of a call may be external, on the CPU (memory of the host) as on GPUs; an empty field is a matrix that
+    /// the variant does not take. `auto` takes no variant that refuses some memory.
+    ///
+    #[doc = include_str!("external.md")]
     ///
     /// # Safety
     /// The memory must be mapped for the heap's device and stay so, written by nobody, until the stream has

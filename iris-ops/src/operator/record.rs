@@ -46,6 +46,9 @@ impl Operator {
         if self.plan.alone() {
             return;
         }
+        if call.root != self.plan.request().root {
+            record.fields[Field::Config as usize] ^= hash(&call.root.to_le_bytes());
+        }
         if form.pulls {
             // Peers read A at this rank's own offset and leading dimension.
             let place = [pulled.0.to_le_bytes(), pulled.1.to_le_bytes()];

@@ -34,6 +34,12 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-ops/tests/cuda/", "kernels and memory of the user's"),
     ("iris-ops/src/matrix.rs", "the caller's memory, whose life the caller vouches for"),
     (
+        "iris-ops/src/operand.rs",
+        "memory that is lent to calls, and kept by cudarc's guards or a scope",
+    ),
+    ("iris-ops/src/comm/memory.rs", "memory that is lent to calls of a communicator"),
+    ("iris-ops/src/comm/calls.rs", "copies of memory that is lent to calls of a communicator"),
+    (
         "iris-kernels/tests/host/messages.rs",
         "the device source as host code, through raw addresses",
     ),
