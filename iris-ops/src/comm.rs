@@ -292,36 +292,44 @@ impl Comm {
     /// has opened. Calls that follow are refused.
     ///
     /// # Errors
-    /// [`Error::Comm`] if it was closed, if a rank is lost, or if a call of this rank has failed and nobody has been told.
+    /// [`Error::Comm`] if it was closed, if a rank is lost, or if a call of this rank has failed and nobody has been told. What
+    /// is local is closed all the same, so that another communicator can be opened, with another [`Id`].
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         let operators = self.lock().take();
         let operators = operators
             .ok_or_else(|| Error::comm(iris_heap::Error::Closed { what: "the communicator" }))?;
-        if self.owns_heap {
+        let freed = if self.owns_heap {
             drop(operators);
-            self.heap.close().map_err(Error::comm)?;
+            self.heap.close().map_err(Error::comm)
         } else {
-            let Operators { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } =
-                operators;
-            for (_, operator) in [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast]
-                .into_iter()
-                .flatten()
-            {
-                operator.free()?;
-            }
-            operators.barrier.free()?;
-            operators.workspace.free()?;
-            self.heap.free_many(&operators.stage).map_err(Error::comm)?;
-        }
-        match &self.owned {
+            operators.free(&self.heap)
+        };
+        // In any case: a rank that is lost leaves nothing open here.
+        let closed = match &self.owned {
             Some(world) => world.close().map_err(Error::comm),
             None => Ok(()),
-        }
+        };
+        freed.and(closed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Operators>> {
         self.operators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Operators {
+    /// Gives back what they have of the heap: collective.
+    #[track_caller]
+    fn free(self, heap: &SymmetricHeap) -> Result<()> {
+        let Operators { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
+        let sharing = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
+        for (_, operator) in sharing.into_iter().flatten() {
+            operator.free()?;
+        }
+        self.barrier.free()?;
+        self.workspace.free()?;
+        heap.free_many(&self.stage).map_err(Error::comm)
     }
 }
 

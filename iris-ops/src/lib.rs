@@ -40,7 +40,8 @@
 //!
 //! On a GPU a kernel of the caller's may run beside a call and take the tiles of C as they arrive:
 //! [`AllGather::beside`], of the ops whose peers write C directly, and `examples/wait_on_tile.rs`.
-//! Calls may be captured in graphs; matrices may lie in memory of cudarc's, and streams be its own.
+//! Calls may be captured in graphs; matrices may lie in memory of cudarc's, and streams be its own. Programs that call NCCL
+//! begin with [`coming_from_nccl`] and [`comm`].
 //!
 //! **Options.** Each operator has a struct of its own in its module, with what it reads and nothing
 //! else: what would be ignored does not compile.
@@ -69,6 +70,9 @@
 //! **Limits.** f32, f16 and bf16; sums are f32.
 
 #![deny(unsafe_code)]
+
+#[doc = include_str!("../COMING_FROM_NCCL.md")]
+pub mod coming_from_nccl {}
 
 // First: its list of operators is read by the modules that follow.
 #[macro_use]

@@ -199,6 +199,37 @@ fn ranks_meet_by_an_id() {
     assert!(error.contains("rank is 3"), "{error}");
 }
 
+/// What a server does that goes on: ranks that are left close what they have, and open another with a new id.
+#[test]
+fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
+    let ids = [Id::new().unwrap(), Id::new().unwrap()];
+    let lost = std::sync::Barrier::new(2);
+    let rank = |rank: usize| -> Result<()> {
+        let comm = Comm::from_rank_with(CPU, rank, 2, ids[0], &small())?;
+        sums::<f32>(&comm, 10)?;
+        if rank == 1 {
+            drop(comm);
+        } else {
+            // Its peer does not come.
+            let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("rank 1"), "{error}");
+            assert!(comm.check().is_err());
+            let error = comm.all_gather(&[1_u32], &mut [0_u32; 2]).unwrap_err().to_string();
+            assert!(error.contains("poisoned"), "{error}");
+            let error = comm.close().unwrap_err().to_string();
+            assert!(error.contains("rank 1"), "{error}");
+        }
+        lost.wait();
+        let comm = Comm::from_rank_with(CPU, rank, 2, ids[1], &small())?;
+        sums::<f32>(&comm, 10)?;
+        Ok(comm.close()?)
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+}
+
 /// The order of calls is the program's: here threads hand a turn on, while each enqueues calls of several parts.
 #[test]
 fn threads_share_a_communicator() {

@@ -246,3 +246,12 @@ fn auto_takes_no_variant_that_reads_a_where_it_lies() {
         }
     }
 }
+
+/// The page shows a part of a program that is compiled.
+#[test]
+fn the_example_of_the_page_is_that_of_the_program() {
+    let page = include_str!("../COMING_FROM_NCCL.md");
+    let shown = page.split("```rust,ignore\n").nth(1).unwrap().split("```").next().unwrap();
+    let program = include_str!("../examples/cudarc.rs");
+    assert!(shown.lines().count() > 20 && program.contains(shown), "the program has no:\n{shown}");
+}
