@@ -31,6 +31,8 @@ void standin_fail(const char* function, u64 nth) {
     standin::rank.until = nth;
     standin::rank.failed.clear();
 }
+/// Whether the log of this thread has the calls in which the host waits for the device, too.
+void standin_log_waits(bool waits) { standin::rank.waits = waits; }
 /// The function that failed; "" if none has.
 const char* standin_failed() { return standin::rank.failed.c_str(); }
 /// A stream of the caller's.

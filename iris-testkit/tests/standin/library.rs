@@ -105,6 +105,7 @@ pub(crate) struct Standin {
     rank: unsafe extern "C" fn(u32),
     log: unsafe extern "C" fn() -> *const c_char,
     clear: unsafe extern "C" fn(),
+    log_waits: unsafe extern "C" fn(bool),
     fail: unsafe extern "C" fn(*const c_char, u64),
     failed: unsafe extern "C" fn() -> *const c_char,
     stream: unsafe extern "C" fn(c_int) -> u64,
@@ -134,6 +135,7 @@ impl Standin {
                 rank: function!(b"standin_rank"),
                 log: function!(b"standin_log"),
                 clear: function!(b"standin_clear"),
+                log_waits: function!(b"standin_log_waits"),
                 fail: function!(b"standin_fail"),
                 failed: function!(b"standin_failed"),
                 stream: function!(b"standin_stream"),
@@ -158,6 +160,12 @@ impl Standin {
         // SAFETY: of this thread alone.
         unsafe { (self.clear)() };
         text
+    }
+
+    /// Says whether calls in which the host waits for the device are in the log of this thread, too: `HOST function`.
+    pub(crate) fn log_waits(&self, waits: bool) {
+        // SAFETY: takes either.
+        unsafe { (self.log_waits)(waits) };
     }
 
     /// Lets the call of this number, from 1 on, fail on this thread, of `function` or, if that is empty, of all that
