@@ -202,7 +202,7 @@ impl sealed::MatrixArg for Operand<'_> {
         if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } = &self.lent {
             // Not by the guard alone, which a program may leak.
             let recorded = event.record(stream);
-            return recorded.map_err(|error| iris_heap::Error::other(error)).in_op(op);
+            return recorded.map_err(iris_heap::Error::other).in_op(op);
         }
         let _ = op;
         Ok(())

@@ -1,5 +1,6 @@
 //! One shape: its matrices, its sides, and what comes of them.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -14,6 +15,7 @@ use super::baseline::{Baseline, Buffers};
 use super::contents::{Noise, Sampled, matrix, relative};
 use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times};
+use super::step::{Between, Step, Steps, Sum};
 use super::vendor::{Multiplier, Window};
 use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
@@ -30,6 +32,8 @@ impl Shape {
 /// What is planned on a rank.
 struct Plans {
     variants: Vec<Plan>,
+    /// Whether the first of them is made once more, for steps.
+    steps: bool,
     /// The product of this rank alone, if there is one in the op: M, N, K.
     alone: Option<([usize; 3], Plan)>,
     /// The op without its norm, if it has one.
@@ -45,7 +49,7 @@ impl Plans {
         let apart = || suite::plan(shape.op, "auto", ranks, &plain);
         let apart = rms_norm.map(|_| apart()).transpose()?;
         if !shape.op.multiplies() {
-            return Ok(Plans { variants, alone: None, apart });
+            return Ok(Plans { variants, steps: shape.layers.is_some(), alone: None, apart });
         }
         let m = match Meaning::of(shape.op).gives {
             Rows::Own => split(m, ranks.size, ranks.rank).len(),
@@ -53,12 +57,18 @@ impl Plans {
         };
         let options = OpOptions::new(m, n, k).dtype(dtype).backend(shape.options.backend);
         let alone = suite::plan(Op::Matmul, "auto", ranks, &options)?;
-        Ok(Plans { variants, alone: Some(([m, n, k], alone)), apart })
+        Ok(Plans {
+            variants,
+            steps: shape.layers.is_some(),
+            alone: Some(([m, n, k], alone)),
+            apart,
+        })
     }
 
     fn heap_bytes(&self) -> (u64, u64) {
         let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart);
-        let all = self.variants.iter().chain(others);
+        let again = self.variants.iter().take(usize::from(self.steps));
+        let all = self.variants.iter().chain(again).chain(others);
         all.fold((0, 64 << 10), |(data, signal), plan| {
             (data + plan.data_bytes(), signal + plan.signal_bytes())
         })
@@ -233,7 +243,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
     };
     // That there is neither library is said once, ahead of all shapes.
-    match libraries(nccl) {
+    match libraries(nccl.clone()) {
         _ if shape.beside == Beside::First => base = Some(0),
         // They have no norm to stand behind what they do.
         _ if plans.apart.is_some() => {}
@@ -267,6 +277,18 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         windowed = Some(sides.len());
         sides.push(Side::libraries(libraries(Ok(of))?, "the same in windows"));
     }
+
+    let steps = match shape.layers {
+        None => None,
+        Some(layers) => {
+            let library =
+                if base.is_some() && plans.apart.is_none() { libraries(nccl).ok() } else { None };
+            let op = (AnyOp::new(heap, &plans.variants[0])?, operands);
+            let OpOptions { m, n, .. } = shape.options;
+            let between = Between::new(heap, (m, n), dtype, matrices.c)?;
+            Some(add_steps(&mut sides, layers, op, library, between))
+        }
+    };
 
     // One call of each, compared; then times.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
@@ -360,10 +382,49 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let error = errors.fold(0.0, worse);
         let error = if error.is_nan() { "NaN".into() } else { Value::from(error) };
         set("rel_error", base.map(|_| error));
+        if let Some(steps) = steps.filter(|_| at == 0) {
+            let us = |side: usize| median(samples(side, calls));
+            let kernels = steps.marginal(steps.none, us);
+            set("layers", Some(steps.layers.into()));
+            set("marginal_kernel_us", Some(round(kernels, 100.0).into()));
+            for (name, sides) in [("", Some(steps.op)), ("_baseline", steps.library)] {
+                let marginal = |with: usize| sides.map(|sides| steps.marginal(sides[with], us));
+                set(&format!("marginal{name}_us"), marginal(0).map(|us| round(us, 100.0).into()));
+                // Without what the kernels take by themselves.
+                let between = marginal(1).map(|us| round(us - kernels, 100.0).into());
+                set(&format!("marginal{name}_between_us"), between);
+            }
+        }
         set("note", note.clone().map(Value::from));
         line
     });
     Ok(lines.collect())
+}
+
+/// Adds the sides of a step: each whole, and of half as many layers.
+fn add_steps<'a>(
+    sides: &mut Vec<Side<'a>>,
+    layers: usize,
+    op: (AnyOp, Operands),
+    library: Option<Baseline<'a>>,
+    between: Between,
+) -> Steps {
+    let (op, library, between) = (Rc::new(op), library.map(Rc::new), Rc::new(between));
+    let mut add = |sum: &dyn Fn() -> Sum<'a>, with: bool| {
+        [layers, layers / 2].map(|layers| {
+            let between = with.then(|| between.clone());
+            sides.push(Side::step(Step { layers, sum: sum(), between }));
+            sides.len() - 1
+        })
+    };
+    let of_op = || Sum::Op(op.clone());
+    let op_sides = [false, true].map(|with| add(&of_op, with));
+    let library = library.map(|library| {
+        let of_library = || Sum::Library(library.clone());
+        [false, true].map(|with| add(&of_library, with))
+    });
+    let none = add(&|| Sum::None, true);
+    Steps { layers, op: op_sides, library, none }
 }
 
 /// A quarter of the values is below the first, half of them below the second; none of none.
