@@ -28,6 +28,17 @@ pub fn theirs(heap: &SymmetricHeap, stream: &Arc<cudarc::driver::CudaStream>) ->
     heap.gpu()?.stream_of(stream)
 }
 
+/// A communicator on cudarc's stream, and its slices.
+pub fn sum(
+    stream: &Arc<cudarc::driver::CudaStream>,
+    (rank, world_size, id): (usize, usize, iris_ops::comm::Id),
+    data: &mut cudarc::driver::CudaSlice<f32>,
+) -> iris_ops::OpResult<()> {
+    let comm = iris_ops::Comm::from_rank(stream, rank, world_size, id)?;
+    comm.all_reduce_in_place(data, &iris_ops::comm::ReduceOp::Sum)?;
+    comm.all_gather(&data.slice(..2), &mut data.clone())
+}
+
 /// Passes a stream and memory of another library to the heap, by handle and address.
 ///
 /// # Safety
@@ -57,8 +68,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         &format!(
             "[package]\nname = \"beside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
              [dependencies]\n\
-             iris-heap = {{ path = {:?}, features = [\"cudarc-0-19\"] }}\n\
-             iris-ops = {{ path = {:?} }}\n\
+             iris-heap = {{ path = {:?} }}\n\
+             iris-ops = {{ path = {:?}, features = [\"cudarc-0-19\"] }}\n\
              cudarc = {{ version = \"0.19\", default-features = false, features = {CANDLE} }}\n",
             path("iris-heap"),
             path("iris-ops"),

@@ -150,6 +150,21 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// [`Error::OutOfBounds`], [`Error::Closed`].
     fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()>;
 
+    /// Enqueues a copy from a mapping of its heap to the host.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Closed`], [`Error::Unsupported`] in a capture; those of the device.
+    fn read(&self, from: (Arc<dyn Mapping>, u64), bytes: u64) -> Result<Box<dyn HostCopy>>;
+
+    /// Enqueues a copy between two addresses of its device.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; those of the device.
+    ///
+    /// # Safety
+    /// As for [`crate::SymmetricHeap::copy_raw_on`].
+    unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()>;
+
     /// See [`crate::Stream::launch_cpu`].
     ///
     /// # Errors
@@ -201,6 +216,15 @@ pub(crate) trait StreamBackend: Send + Sync {
 
     /// This object as the backend's own type, for downcasts.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// Bytes that an enqueued copy brings to the host. Dropped before that, it keeps their memory for the copy.
+pub(crate) trait HostCopy: Send {
+    /// Event that is done when the bytes are there.
+    fn event(&self) -> &dyn EventBackend;
+
+    /// The bytes, once the event is done; none if the copy failed.
+    fn bytes(&self) -> Option<Vec<u8>>;
 }
 
 /// Event of a backend.

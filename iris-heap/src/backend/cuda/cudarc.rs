@@ -26,6 +26,7 @@ impl Gpu {
             return Err(unsupported("a stream of cudarc's", &why));
         }
         let raw = RawStream(stream.cu_stream() as u64);
+        self.check_default(raw)?;
         // SAFETY: cudarc destroys the stream when its last `Arc` is dropped, and `held` keeps one.
         let queue = unsafe { Queue::held(&self.shared, raw, stream.clone()) }?;
         self.keep(queue).map(Stream::from_backend)
