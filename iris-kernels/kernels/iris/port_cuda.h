@@ -9,10 +9,9 @@ IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
-/// For a launch that may begin before the previous launch on the stream has ended (programmatic
-/// dependent launch): waits until that launch has ended and its writes are visible, and permits the
-/// next launch to begin once all workgroups of this one have arrived here. So the launch latency
-/// overlaps with the previous kernel.
+/// Programmatic dependent launch: waits until the previous launch on the stream has ended and its
+/// writes are visible, then lets the next launch start once all workgroups of this one have
+/// started. This hides the launch latency.
 IRIS_DEVICE void take_turn() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -99,7 +99,9 @@ struct SplitGrid {
 /// Dimension of A that is split over the ranks in an all-gather before a product.
 enum class Shard : u32 { Rows, Columns };
 
-/// Units of a staged gather of A, each from one rank, and the tiles that need them.
+/// Units in which a staged all-gather-matmul fetches A (`m` x `k`) from its peers: rectangles of
+/// `tile_m` x `k_group` of one rank's shard. Numbered source by source; within a source along M
+/// first if `m_contiguous`, otherwise along K first.
 struct Units {
     Shard shard;
     u32 size, m, k, tile_m, k_group;
@@ -196,8 +198,8 @@ struct Units {
         }
         return Turn{source, least + turn / longer};
     }
-    /// Row block that `rank` processes as number `position`: its own row blocks first, then those
-    /// of the other ranks in order of arrival.
+    /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
+    /// whose rows of A it has itself, then the blocks of its peers round-robin.
     IRIS_DEVICE u32 worked(u32 position, u32 rank) const {
         if (shard == Shard::Columns) return position;
         const u32 own = row_blocks_of(rank);
@@ -224,8 +226,8 @@ struct Units {
         for (u32 from = 0; from < size; ++from) count += groups_of(from);
         return count;
     }
-    /// The i-th unit that row block `block` needs, in the order in which `rank` uses them: its own
-    /// first, then those of the other ranks in order of arrival.
+    /// Returns the unit that row block `block` of C needs as number `i`, in the order in which
+    /// `rank` multiplies them: its own first, then those of its peers round-robin.
     IRIS_DEVICE u32 need(u32 block, u32 rank, u32 i) const {
         const Block at = row_block(block);
         if (shard == Shard::Rows) return unit(at.source, at.within, i);

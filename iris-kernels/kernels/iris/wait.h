@@ -43,7 +43,8 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     return true;
 }
 
-/// Whether this rank has given up or a peer has told it to. Sticky: the abort word is never reset.
+/// Returns whether this rank has given up or was told that a peer has. The answer never reverts to
+/// false.
 IRIS_DEVICE bool has_given_up(const Words& m) {
     return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }

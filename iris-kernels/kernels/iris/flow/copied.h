@@ -52,9 +52,10 @@ IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
     });
 }
 
-/// Arrival waits of a single thread, inside a kernel that reads parts while copies are running. The
-/// kernel must run between open(), which has checked agreement with all peers, and close(). It does
-/// not count workgroups and ends no call.
+/// Waits for parts of copied data inside a launch that reads them while copies are still running. A
+/// single thread of a workgroup uses it, for itself and for the copies to shared memory that it
+/// then starts. The launch lies between open, which has compared the records, and close, so it
+/// neither counts workgroups nor ends the call.
 class Arrivals {
   public:
     IRIS_DEVICE explicit Arrivals(const Launch& launch)
