@@ -268,7 +268,7 @@ pub enum Core {
     Storing {
         /// Whether tiles of this rank's partial go to their owners ([`Transfer::Blocks`]).
         blocks: bool,
-        /// Transfer of results to all ranks, if the GEMM does one.
+        /// Transfer of the results to all ranks; `None` if results stay on this rank.
         results: Option<Transfer>,
     },
     /// Built-in GEMM that also exchanges the message of this kernel, so that the call is one
@@ -373,7 +373,7 @@ impl Program {
 }
 
 impl Source {
-    /// Workspace area of the factor, if it lies in one.
+    /// Returns the workspace matrix that is the source, or `None` if A of the call is.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Source::Area(area) => Some(area),
@@ -383,7 +383,7 @@ impl Source {
 }
 
 impl Target {
-    /// Workspace area of the destination, if it is one.
+    /// Returns the workspace matrix that is the destination, or `None` if C of the call is.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Target::Area(area) => Some(area),

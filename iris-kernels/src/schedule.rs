@@ -258,8 +258,9 @@ impl Units {
         (more().nth((turn % longer) as usize).unwrap_or(rank), least + turn / longer)
     }
 
-    /// Row block that `rank` processes as number `position`: its own row blocks first, since they
-    /// need no other rank, then those of the other ranks in order of arrival.
+    /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
+    /// whose rows of A it has itself, since they wait for nobody, then the blocks of its peers
+    /// round-robin.
     pub fn worked(&self, position: u32, rank: u32) -> u32 {
         if self.shard == Shard::Columns {
             return position;
@@ -285,8 +286,8 @@ impl Units {
         self.first(source) + within
     }
 
-    /// Units that row block `block` needs, in the order in which `rank` uses them: its own first,
-    /// then those of the other ranks in order of arrival.
+    /// Returns the units of A that row block `block` of C needs, in the order in which `rank`
+    /// multiplies them: its own first, then those of its peers round-robin.
     pub fn needs(&self, block: u32, rank: u32) -> impl Iterator<Item = u32> + use<> {
         let units = *self;
         let (_, _, source, row) = units.row_block(block);
@@ -337,7 +338,7 @@ pub struct Items {
     pub rows: u32,
     /// Number of columns of the whole message.
     pub cols: u32,
-    /// Number of elements per item.
+    /// Number of elements in an item: 8 bytes divided by the element size.
     pub per_item: u32,
 }
 
@@ -398,11 +399,8 @@ impl Items {
     }
 }
 
-/// Order in which a rank multiplies the tiles of a product whose rows are owned by `ranks` ranks,
-/// `tiles` per rank, in rounds of `span` tiles per rank. The first round has tiles of the other
-/// ranks, the next rank's first. Each later round has tiles of the other ranks, and this rank's own
-/// tiles of the previous round, which the other ranks have stored meanwhile. The last own tiles
-/// come at the end.
+/// Order in which a rank multiplies the tiles of a GEMM with reduce-scatter: `tiles` tiles for each
+/// of `ranks` owners, in rounds of `span` tiles per owner.
 ///
 /// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
 /// ranks before it waits for their tiles of the first round, so the waits form no cycle.
@@ -415,8 +413,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Rank and tile at `position`: the rank as its distance from the next rank (this rank is the
-    /// last), and the number of the tile among those of that rank.
+    /// Returns (owner, tile) at `position`: `owner` counts ranks from the next one, so this rank is
+    /// `ranks - 1`, and `tile` is an index among that owner's tiles.
     pub fn at(&self, position: u32) -> (u32, u32) {
         let Self { tiles, span, ranks } = *self;
         let (others, first, last) = (ranks - 1, span.min(tiles), (tiles - 1) / span * span);

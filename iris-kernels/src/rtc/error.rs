@@ -8,7 +8,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The compiler library was not found.
-    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    #[error("{what} was not found; searched: {}", looked.join(", "))]
     NotFound {
         /// Name of the library.
         what: &'static str,
@@ -65,7 +65,7 @@ pub enum Error {
         instead: String,
     },
     /// A file for the compiler cannot be written.
-    #[error("{}, for the compiler: {why}", path.display())]
+    #[error("input file for the compiler, {}: {why}", path.display())]
     File {
         /// Path of the file or folder.
         path: PathBuf,

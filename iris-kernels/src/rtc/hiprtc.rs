@@ -92,7 +92,7 @@ pub(super) fn knows(release: (i32, i32), arch: &str) -> bool {
     release >= since
 }
 
-pub(super) fn fixed(arch: &str) -> Vec<String> {
+pub(super) fn fixed_options(arch: &str) -> Vec<String> {
     vec![format!("--offload-arch={arch}"), "-std=c++17".into(), "-O3".into()]
 }
 

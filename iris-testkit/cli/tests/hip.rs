@@ -406,7 +406,7 @@ fn a_doctor_sees_the_devices() {
         "driver 70253211",
         "device 1: a fake of HIP gfx942",
         "hiprtc of ROCm 7.2.53211",
-        "no RCCL, so that iris bench compares no messages: RCCL (librccl.so) is not there",
+        "no RCCL, so that iris bench compares no messages: RCCL (librccl.so) was not found",
         "no hipBLASLt, so that products of whole matrices are by kernels of ours: hipBLASLt",
     ] {
         assert!(out.contains(expected), "{expected} in {out}");
@@ -502,7 +502,7 @@ fn a_library_that_is_of_no_use_is_left_out() {
     for (set, why) in cases {
         let (calls, said) = right(fake, line, &[set, logs]);
         assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
-        assert!(said.contains("the product is ours") && said.contains(why), "{said}");
+        assert!(said.contains("the vendor's library is not used") && said.contains(why), "{said}");
     }
     // All ranks use the library or none does; here one rank has a K that the library does not
     // support.
