@@ -8,9 +8,10 @@ use iris_heap::abi::HeapView;
 use iris_heap::plain_access::Span;
 use iris_sync::{Channel, Record};
 
-/// A matrix in memory that this rank's kernels can address; address 0 means that there is none.
+/// Matrix in memory that this rank's kernels can address.
 ///
-/// Element (r, c) lies `r * ld + c` elements from `address`, or `c * ld + r` if `transposed` is 1.
+/// Element (r, c) is at `address + (r * ld + c) * size`, or `address + (c * ld + r) * size` if
+/// `transposed` is 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Matrix {
@@ -101,7 +102,7 @@ pub struct OpArgs {
     pub heap: HeapView,
     /// Layout of the op's synchronisation words.
     pub channel: Channel,
-    /// This rank's description of the call, compared with its peers'.
+    /// Record of the call's parameters, which peers compare with theirs.
     pub record: Record,
     /// Epsilon of the RMSNorm, added to the mean of squares; 0 without an RMSNorm.
     pub epsilon: f32,

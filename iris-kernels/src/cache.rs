@@ -74,7 +74,8 @@ impl Cache {
             .mode(0o700)
             .create(folder)
             .map_err(|error| wrong(format!("cannot be created: {error}")))?;
-        // The link itself is checked: the owner of its folder could redirect it.
+        // Check the path itself, without following links: the owner of the parent folder could
+        // redirect a link later.
         let metadata = fs::symlink_metadata(folder).map_err(|error| wrong(error.to_string()))?;
         if !metadata.is_dir() {
             return Err(wrong("is not a folder; expected a folder of this user".into()));

@@ -86,8 +86,8 @@ pub struct Alternative {
 vocabulary! {
     /// Condition of an [`Alternative`].
     When {
-        /// One GEMM launch can exchange the message as well: operands fit it, and all of its tiles
-        /// are co-resident.
+        /// A GEMM launch can do the message itself: the operands fit, and all tiles are resident at
+        /// once.
         Exchanges = "one GEMM launch can do the message",
         /// The built-in GEMM supports the call in its form that stores tiles directly at the peers
         /// that own them.

@@ -23,11 +23,12 @@ pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
     if at < long { at / (each + 1) } else { more + (at - long) / each }
 }
 
-/// Work index of workgroup `workgroup` of `count`, on a device that assigns workgroups to its
-/// `dies` round-robin. Each die gets consecutive work indices, and so tiles that share operands,
-/// which its own cache then holds. It is a permutation of the workgroups; 0 stays 0.
+/// Returns the logical number of workgroup `workgroup` of `count` on a device that distributes
+/// workgroups round-robin over `dies` dies (for example the 8 XCDs of an MI300X).
 ///
-/// Peers do not depend on which workgroup of a rank processes which tile.
+/// Workgroups on one die get consecutive logical numbers, so they work on neighbouring tiles, which
+/// share operands in the die's L2 cache. The result is a permutation of the workgroups; workgroup 0
+/// keeps number 0. Peers do not depend on it, because signals belong to tiles, not to workgroups.
 pub fn dealt(workgroup: u32, count: u32, dies: u32) -> u32 {
     if dies <= 1 {
         return workgroup;
@@ -188,7 +189,7 @@ impl Units {
         self.first(self.size)
     }
 
-    /// Rank that `unit` comes from.
+    /// Returns the rank whose shard contains `unit`.
     pub fn source(&self, unit: u32) -> u32 {
         (0..self.size).find(|&rank| unit < self.first(rank + 1)).unwrap_or(self.size - 1)
     }
@@ -225,8 +226,9 @@ impl Units {
         }
     }
 
-    /// First row and number of rows of row block `block` of C, the rank that has it (0 if A is
-    /// split by columns), and its index in that rank's shard.
+    /// Returns (first row, number of rows, rank, index) of row block `block` of C: `rank` is the
+    /// rank whose shard has the rows (0 if A is split by columns), and `index` counts blocks within
+    /// that shard.
     pub fn row_block(&self, block: u32) -> (u32, u32, u32, u32) {
         let mut before = 0;
         let mut source = 0;
@@ -241,10 +243,12 @@ impl Units {
         (row, self.tile_m.min(rows.end - row), source, block - before)
     }
 
-    /// Position-th element in a round-robin order over the ranks other than `rank`, starting with
-    /// the next rank, so that the links to all of them are busy. `of` returns the number of
-    /// elements of a rank; some ranks may have more than others, all of these the same number.
-    /// Returns the rank and the index of the element within the rank.
+    /// Returns the item at `position` when the items of all ranks except `rank` are taken
+    /// round-robin, as (source rank, index among that rank's items). `of(rank)` is the number of
+    /// items of a rank.
+    ///
+    /// The round begins with the rank after `rank`, so that all links are busy at once. Some ranks
+    /// may have more items than the rest, all by the same amount; their surplus comes last.
     fn in_turns(&self, rank: u32, position: u32, of: impl Fn(u32) -> u32) -> (u32, u32) {
         let others = || (1..self.size).map(|step| (rank + step) % self.size);
         let least = others().map(&of).min().unwrap_or(0);
@@ -347,8 +351,8 @@ impl Items {
         split(self.rows, self.size, rank)
     }
 
-    /// Number of rows that `from` sends to `to`; if both are the same rank, the number of rows that
-    /// it keeps.
+    /// Returns the number of rows that `from` sends to `to`; for `from == to`, the number of rows
+    /// that the rank keeps for itself.
     pub fn rows_sent(&self, from: u32, to: u32) -> u32 {
         match self.collective {
             Collective::AllReduce => self.rows,

@@ -151,8 +151,8 @@ IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "m
 IRIS_ATOMICS(i32, "s32", "32", "r")
 IRIS_ATOMICS(i64, "s64", "64", "l")
 
-/// Two adjacent 64-bit words, each accessed as a whole: a vector access may be split into its
-/// elements, so each word must be one element. The address is a multiple of 16.
+/// Loads two adjacent 64-bit words as a vector. PTX guarantees atomicity per vector element, so
+/// each element must be a complete word. The address must be a multiple of 16.
 template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     if constexpr (S == Scope::System) {

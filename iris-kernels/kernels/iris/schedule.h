@@ -32,9 +32,9 @@ IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
     return at < longer ? at / (each + 1) : more + (at - longer) / each;
 }
 
-/// Work index of workgroup `workgroup` of `count`, on a device that assigns workgroups to its
-/// `dies` round-robin. Each die gets consecutive work indices, and so tiles that share operands,
-/// which its own cache then holds. It is a permutation of the workgroups; 0 stays 0.
+/// Returns the logical number of a workgroup on a device that distributes workgroups round-robin
+/// over `dies` dies. Workgroups on one die get consecutive logical numbers, so their tiles share
+/// operands in the die's L2 cache. The result is a permutation; workgroup 0 keeps number 0.
 IRIS_DEVICE u32 dealt(u32 workgroup, u32 count, u32 dies) {
     if (dies <= 1) return workgroup;
     return split(count, dies, workgroup % dies).start + workgroup / dies;
@@ -127,7 +127,7 @@ struct Units {
         return count;
     }
     IRIS_DEVICE u32 units() const { return first(size); }
-    /// Rank that `unit` comes from.
+    /// Returns the rank whose shard contains `unit`.
     IRIS_DEVICE u32 source(u32 unit) const {
         u32 after = 0;
         for (u32 rank = 0; rank < size; ++rank) {
@@ -160,8 +160,8 @@ struct Units {
         for (u32 from = 0; from < size; ++from) count += row_blocks_of(from);
         return count;
     }
-    /// Row block of C: first row, number of rows, the rank that has it (0 if A is split by
-    /// columns), and its index in that rank's shard.
+    /// Row block of C: first row, number of rows, the rank whose shard has the rows (0 if A is
+    /// split by columns), and the block's index in that shard.
     struct Block {
         u32 row, rows, source, within;
     };
@@ -178,9 +178,10 @@ struct Units {
     struct Turn {
         u32 source, within;
     };
-    /// Position-th element in a round-robin order over the ranks other than `rank`, starting with
-    /// the next rank, so that the links to all of them are busy. `of` returns the number of
-    /// elements of a rank; some ranks may have more than others, all of these the same number.
+    /// Returns the item at `position` when the items of all ranks except `rank` are taken
+    /// round-robin; `of(rank)` is the number of items of a rank. The round begins with the rank
+    /// after `rank`, so that all links are busy at once. Some ranks may have more items than the
+    /// rest, all by the same amount; their surplus comes last.
     template <class Of> IRIS_DEVICE Turn in_turns(u32 rank, u32 position, Of of) const {
         const u32 others = size - 1;
         u32 least = ~0u;
@@ -238,7 +239,7 @@ struct Units {
     }
 };
 
-/// Collective of small messages, by its data flow; same as schedule::Collective.
+/// Collective operation of an LL message; as schedule::Collective.
 enum class Collective : u32 { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
 
 /// Items of a message in the LL protocol: eight bytes each, of concatenated rows. The last item of
@@ -261,8 +262,8 @@ struct Items {
           more(parted(collective) ? rows % size : 0), whole(items_of(rows)),
           of_part(items_of(each)), of_longer(items_of(each + 1)) {}
 
-    /// Number of rows that `from` sends to `to`; if both are the same rank, the number of rows that
-    /// it keeps.
+    /// Returns the number of rows that `from` sends to `to`; for `from == to`, the number of rows
+    /// that the rank keeps.
     IRIS_DEVICE u32 rows_sent(u32 from, u32 to) const {
         switch (collective) {
         case Collective::AllReduce: return rows;

@@ -154,9 +154,9 @@ IRIS_DEVICE void raise_signal(const Words& m, Call call, SymWord word) {
     m.store<Access::SignalStore>(word, call.number());
 }
 
-/// Wait until `compare(seen, value)` is true for the value of `word`. All threads of a user's
-/// kernel call it together. Returns false on all threads if the progress deadline passes or a rank
-/// gives up; the fault record then has op -1 and awaited rank `from`.
+/// Waits until `compare(seen, value)` is true for `word`. Called by all threads of a user kernel
+/// together. Returns false in all threads if the progress deadline passes or a rank gave up; the
+/// fault record then has op -1 and names `from` as the awaited rank.
 template <class Compare>
 IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare, i32 value,
                             u32 from) {

@@ -166,7 +166,8 @@ class Workgroup {
         return true;
     }
 
-    /// Wait until `peer` has finished reading the slot that this call writes at it.
+    /// Waits, before a slot at `peer` is written, until `peer` has finished reading the slot's
+    /// previous contents.
     [[nodiscard]] IRIS_DEVICE bool credit(u32 peer) {
         if ((credited >> peer & 1) == 0) {
             if (!waiting([&] { return credit_of(peer); })) return false;

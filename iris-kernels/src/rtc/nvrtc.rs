@@ -1,4 +1,4 @@
-//! NVRTC: its location and its fixed options.
+//! NVRTC: search paths, and the options for every compilation.
 
 use super::api::{Api, Names};
 use super::{Compiler, Result, Tool, Vendor, search};

@@ -38,7 +38,7 @@ pub struct Prepared {
     products: Mutex<Recent<Problem, Option<Product>>>,
 }
 
-/// Smallest number of rows above 1 that has algorithms of its own.
+/// Number of rows of the second bucket; the first bucket has one row.
 const LEAST_ROWS: usize = 16;
 
 /// Form of a call, besides its rows: which operands are column-major (`a`, `b`), what is added, and

@@ -89,8 +89,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// add_vectors with the depth that suits the tile: in a small tile a thread has only one or two
-/// vectors, and would load them repeatedly.
+/// Adds up a tile of type DTYPE, with as many vectors in flight per thread as the tile has; more
+/// would only read a thread's first vectors again.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;

@@ -26,9 +26,9 @@ IRIS_DEVICE bool open(const Launch& launch) {
     });
 }
 
-/// Copies by workgroups, used if no copy engine does them: each part goes to its peers and is
-/// followed by its signal, the number that open() stored. Part 0 has signal number `first`. Like an
-/// engine, the copies continue if the rank has given up.
+/// Replaces copy engines by workgroups: copies each part to its peers, each followed by a signal
+/// with the number in flag 0. `first` is the number of the first signal. It runs even if the rank
+/// has given up, as an engine would.
 template <class Plan, class Body>
 IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
