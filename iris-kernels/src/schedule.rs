@@ -406,8 +406,13 @@ impl Items {
 /// Order in which a rank multiplies the tiles of a GEMM with reduce-scatter: `tiles` tiles for each
 /// of `ranks` owners, in rounds of `span` tiles per owner.
 ///
-/// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
-/// ranks before it waits for their tiles of the first round, so the waits form no cycle.
+/// The first round computes the peers' tiles, beginning with the next rank's. Each later round
+/// computes the peers' next tiles and then this rank's own tiles of the previous round, for which
+/// the peers have meanwhile stored their partials. The own tiles of the last round come last.
+///
+/// A workgroup takes every `span`-th tile of this order. Before it waits for the peers' partials of
+/// one round, it has stored its own partials for the peers of that round and the next, so there is
+/// no cyclic wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {

@@ -16,7 +16,7 @@ pub struct WholeProduct {
     ours: Option<Gemm>,
     /// Whether the vendor's library is used by default, and the built-in GEMM only for the shapes
     /// for which it was measured to be faster.
-    chooses: bool,
+    chooses_by_shape: bool,
 }
 
 impl WholeProduct {
@@ -45,7 +45,7 @@ impl WholeProduct {
         };
         // Besides the vendor's library, only those built-in builds are loaded that are preferred to
         // it.
-        let chooses = library == Library::Auto && vendor.is_some();
+        let chooses_by_shape = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
             _ => Gemm::of_whole(heap, whole, chooses_by_shape)?,

@@ -44,7 +44,7 @@ impl Message {
     }
 
     /// This message with its signals numbered after the signals of `other`.
-    pub(super) fn behind(self, other: &Self) -> Self {
+    pub(super) fn with_signals_after(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }
 
@@ -59,10 +59,10 @@ impl Message {
 
     /// Rank whose share of the rows is sent from `from` to `to`: the sender's own share in an
     /// all-gather, the receiver's in a scatter.
-    fn whose(&self, from: u32, to: u32) -> u32 {
-        match self.way {
-            Way::Gather => from,
-            Way::Scatter => to,
+    fn share_of(&self, from: u32, to: u32) -> u32 {
+        match self.pattern {
+            Pattern::Gather => from,
+            Pattern::Scatter => to,
         }
     }
 
@@ -83,21 +83,21 @@ impl Message {
     }
 
     /// Numbers of all tiles that this rank receives from `source`.
-    pub(super) fn all(&self, source: u32) -> Range<u32> {
-        0..self.grid().part(self.whose(source, self.args.channel.rank)).tiles()
+    pub(super) fn all_received(&self, source: u32) -> Range<u32> {
+        0..self.grid().part(self.share_of(source, self.args.channel.rank)).tiles()
     }
 
     /// Rows of this rank's A that become the rows `rows` that rank `to` receives from this rank.
-    fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
-        let first = match self.way {
-            Way::Gather => 0,
-            Way::Scatter => split(self.args.m, self.args.channel.size, to).start,
+    fn source_rows(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
+        let first = match self.pattern {
+            Pattern::Gather => 0,
+            Pattern::Scatter => split(self.args.m, self.args.channel.size, to).start,
         };
         first + rows.start..first + rows.end
     }
 
     /// Rows of a peer's C to which this rank copies the rows `rows` of what it sends.
-    fn placed(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
+    fn target_rows(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
         let (size, rank) = (self.args.channel.size, self.args.channel.rank);
         let first = match self.pattern {
             Pattern::Gather => split(self.args.m, size, rank).start,

@@ -50,7 +50,7 @@ struct Output {
 }
 
 /// Output of one compilation: machine code, and PTX if the compiler makes it.
-pub(super) struct Made {
+pub(super) struct Compiled {
     /// PTX text, from NVRTC only.
     pub(super) text: Vec<u8>,
     /// Machine code; empty for a virtual architecture of NVIDIA (`compute_..`).

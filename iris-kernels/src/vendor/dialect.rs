@@ -172,7 +172,7 @@ library! { HipblasLt,
 }
 
 /// Source of the version and of status names, for which the libraries have different functions.
-pub(super) enum Tells {
+pub(super) enum VersionApi {
     /// cuBLASLt: functions without a handle.
     Global(CublasLt),
     /// hipBLASLt: the version needs a handle of a device; there are no status names.

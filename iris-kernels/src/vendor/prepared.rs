@@ -12,7 +12,7 @@ use super::{Error, Result};
 use crate::args::{Matrix, OpArgs, dtype_code};
 use crate::recent::Recent;
 
-/// Products by a BLAS library for all calls of an operator with up to a maximum number of rows.
+/// Library products for all calls of an operator with up to `most` rows.
 ///
 /// The heuristic is queried once, when this is made: for each power of two of rows, for A and B
 /// row-major and column-major, for alignment to 16 bytes or to an element only, and, if aligned,
