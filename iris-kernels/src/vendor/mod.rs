@@ -156,11 +156,11 @@ pub fn hip_folders() -> Vec<PathBuf> {
 /// Prefix of the file name of HIP's runtime.
 const HIP_RUNTIME: &str = "libamdhip64.so";
 
-/// Loads a library of a vendor.
+/// Loads a vendor's library.
 ///
 /// # Errors
-/// Reason why it does not load; or that it brings its own HIP runtime, as Python's packages do,
-/// which does not know the streams and memory of the runtime that is already loaded.
+/// The loader's error; or an error if the library brings a second HIP runtime, as Python packages
+/// do, because streams and memory of the runtime that is already loaded would be invalid in it.
 #[allow(unsafe_code, reason = "a library is loaded")]
 pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let before = search::loaded(HIP_RUNTIME);
@@ -168,7 +168,7 @@ pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let library = unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())?;
     let mut more = search::loaded(HIP_RUNTIME).into_iter();
     match more.find(|runtime| !before.is_empty() && !before.contains(runtime)) {
-        Some(other) => Err(format!("it brings a HIP runtime of its own, {}", other.display())),
+        Some(other) => Err(format!("it loads a second HIP runtime, {}", other.display())),
         None => Ok(library),
     }
 }
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_an_error_that_says_where_it_was_looked_for() {
+    fn a_missing_library_is_an_error_with_the_searched_places() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("libnothing.so.1");
         std::fs::write(&file, "no library").expect("room");
@@ -187,7 +187,7 @@ mod tests {
         let folders = [folder.path().to_path_buf()];
         let error = find(names, &folders, ("libnothing.so", &["libnothing.so"]), open);
         let text = error.expect_err("there is none").to_string();
-        assert!(text.starts_with("nothing (libnothing.so) is not there"), "{text}");
+        assert!(text.starts_with("nothing (libnothing.so) was not found"), "{text}");
         assert!(text.contains(&format!("{} (it does not open)", file.display())), "{text}");
         assert!(text.ends_with("libnothing.so (it does not open)"), "{text}");
     }
