@@ -383,7 +383,7 @@ fn option(segment: &str) -> &'static str {
     match segment {
         "signal" => "HeapOptions::signal_bytes",
         "device-local" => "HeapOptions::device_words",
-        _ => "the room of Plan::open_heap, or HeapOptions::data",
+        _ => "pass all plans and a larger room to Plan::open_heap, or see HeapOptions::data",
     }
 }
 

@@ -55,7 +55,7 @@ pub enum Error {
     },
     /// The library's release is older than the numbers used here.
     #[error(
-        "{library} is older than expected, {oldest}: install a later one, or use Library::Ours"
+        "{library} is older than {oldest}, the oldest expected: install a later one, or use Library::Ours"
     )]
     TooOld {
         /// Library and its version.
