@@ -1,4 +1,6 @@
 //! The one error type of the crate.
+//!
+//! Long because each variant has its text with what to do, and each field its meaning.
 
 #[cfg(test)]
 mod texts;
@@ -383,7 +385,7 @@ fn option(segment: &str) -> &'static str {
     match segment {
         "signal" => "HeapOptions::signal_bytes",
         "device-local" => "HeapOptions::device_words",
-        _ => "the room of Plan::open_heap, or HeapOptions::data",
+        _ => "pass all plans and a larger room to Plan::open_heap, or see HeapOptions::data",
     }
 }
 

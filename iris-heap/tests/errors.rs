@@ -167,20 +167,21 @@ fn who_panicked_is_named_as_what_it_is() {
     let one = World::run_threads(1, panics).unwrap_err();
     let each = each(1, panics).remove(0).unwrap_err();
     for e in [one, each] {
-        assert_eq!(e.to_string(), "iris-rank-0: panicked: by design");
+        assert!(e.to_string().starts_with("iris-rank-0: panicked: by design; "), "{e}");
     }
     World::run_threads(1, |w| {
         let heap = SymmetricHeap::open(&w, options().threads(2))?;
         let stream = heap.stream()?;
         stream.call_cpu("a function", || panic!("by design"))?;
-        assert_eq!(stream.sync().unwrap_err().to_string(), "a function: panicked: by design");
+        let error = stream.sync().unwrap_err().to_string();
+        assert!(error.starts_with("a function: panicked: by design; "), "{error}");
         let kernel = |g: Group| match g.index {
             1 => panic!("by design"),
             _ => Ok(()),
         };
         stream.launch_cpu("a kernel", 2, Arc::new(kernel))?;
         let e = stream.sync().unwrap_err().to_string();
-        assert_eq!(e, "a kernel, workgroup 1: panicked: by design");
+        assert!(e.starts_with("a kernel, workgroup 1: panicked: by design; "), "{e}");
         close(&heap)
     })
     .unwrap();

@@ -135,7 +135,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
             [
                 "asked 12288 bytes, free 8192, largest block 4096",
                 "needs 12288",
-                "open the heap with more (the room of",
+                "open the heap with more (pass all plans and a larger room",
             ],
         ),
         (

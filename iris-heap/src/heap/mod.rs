@@ -260,16 +260,18 @@ impl SymmetricHeap {
             }
         }
         let mut outcome = Writer::default();
-        match full {
-            _ if let Err(e) = &possible => outcome.u64(2).text(&e.to_string()),
-            Some((r, full)) => outcome
+        match (&possible, full) {
+            (Err(e), _) => outcome.u64(2).text(&e.to_string()),
+            (Ok(()), Some((r, full))) => outcome
                 .u64(1)
                 .text(&r.name)
                 .text(&r.segment.to_string())
                 .u64(full.asked)
                 .u64(full.free)
                 .u64(full.largest),
-            None => blocks.iter().fold(outcome.u64(0), |w, b| w.u64(b.offset).u64(b.serial)),
+            (Ok(()), None) => {
+                blocks.iter().fold(outcome.u64(0), |w, b| w.u64(b.offset).u64(b.serial))
+            }
         };
         let outcomes = self.world.agree_with("alloc", &items, &outcome.finish());
         let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
@@ -543,9 +545,13 @@ impl SymmetricHeap {
         let signal = &*self.memory.signal[self.rank()];
         self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
         let code = i32::from_ne_bytes(word);
+        if code == 0 {
+            return Ok(());
+        }
+        if let Some(disorder) = self.memory.control.disorder() {
+            return Err(disorder);
+        }
         match usize::try_from(i64::from(code) - 1) {
-            _ if code == 0 => Ok(()),
-            _ if let Some(disorder) = self.memory.control.disorder() => Err(disorder),
             Ok(rank) if rank < self.size() => self.world.note_returned(Err(Error::GaveUp { rank })),
             _ => Err(Error::Aborted {
                 code,
