@@ -1,7 +1,6 @@
 //! Table of the `IRIS_*` environment variables of all crates, and the settings that this crate
 //! reads from them.
 
-mod launched;
 mod unknown;
 
 use std::env::VarError;
@@ -9,7 +8,6 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-pub use launched::launched;
 pub use unknown::{Unknown, tell_unknown, unknown};
 
 /// Largest number of workgroup threads per rank.

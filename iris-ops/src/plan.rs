@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Once};
 
-use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
+use iris_heap::{ALIGNMENT, DType, Request as Block, Segment};
 use iris_kernels::program::{Areas, Sizes};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
 use iris_kernels::{Library, Whole};
@@ -25,7 +25,6 @@ use crate::kind::{Op, Variant, Why};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Request, Shard, StagingLayout, TileShape};
 use crate::ranks::Ranks;
-use crate::room::Room;
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
 use crate::tune::{self, GemmKind};
@@ -353,43 +352,6 @@ impl Plan {
         let line = u64::from(LINE_WORDS);
         let words = self.extent().device_words() as u64;
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
-    }
-
-    /// Options of a heap on the device that these plans are for, with room for the operators of all plans (a shared
-    /// workspace takes less) and for what `room` says, as this rank has it. [`Plan::open_heap`] opens the heap in one
-    /// step; these options are for programs that change others, too. Opening the heap compares the plans of all ranks.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the plans are for different devices; [`Error::NoPlan`].
-    pub fn heap_options(plans: &[&Plan], room: impl Into<Room>) -> Result<HeapOptions> {
-        let first = plans.first().ok_or(Error::NoPlan)?;
-        let backend = first.ranks.device.backend;
-        if let Some(other) = plans.iter().find(|plan| plan.ranks.device.backend != backend) {
-            return Err(Error::Invalid {
-                op: other.op().into(),
-                what: "backend".into(),
-                value: other.ranks.device.backend.to_string(),
-                expected: format!("{backend}, that of {}", first.op()),
-            });
-        }
-        let sum = |of: fn(&Plan) -> u64| {
-            plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
-        };
-        // Plans are compared before the sizes, because sizes follow from them and would be a less
-        // helpful error.
-        let items = plans.iter().enumerate().flat_map(|(index, plan)| {
-            let named = move |(name, value)| (format!("{name} of plan {index}"), value);
-            plan.fingerprint().into_iter().map(named)
-        });
-        let options = HeapOptions::new().backend(backend).agreed(items);
-        let (signal, words) = (options.signal_bytes, options.device_words);
-        let reserved = iris_heap::abi::SIGNAL_RESERVED;
-        // The word that counts calls occupies a line of its own.
-        let line = u64::from(LINE_WORDS);
-        Ok(options
-            .data_bytes(sum(Plan::data_bytes).saturating_add(room.into().of(plans).get()))
-            .signal_bytes(sum(Plan::signal_bytes).saturating_add(reserved).max(signal))
-            .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
     }
 
     /// Maximum of what the plan's choices need.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use iris_heap::{Bytes, DType, Element, HeapOptions, SymmetricHeap, World};
+use iris_sync::LINE_WORDS;
 
 use crate::error::{Error, InOp, Result};
 use crate::plan::Plan;
@@ -64,6 +65,43 @@ impl From<Bytes> for Room {
 }
 
 impl Plan {
+    /// Options of a heap on the device that these plans are for, with room for the operators of all plans (a shared
+    /// workspace takes less) and for what `room` says, as this rank has it. [`Plan::open_heap`] opens the heap in one
+    /// step; these options are for programs that change others, too. Opening the heap compares the plans of all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the plans are for different devices; [`Error::NoPlan`].
+    pub fn heap_options(plans: &[&Plan], room: impl Into<Room>) -> Result<HeapOptions> {
+        let first = plans.first().ok_or(Error::NoPlan)?;
+        let backend = first.ranks().device.backend;
+        if let Some(other) = plans.iter().find(|plan| plan.ranks().device.backend != backend) {
+            return Err(Error::Invalid {
+                op: other.op().into(),
+                what: "backend".into(),
+                value: other.ranks().device.backend.to_string(),
+                expected: format!("{backend}, that of {}", first.op()),
+            });
+        }
+        let sum = |of: fn(&Plan) -> u64| {
+            plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
+        };
+        // Plans are compared before the sizes, because sizes follow from them and would be a less
+        // helpful error.
+        let items = plans.iter().enumerate().flat_map(|(index, plan)| {
+            let named = move |(name, value)| (format!("{name} of plan {index}"), value);
+            plan.fingerprint().into_iter().map(named)
+        });
+        let options = HeapOptions::new().backend(backend).agreed(items);
+        let (signal, words) = (options.signal_bytes, options.device_words);
+        let reserved = iris_heap::abi::SIGNAL_RESERVED;
+        // The word that counts calls occupies a line of its own.
+        let line = u64::from(LINE_WORDS);
+        Ok(options
+            .data_bytes(sum(Plan::data_bytes).saturating_add(room.into().of(plans).get()))
+            .signal_bytes(sum(Plan::signal_bytes).saturating_add(reserved).max(signal))
+            .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
+    }
+
     /// Opens a heap for the operators of these plans on their device, with `room` for what the program allocates
     /// besides: collective.
     ///

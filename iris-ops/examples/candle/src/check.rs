@@ -5,7 +5,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::llama::{Config, make_weights};
+use crate::config::Config;
+use crate::llama::make_weights;
 use crate::{NEW_TOKENS, Ways, generate_by_threads};
 
 /// Most lines that differ between an engine over NCCL and over iris.

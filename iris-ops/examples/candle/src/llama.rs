@@ -9,29 +9,8 @@ use candle_core::{D, DType, Device, IndexOp, Tensor, safetensors};
 use iris_ops::comm::Comm;
 use iris_ops::Plan;
 
+use crate::config::Config;
 use crate::parallel::{ColumnParallel, RowParallel, Shard};
-
-/// Sizes of the model.
-pub struct Config {
-    pub vocabulary: usize,
-    pub hidden: usize,
-    pub layers: usize,
-    /// Heads of queries; a multiple of those of keys and values.
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub feed_forward: usize,
-}
-
-impl Config {
-    /// A model that a debug build runs in seconds.
-    pub fn small() -> Self {
-        Self { vocabulary: 256, hidden: 64, layers: 2, heads: 8, kv_heads: 4, feed_forward: 172 }
-    }
-
-    pub fn head(&self) -> usize {
-        self.hidden / self.heads
-    }
-}
 
 /// Writes the weights of a model, made from a fixed seed, in Llama's names and layout: N x K.
 pub fn make_weights(config: &Config, file: &Path) -> Result<()> {

@@ -11,6 +11,7 @@
 //! or mpirun.
 
 mod check;
+mod config;
 mod llama;
 mod parallel;
 #[cfg(feature = "cuda")]
@@ -26,7 +27,8 @@ use iris_heap::{BackendKind, World};
 use iris_ops::comm::{Comm, OnStream, Options};
 use iris_ops::Ranks;
 
-use llama::{Config, Llama};
+use config::Config;
+use llama::Llama;
 use parallel::{RowParallel, Shard};
 
 /// Tokens of the prompt.

@@ -12,7 +12,7 @@ use iris_ops::comm::{Comm, ReduceOp, Summand};
 use iris_ops::matmul_all_reduce::Options;
 use iris_ops::{MatmulAllReduce, MatmulArgs, Plan, Ranks, scope, split};
 
-use crate::llama::Config;
+use crate::config::Config;
 
 /// A rank among others.
 #[derive(Clone, Copy)]

@@ -211,7 +211,7 @@ fn kernels() -> Finding {
 
 /// What the launcher's variables mean.
 fn world() -> Finding {
-    match env::launched() {
+    match iris_heap::launched() {
         Ok(Some(world)) => Finding::new(State::Ok, "world", world),
         Ok(None) => {
             Finding::new(State::None, "world", "one rank, as no launcher has set variables")
