@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use rayon::prelude::*;
 
 use crate::mutants::{self, Mutant};
+use crate::proof::report::{self, Extent};
 use crate::{headers, schedule};
 
 pub use catalogue::{Implementation, Model, catalogue};
@@ -54,6 +55,7 @@ pub fn run(options: Options) -> Summary {
         });
         summary.controls = controls.collect();
         compare(&mut summary, options.full);
+        summary.proof = report::run(Extent::Conditions);
     };
     let ((), compiled) = rayon::join(models, compile);
     summary.compiled = compiled;
@@ -63,6 +65,9 @@ pub fn run(options: Options) -> Summary {
             "device headers in the models: no C++ compiler, looked for {}",
             headers::COMPILER
         ));
+    }
+    if summary.proof.solver.is_none() {
+        summary.skipped.push("the proof: no program z3; Debian's package z3 has it".into());
     }
     for Compiled { arch, outcome, .. } in &summary.compiled {
         if let Outcome::Skipped(why) = outcome {

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::{Compiled, Finding, Implementation, Model, Outcome};
 use crate::mutants::Mutant;
+use crate::proof::report::Proof;
 use crate::{Report, sequence::Compared};
 
 /// What was found.
@@ -22,6 +23,8 @@ pub struct Summary {
     pub sequences: Option<Compared>,
     /// Shapes of tuning tables, and how many answers of schedule.h were equal to those of schedule.rs.
     pub schedules: Option<(usize, u64)>,
+    /// The proof, and its clauses switched off.
+    pub proof: Proof,
     /// The architectures.
     pub compiled: Vec<Compiled>,
     /// Required checks that were left out, and why.
@@ -61,6 +64,7 @@ impl Summary {
             }
         }
         failed.extend(self.survivors());
+        failed.extend(self.proof.failures.iter().map(|what| format!("proof: {what}")));
         for (implementation, report) in &self.controls {
             if report.failure.is_some() {
                 failed.push(format!("control ({}): {report}", implementation.name()));
@@ -112,6 +116,11 @@ impl Summary {
                 "caught": self.mutants.len() - self.survivors().len(),
             },
             "controls": self.controls.len(),
+            "proved": self.proof.conditions() - self.proof.open(),
+            "clauses": {
+                "total": self.proof.weakened.len(),
+                "caught": self.proof.caught(),
+            },
             "operations_compared": self.sequences.as_ref().map(|compared| compared.events),
             "schedule_answers_compared": self.schedules.map(|(_, answers)| answers),
             "tuned_shapes_compared": self.schedules.map(|(tuned, _)| tuned),
@@ -180,6 +189,7 @@ impl fmt::Display for Summary {
             compiled.add_row([arch.name, &kernels, &probes, &twice, &seconds, &result]);
         }
         writeln!(f, "{compiled}\n")?;
+        writeln!(f, "{}", self.proof)?;
         if let Some(Compared { cases, events, faults, .. }) = &self.sequences {
             let what = format!("{events} operations, {faults} faults, in {cases} cases");
             writeln!(f, "headers and iris-sync: equal in {what}")?;
