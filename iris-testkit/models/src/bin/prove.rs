@@ -18,7 +18,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let Arguments { weaken, allow_skips } = Arguments::parse();
-    let extent = if weaken { Extent::Weakened } else { Extent::Conditions };
+    let extent = if weaken { Extent::Worlds } else { Extent::Conditions };
     let proof = report::run(extent);
     println!("{proof}");
     if proof.solver.is_none() {

@@ -37,6 +37,8 @@ functions! {
     view(Rank, Rank, Word, Int): Int;
     /// The first rank knows what the second did before this barrier of this call.
     knows(Rank, Rank, Word): Int;
+    /// A call that the rank gave up, if it went on after it.
+    missed(Rank): Int;
     /// The last call in which it saw that word reached.
     seen(Rank, Rank, Word): Int;
 }
@@ -63,7 +65,7 @@ fn start(function: &Function) -> Effect {
     match (function.name, at.last()) {
         ("call", _) => starts_as(function, first([])),
         ("idle", _) => starts_as(function, true),
-        ("arrived" | "seen", _) => starts_as(function, first([]) - 2),
+        ("arrived" | "seen" | "missed", _) => starts_as(function, first([]) - 2),
         ("worked" | "view" | "knows", _) => starts_as(function, first([]) - 1),
         ("stored", Some(number)) => starts_as(function, number.is(first([]) - 1)),
         _ => starts_as(function, false),
@@ -93,10 +95,10 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .given(all_of([
             p.is_not(&q),
             in_call.clone(),
+            used([&c, &w]),
             stored([&q, &p, &w, &v]),
             stored([&q, &p, &w, &known]).implies(v.at_least(&known)),
         ]))
-        .rule(clauses, "look: at a barrier of the call", used([&c, &w]))
         .rule(
             clauses,
             "look: the word reached this call",
@@ -115,7 +117,11 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .rule(clauses, "pass: the member's word was seen", seen([&p, &q, &w]).is(&c))
         .property(
             "what the member did before is over, and known to be",
-            all_of([worked([&q, &w]).at_least(&c), knows([&p, &q, &w]).at_least(&c)]),
+            all_of([
+                worked([&q, &w]).at_least(&c),
+                knows([&p, &q, &w]).at_least(&c),
+                missed([&q]).is_not(&c),
+            ]),
         );
     let quits = Action::new("quit", [&p]).given(in_call.clone()).set(&quit([&p]), true);
     let all_seen = for_all(
@@ -125,13 +131,12 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let all_worked = for_all([&x], used([&c, &x]).implies(worked([&p, &x]).is(&c)));
     let stamp = Action::new("stamp", [&p, &q, &w])
         .given(all_of([p.is_not(&q), in_call.clone()]))
-        .rule(clauses, "stamp: after the work of the call", all_worked.clone())
+        .rule(clauses, "stamp: after the work of the call", all_worked)
         .set(&stored([&p, &q, &w, &c]), true)
         .set(&view([&p, &q, &w, &c]), clauses.carries("stamp: StampStore releases", &c));
     let finish = Action::new("finish", [&p])
         .given(all_of([in_call.clone(), !quit([&p])]))
         .rule(clauses, "finish: all members were seen", all_seen)
-        .rule(clauses, "finish: after the work of the call", all_worked)
         .rule(
             clauses,
             "finish: all words were refreshed",
@@ -147,7 +152,10 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let die = if clauses.has("die: no call after one that was given up") {
         die.set(&dead([&p]), true)
     } else {
-        die.set(&call([&p]), &c + 1).set(&idle([&p]), true).set(&quit([&p]), false)
+        die.set(&missed([&p]), &c)
+            .set(&call([&p]), &c + 1)
+            .set(&idle([&p]), true)
+            .set(&quit([&p]), false)
     };
     vec![begin, work, arrive, look, pass, quits, stamp, finish, die]
 }
@@ -167,6 +175,7 @@ fn invariant(numbers: &Numbers) -> Vec<Clause> {
                 c.at_least(first([])),
                 idle([&p]).implies(all_of([!quit([&p]), !dead([&p])])),
                 dead([&p]).implies(quit([&p])),
+                missed([&p]).below(first([])),
             ]),
         ),
         Clause::new("worked: no later than it is", [&p, &w], worked([&p, &w]).at_most(newest(&p))),
@@ -201,7 +210,6 @@ fn invariant(numbers: &Numbers) -> Vec<Clause> {
             all_of([past, used([&v, &w])]).implies(all_of([
                 knows([&p, &q, &w]).at_least(&v),
                 worked([&q, &w]).at_least(&v),
-                worked([&p, &w]).at_least(&v),
                 v.at_most(call([&q])),
             ])),
         ),

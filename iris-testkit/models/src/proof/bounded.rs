@@ -132,6 +132,7 @@ fn base(universe: &Universe, name: Name, values: &[i64]) -> i64 {
         "one" => values[0] * universe.agents / universe.ranks,
         // Two slots: tile 0 of even calls, tile 1 of odd ones.
         "odd" => values[0] % 2,
+        "theirs" => 1,
         _ => 0,
     }
 }
@@ -171,6 +172,7 @@ const NUMBERED: &[Name] = &["push_numbered", "take", "stamp_numbered"];
 const PULLS: &[Name] = &["pull", "say_done", "see_done", "use"];
 const GIVES_UP: &[Name] = &["quit", "die"];
 const STAMPS: &[Name] = &["stamp"];
+const REFRESH: &[Name] = &["stamp", "say_done", "stamp_numbered"];
 
 /// The worlds of a system, by its name.
 pub fn worlds(system: &str) -> Vec<World> {
@@ -180,11 +182,15 @@ pub fn worlds(system: &str) -> Vec<World> {
 /// Two members, of which rank 0 may give up, with one barrier in every call and another one late.
 fn barrier_worlds() -> Vec<World> {
     const STEPS: &[Name] = &["begin", "work", "arrive", "look", "pass", "finish"];
+    const APART: &[Name] = &["begin", "work", "arrive", "look", "finish"];
     let phases = Universe { words: 2, ..two(6, 9) };
     vec![
         world!("barriers", two(6, 4), &[STEPS], |f, v, u| { "used" => true, }),
         world!("refresh", two(8, 1), &[STEPS, STAMPS, GIVES_UP], |f, v, u| { "used" => true, }),
         world!("a member gives up", two(6, 2), &[STEPS, GIVES_UP], |f, v, u| { "used" => true, }),
+        world!("members apart", two(6, 9), &[APART], |f, v, u| {
+            "used" => true,
+        }),
         world!("a phase left alone", phases, &[STEPS, STAMPS], |f, v, u| {
             "used" => v[1] == 0 || v[0] == LATE,
         }),
@@ -200,7 +206,7 @@ pub(super) fn differs(make: fn(Numbers, Option<&str>) -> System, action: &Action
 /// The worlds of the slot rule.
 fn slot_worlds() -> Vec<World> {
     vec![
-        world!("entries", two(7, 4), &[CALLS, RECORDS], |f, v, u| {}),
+        world!("entries", two(7, 4), &[CALLS, RECORDS, REFRESH], |f, v, u| {}),
         world!("slots", two(6, 3), &[CALLS, RECORDS, SLOTS],
         |f, v, u| {
             "plan" => sends(v) && own_slot(v),
@@ -239,6 +245,9 @@ fn slot_worlds() -> Vec<World> {
             "plan" => sends(v) && v[3] == 0,
             "numbered" | "light" => true,
         }),
+        world!("numbered, a rank gives up", two(6, 3), &[CALLS, GIVES_UP, &["stamp_numbered"]], |f, v, u| {
+            "numbered" | "light" => true,
+        }),
         world!("numbered, in odd calls", two(6, 4), &[CALLS, NUMBERED, GIVES_UP],
         |f, v, u| {
             "plan" => sends(v) && own_slot(v) && v[0] % 2 == 1,
@@ -254,20 +263,16 @@ fn slot_worlds() -> Vec<World> {
             "plan" => sends(v) && own_slot(v),
             "awaited" => sends(v),
         }),
-        world!("a word left alone", two(6, 9), &[CALLS, SLOTS, STAMPS],
-        |f, v, u| {
+        world!("a word left alone", two(6, 9), &[CALLS, SLOTS, REFRESH], |f, v, u| {
             "plan" => sends(v) && own_slot(v) && v[0] == LATE,
             "awaited" => sends(v) && v[0] == LATE,
         }),
-        world!("a done word left alone", two(6, 9), &[CALLS, PULLS, STAMPS],
-            |f, v, u| { "pulled" => v[0] == LATE, }),
-        world!("a numbered tile left alone", two(6, 17), &[CALLS, NUMBERED],
-        |f, v, u| {
+        world!("a done word left alone", two(6, 9), &[CALLS, &["see_done"], REFRESH], |f, v, u| { "pulled" => v[0] == LATE, }),
+        world!("a numbered tile left alone", two(6, 17), &[CALLS, NUMBERED, REFRESH], |f, v, u| {
             "plan" => sends(v) && own_slot(v) && v[0] == 5 + 16,
             "numbered" | "light" => true,
         }),
-        world!("two threads", Universe { agents: 3, ..two(6, 9) }, &[CALLS, &["raise", "see"], STAMPS],
-        |f, v, u| {
+        world!("two threads", Universe { agents: 3, ..two(6, 9) }, &[CALLS, &["raise", "see"], REFRESH], |f, v, u| {
             "plan" => receives(v) && own_slot(v) && v[0] == LATE,
             "awaited" => receives(v) && v[0] == LATE,
         }),

@@ -16,6 +16,11 @@ pub(super) fn plans() -> Vec<Clause> {
             [&k],
             numbered([&k]).implies(!direct([&k])),
         ),
+        Clause::new(
+            "a tile that carries its number has one writer",
+            [&v, &p, &q, &k],
+            all_of([plan([&v, &p, &q, &k]), numbered([&k])]).implies(theirs([&p, &q, &k])),
+        ),
         Clause::new("a rank has a thread", [&p], rank([&one([&p])]).is(&p)),
         Clause::new(
             "a tile has a word that is awaited",
@@ -85,7 +90,7 @@ fn ranks() -> Vec<Clause> {
                     !dead([&p]),
                 ])),
                 number([&p]).is(&c + advanced([&p]).choose(1, 0)),
-                dead([&p]).implies(all_of([quit([&p]), counted([&p])])),
+                dead([&p]).implies(quit([&p])),
                 used([&p]).at_most(&c),
             ]),
         ),
@@ -353,6 +358,8 @@ fn labels(numbers: &Numbers) -> Vec<Clause> {
             [&p, &q, &k, &v],
             all_of([
                 other,
+                numbered([&k]),
+                theirs([&p, &q, &k]),
                 newest_refresh(numbers, &k, &v).is(&v),
                 v.at_least(first([])),
                 v.below(call([&p])),

@@ -14,7 +14,8 @@
 //! | [`rule`], [`invariant`], [`barrier`] | the rules and what is invariant of them |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
-//! | [`mutants`] | each clause switched off: the condition that fails, and a trace to a violation |
+//! | [`mutants`] | each clause switched off: the condition that fails, and a run to a violation |
+//! | [`replay`] | executions of the code, replayed against the rule |
 //! | [`report`] | all of it, as a table |
 //!
 //! **What is proved.** Whoever writes a slot, a record or a peer's own memory knows that its last readers are done;
@@ -35,6 +36,7 @@ pub mod concrete;
 pub mod conditions;
 pub mod invariant;
 pub mod mutants;
+pub mod replay;
 pub mod report;
 pub mod rule;
 pub mod smt;

@@ -29,10 +29,19 @@ pub fn clauses(system: &System) -> Vec<Name> {
 /// The solver's work for a condition that is expected to fail: what is true is proved with a tenth of it.
 const LIMIT: u64 = 3_000_000;
 
-/// Switch a clause off.
-pub fn weaken(make: fn(Numbers, Option<&str>) -> System, whole: &System, clause: Name) -> Weakened {
+/// Switch a clause off; with `worlds`, also look for what happens then.
+pub fn weaken(
+    make: fn(Numbers, Option<&str>) -> System,
+    whole: &System,
+    clause: Name,
+    worlds: bool,
+) -> Weakened {
     let weak = make(Numbers::REAL, Some(clause));
-    Weakened { clause, open: first_open(whole, &weak), violated: violation(make, clause) }
+    Weakened {
+        clause,
+        open: first_open(whole, &weak),
+        violated: worlds.then(|| violation(make, clause)).flatten(),
+    }
 }
 
 /// Conditions of a weakened system that the whole one does not have.

@@ -56,6 +56,8 @@ functions! {
     direct(Tile): Bool;
     /// Whether the tile carries its number (LL words).
     numbered(Tile): Bool;
+    /// Whether the tile is one of those that the first rank writes at the second and refreshes there.
+    theirs(Rank, Rank, Tile): Bool;
     /// The word that stands for that tile.
     word(Int, Rank, Rank, Tile): Word;
     /// Whether the second rank waits in this call for that word of the first.
@@ -521,11 +523,12 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .rule(clauses, "read: a tile of the plan", plan([&c, &p, &me, &k]))
         .rule(clauses, "slots: two, by parity", own_parity)
         .rule(clauses, "read: after the word that stands for it", seen([&h, &p, &its]).is(&c))
-        .rule(clauses, "read: the records agree", agreed([&h, &p]))
+        // What a rank reads after it has given up is void.
+        .rule(clauses, "read: the records agree", agreed([&h, &p]) | quit([&me]))
         .set(&taken([&me, &p, &k]), &c)
         .property("the tile is of this call", filled([&p, &me, &k]).is(&c))
         .property("the tile's stores are known", holds([&h, &p, &its]).at_least(&c))
-        .property("the records were compared", came([&h, &p]));
+        .property("the records were compared", came([&h, &p]) | quit([&me]));
     vec![slot, own, raise, see, read]
 }
 
@@ -580,6 +583,7 @@ fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let stamp = Action::new("stamp_numbered", [&g, &q, &k])
         .given(all_of([
             numbered([&k]),
+            theirs([&me, &q, &k]),
             me.is_not(&q),
             !dead([&me]),
             !idle([&me]),
@@ -694,7 +698,7 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
                     [&a, &b, &r],
                     both.implies(all_of([
                         knows([&a, &r]).at_least(knows([&b, &r])),
-                        credit([&a, &r]),
+                        well.clone().implies(credit([&a, &r])),
                     ])),
                 ),
                 for_all(
@@ -737,10 +741,13 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "finish: numbered tiles were refreshed",
             for_all(
                 [&r, &t],
-                all_of([other.clone(), newest_refresh(numbers, &t, &c).is(&c)]).implies(any_of([
-                    labelled([&p, &r, &t, &c]),
-                    labelled([&p, &r, &t, &(&c - 2)]),
-                ])),
+                all_of([
+                    other.clone(),
+                    numbered([&t]),
+                    theirs([&p, &r, &t]),
+                    newest_refresh(numbers, &t, &c).is(&c),
+                ])
+                .implies(any_of([labelled([&p, &r, &t, &c]), labelled([&p, &r, &t, &(&c - 2)])])),
             ),
         )
         .rule(
@@ -756,11 +763,7 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let finish = [credit, came, agreed].into_iter().fold(finish, |action, flag| {
         action.set_each(&flag([&d, &e]), [&d, &e], rank([&d]).is(&p), false)
     });
-    let die = Action::new("die", [&p]).given(all_of([!idle([&p]), quit([&p]), !dead([&p])])).rule(
-        clauses,
-        "die: the call is over",
-        counted([&p]),
-    );
+    let die = Action::new("die", [&p]).given(all_of([!idle([&p]), quit([&p]), !dead([&p])]));
     // A rank that has given up does nothing more; without this clause it goes on with the next call.
     let die = if clauses.has("die: no call after one that was given up") {
         die.set(&dead([&p]), true)
