@@ -131,12 +131,13 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let all_worked = for_all([&x], used([&c, &x]).implies(worked([&p, &x]).is(&c)));
     let stamp = Action::new("stamp", [&p, &q, &w])
         .given(all_of([p.is_not(&q), in_call.clone()]))
-        .rule(clauses, "stamp: after the work of the call", all_worked)
+        .rule(clauses, "stamp: after the work of the call", all_worked.clone())
         .set(&stored([&p, &q, &w, &c]), true)
         .set(&view([&p, &q, &w, &c]), clauses.carries("stamp: StampStore releases", &c));
     let finish = Action::new("finish", [&p])
         .given(all_of([in_call.clone(), !quit([&p])]))
         .rule(clauses, "finish: all members were seen", all_seen)
+        .rule(clauses, "finish: after the work of the call", all_worked)
         .rule(
             clauses,
             "finish: all words were refreshed",
@@ -210,6 +211,7 @@ fn invariant(numbers: &Numbers) -> Vec<Clause> {
             all_of([past, used([&v, &w])]).implies(all_of([
                 knows([&p, &q, &w]).at_least(&v),
                 worked([&q, &w]).at_least(&v),
+                worked([&p, &w]).at_least(&v),
                 v.at_most(call([&q])),
             ])),
         ),
