@@ -81,3 +81,15 @@ fn small_worlds_keep_the_invariant() {
         .find_map(|world| bounded::search(&weak, world, 2_000, false).violated);
     assert_eq!(violated, Some("the tile is of this call"));
 }
+
+/// Each clause of the rules, switched off, leaves a condition that is not proved.
+#[test]
+fn every_clause_is_needed() {
+    if !solver() {
+        return;
+    }
+    let proof = report::run(Extent::Clauses);
+    assert_eq!(proof.failures, Vec::<String>::new());
+    println!("{} clauses, caught: {}", proof.weakened.len(), proof.caught());
+    assert!(proof.weakened.len() > 60 && proof.caught() == proof.weakened.len());
+}
