@@ -74,12 +74,10 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
             steps.reverse();
             steps
         };
-        if invariant {
-            if let Some((name, values)) = machine.broken(&state) {
-                found.broken = Some(name);
-                found.trace = trace(&all, Some(format!("{values:?}")));
-                break;
-            }
+        if invariant && let Some((name, values)) = machine.broken(&state) {
+            found.broken = Some(name);
+            found.trace = trace(&all, Some(format!("{values:?}")));
+            break;
         }
         let over =
             (0..world.universe.ranks).any(|rank| machine.get(&state, "call", &[rank]) >= last);

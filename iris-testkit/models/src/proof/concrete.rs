@@ -376,10 +376,10 @@ impl Machine {
                 continue;
             }
             loop {
-                if effect.only.value(&mut frame) != 0 {
-                    if let Some(at) = effect.place.index(&mut frame) {
-                        writes.push((at, effect.value.value(&mut frame)));
-                    }
+                if effect.only.value(&mut frame) != 0
+                    && let Some(at) = effect.place.index(&mut frame)
+                {
+                    writes.push((at, effect.value.value(&mut frame)));
                 }
                 let next = effect
                     .loops

@@ -786,7 +786,7 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
 
 /// The state before the first call.
 fn initial() -> Vec<Effect> {
-    STATE.iter().map(|function| super::invariant::start(function)).collect()
+    STATE.iter().map(super::invariant::start).collect()
 }
 
 /// An application of a function to variables of its sorts.
