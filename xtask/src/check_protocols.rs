@@ -15,7 +15,16 @@ const PROGRAM: &str = "check-protocols";
 
 /// Replaces this process by `check-protocols ARGUMENTS`; returns only if that could not be started.
 pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
-    let program = program::build(root, "iris-models", PROGRAM)?;
+    become_program(root, PROGRAM, arguments)
+}
+
+/// Becomes `prove ARGUMENTS`, the proof alone; returns only if that could not be started.
+pub(crate) fn prove(root: &Path, arguments: &[OsString]) -> Result<()> {
+    become_program(root, "prove", arguments)
+}
+
+fn become_program(root: &Path, name: &str, arguments: &[OsString]) -> Result<()> {
+    let program = program::build(root, "iris-models", name)?;
     let error = Command::new(&program).args(arguments).exec();
     Err(error).with_context(|| format!("{} did not start", program.display()))
 }

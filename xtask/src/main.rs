@@ -72,6 +72,10 @@ enum Task {
     /// code, without a GPU. Options: `--json`, `--full`, `--allow-skips`.
     #[command(disable_help_flag = true)]
     CheckProtocols(Passed),
+    /// Proves the slot rule and the device barrier by z3, in seconds. `--weaken` switches off each
+    /// clause of the rules, too; `--allow-skips` lets z3 be missing.
+    #[command(disable_help_flag = true)]
+    Prove(Passed),
     /// Type-checks iris in a program with candle-core's features of cudarc, for several CUDA
     /// versions.
     Beside,
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
+        Task::Prove(passed) => check_protocols::prove(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
         Task::Package(options) => package::run(&root, &options),
         Task::Dist(options) => dist::run(&root, &options),
@@ -138,7 +143,8 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in ["run", "bench", "record", "stress", "plan", "tune", "check-protocols"] {
+        for name in ["run", "bench", "record", "stress", "plan", "tune", "check-protocols", "prove"]
+        {
             let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
             let (task, passed) = match Arguments::parse_from(line).task {
                 Task::Run(passed) => ("run", passed),
@@ -148,6 +154,7 @@ mod tests {
                 Task::Plan(passed) => ("plan", passed),
                 Task::Tune(passed) => ("tune", passed),
                 Task::CheckProtocols(passed) => ("check-protocols", passed),
+                Task::Prove(passed) => ("prove", passed),
                 _ => panic!("`{name}` was read as another task"),
             };
             assert_eq!(passed.arguments, line[2..]);

@@ -1,0 +1,173 @@
+//! Terms as SMT-LIB, and the solver: Debian's program z3.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use super::system::{Clause, System};
+use super::term::{Function, Node, Sort, Term, Variable};
+
+/// What the solver says of a goal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// There is no counterexample.
+    Proved,
+    /// There is one.
+    Refuted,
+    /// It gave up.
+    Unknown,
+    /// It could not be asked.
+    Failed(String),
+}
+
+/// The name of a sort.
+pub fn sort(sort: Sort) -> &'static str {
+    match sort {
+        Sort::Bool => "Bool",
+        Sort::Int => "Int",
+        Sort::Rank => "Rank",
+        Sort::Agent => "Agent",
+        Sort::Word => "Word",
+        Sort::Tile => "Tile",
+    }
+}
+
+/// A term as SMT-LIB.
+pub fn text(term: &Term) -> String {
+    let mut out = String::new();
+    put(&mut out, term);
+    out
+}
+
+fn put(out: &mut String, term: &Term) {
+    let mut list = |head: &str, terms: &[&Term]| {
+        out.push('(');
+        out.push_str(head);
+        for term in terms {
+            out.push(' ');
+            put(out, term);
+        }
+        out.push(')');
+    };
+    match term.node() {
+        Node::And(all) if all.is_empty() => out.push_str("true"),
+        Node::Or(all) if all.is_empty() => out.push_str("false"),
+        Node::Apply(name, all) if all.is_empty() => out.push_str(name),
+        Node::Apply(name, all) => list(name, &all.iter().collect::<Vec<_>>()),
+        Node::And(all) => list("and", &all.iter().collect::<Vec<_>>()),
+        Node::Or(all) => list("or", &all.iter().collect::<Vec<_>>()),
+        Node::Not(a) => list("not", &[a]),
+        Node::Implies(a, b) => list("=>", &[a, b]),
+        Node::Equal(a, b) => list("=", &[a, b]),
+        Node::AtMost(a, b) => list("<=", &[a, b]),
+        Node::Add(a, b) => list("+", &[a, b]),
+        Node::Sub(a, b) => list("-", &[a, b]),
+        Node::If(a, b, c) => list("ite", &[a, b, c]),
+        Node::Mod(a, modulus) => list("mod", &[a, &Term::from(*modulus)]),
+        Node::Bool(value) => {
+            let _ = write!(out, "{value}");
+        }
+        Node::Int(value) if *value < 0 => {
+            let _ = write!(out, "(- {})", value.unsigned_abs());
+        }
+        Node::Int(value) => {
+            let _ = write!(out, "{value}");
+        }
+        Node::Variable(name, _) => out.push_str(name),
+        Node::All(variables, body) => {
+            out.push_str("(forall ");
+            bind(out, variables);
+            out.push(' ');
+            put(out, body);
+            out.push(')');
+        }
+    }
+}
+
+fn bind(out: &mut String, variables: &[Variable]) {
+    out.push('(');
+    for (name, of) in variables {
+        let _ = write!(out, "({name} {})", sort(*of));
+    }
+    out.push(')');
+}
+
+/// The sorts and functions of a system.
+pub fn declarations(system: &System) -> String {
+    let mut out = String::new();
+    for name in [Sort::Rank, Sort::Agent, Sort::Word, Sort::Tile].map(sort) {
+        let _ = writeln!(out, "(declare-sort {name} 0)");
+    }
+    for Function { name, arguments, value } in system.fixed.iter().chain(system.state) {
+        let arguments: Vec<_> = arguments.iter().map(|&it| sort(it)).collect();
+        let _ = writeln!(out, "(declare-fun {name} ({}) {})", arguments.join(" "), sort(*value));
+    }
+    out
+}
+
+/// A constant of each variable.
+pub fn constants(over: &[Variable]) -> String {
+    over.iter().fold(String::new(), |mut out, (name, of)| {
+        let _ = writeln!(out, "(declare-const {name} {})", sort(*of));
+        out
+    })
+}
+
+/// A clause as an assertion about all values.
+pub fn assert_clause(clause: &Clause) -> String {
+    let mut out = String::from("(assert ");
+    if clause.over.is_empty() {
+        put(&mut out, &clause.body);
+    } else {
+        out.push_str("(forall ");
+        bind(&mut out, &clause.over);
+        out.push(' ');
+        put(&mut out, &clause.body);
+        out.push(')');
+    }
+    out.push_str(")\n");
+    out
+}
+
+/// A term as an assertion.
+pub fn assert(term: &Term) -> String {
+    format!("(assert {})\n", text(term))
+}
+
+/// Ask z3 whether assertions can hold together, with this seed and so many of its units of work.
+pub fn ask(assertions: &str, seed: u32, limit: u64) -> Answer {
+    let script = format!(
+        "(set-option :smt.random_seed {seed})\n(set-option :sat.random_seed {seed})\n(set-option :rlimit {limit})\n\
+         {assertions}(check-sat)\n"
+    );
+    match talk(&script) {
+        Ok(said) => match said.trim() {
+            "unsat" => Answer::Proved,
+            "sat" => Answer::Refuted,
+            "unknown" => Answer::Unknown,
+            other => Answer::Failed(format!("z3 said {other:?}")),
+        },
+        Err(error) => Answer::Failed(format!("z3: {error}")),
+    }
+}
+
+fn talk(script: &str) -> std::io::Result<String> {
+    let mut z3 = Command::new("z3")
+        .args(["-smt2", "-in"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    if let Some(mut input) = z3.stdin.take() {
+        input.write_all(script.as_bytes())?;
+    }
+    let output = z3.wait_with_output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What `z3 --version` says; none if there is no such program.
+pub fn version() -> Option<String> {
+    let output = Command::new("z3").arg("--version").output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    output.status.success().then(|| said.trim().to_string())
+}
