@@ -21,7 +21,8 @@ const HEADER: u64 = 16;
 /// Size of a board in bytes.
 pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS);
 
-/// Boards of all ranks of a heap, indexed by rank.
+/// Issue boards of all ranks of a heap, indexed by rank: memory in which each rank records its
+/// calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Boards {
     rank: usize,

@@ -41,14 +41,14 @@ pub struct Control {
 #[repr(C, align(128))]
 pub(crate) struct Line([AtomicI32; WORDS]);
 
-/// Storage of the words.
+/// Storage of the words of a control block.
 #[derive(Debug)]
 enum Words {
     Own(Box<Line>),
     Pinned(PinnedLine),
 }
 
-/// A line of pinned memory.
+/// Cache line of pinned host memory.
 #[derive(Debug)]
 pub(crate) struct PinnedLine {
     line: &'static Line,
@@ -118,7 +118,7 @@ impl Control {
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// The reason given to [`Control::set_host_abort`], or 0.
+    /// Reason given to [`Control::set_host_abort`]; 0 if there is none.
     pub fn host_abort(&self) -> i32 {
         self.words()[0].load(Ordering::Acquire)
     }
@@ -386,7 +386,7 @@ fn lost_rank(code: i32) -> Option<usize> {
     (rank < MAX_RANKS).then_some(rank)
 }
 
-/// Abort code for an error of the world.
+/// Abort code by which kernels learn of an error of the world.
 pub(crate) fn code_of(error: &Error) -> i32 {
     match error {
         Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,

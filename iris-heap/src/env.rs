@@ -280,7 +280,8 @@ mod tests {
         assert!(std::time::Instant::now().checked_add(longest).is_some());
     }
 
-    /// True also if a kernel waits first for entry and then for progress before the host's step.
+    /// Checks that the host's deadline is longer than a kernel's wait for entry followed by one for
+    /// progress.
     #[test]
     fn the_host_waits_longer_than_kernels() {
         for factor in [0.001, 1.0, MOST] {

@@ -134,7 +134,7 @@ pub enum Error {
         what: String,
         /// Name of the part of the request that did not fit.
         name: String,
-        /// Name of its segment.
+        /// Name of the segment in which the part did not fit.
         segment: String,
         /// Rank whose segment is full.
         rank: usize,

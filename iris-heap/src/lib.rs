@@ -127,7 +127,7 @@ pub use iris_sync::sym as abi;
 pub use iris_sync::sym::{HeapView, MAX_RANKS};
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
-pub use stream::{Event, Stream};
+pub use stream::{Event, PendingRead, Stream};
 #[doc(hidden)]
 pub use util::check_file_size;
 #[doc(hidden)]

@@ -2,11 +2,13 @@
 //! [`Event`].
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::{CpuKernel, EventBackend, StreamBackend};
+use crate::backend::{CpuKernel, EventBackend, HostCopy, StreamBackend};
 use crate::control::Control;
+use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::util::check_may_wait;
 
@@ -131,7 +133,12 @@ impl Stream {
         ))
     }
 
-    /// The backend's implementation of this stream.
+    /// Whether `other` is a clone of this one.
+    pub fn is_same(&self, other: &Stream) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The backend's stream.
     pub(crate) fn backend(&self) -> &dyn StreamBackend {
         &*self.inner
     }
@@ -164,5 +171,57 @@ impl Event {
     /// The backend's implementation of this event.
     pub(crate) fn backend(&self) -> &dyn EventBackend {
         &*self.inner
+    }
+}
+
+/// Elements that an enqueued copy brings to the host: of [`SymmetricHeap::read_on`](crate::SymmetricHeap::read_on). It owns
+/// the memory that they are copied to; dropped before that, it leaves the memory to the copy.
+#[must_use]
+pub struct PendingRead<T> {
+    copy: Box<dyn HostCopy>,
+    control: Arc<Control>,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T> fmt::Debug for PendingRead<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PendingRead(done: {})", self.is_done())
+    }
+}
+
+impl<T> PendingRead<T> {
+    pub(crate) fn new(copy: Box<dyn HostCopy>, stream: &Stream) -> Self {
+        let control = stream.inner.control().clone();
+        Self { copy, control, elements: PhantomData }
+    }
+
+    /// Whether the elements are there.
+    pub fn is_done(&self) -> bool {
+        self.copy.event().is_done()
+    }
+}
+
+impl<T: Element> PendingRead<T> {
+    /// Waits on the host until the elements are there, and returns them. Other work of the stream, enqueued later, is not
+    /// waited for.
+    ///
+    /// # Errors
+    /// Those of the device; [`Error::WaitFromWork`], from work that is enqueued; [`Error::Invalid`] if the copy failed, of
+    /// which [`Stream::sync`] has the error.
+    pub fn wait(self) -> Result<Vec<T>> {
+        check_may_wait("waiting for a copy")?;
+        let waiting = self.control.begin_wait();
+        self.copy.event().sync()?;
+        drop(waiting);
+        let bytes = self.copy.bytes().ok_or_else(|| {
+            Error::invalid(
+                "copy to the host",
+                "failed",
+                "the error of it, by Stream::sync of its stream",
+            )
+        })?;
+        let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+        bytemuck::cast_slice_mut::<T, u8>(&mut elements).copy_from_slice(&bytes);
+        Ok(elements)
     }
 }

@@ -24,7 +24,7 @@ fn close(heap: &SymmetricHeap) -> Result<(), Error> {
     heap.world().close()
 }
 
-/// The word may hold any value, because a broken peer could write anything.
+/// Checks that an abort word of any value is reported: a broken peer could write anything.
 #[test]
 fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
     World::run_threads(2, |w| {
@@ -99,7 +99,7 @@ fn closing_returns_what_nobody_was_told() {
             stream.launch_cpu("gives up", 1, Arc::new(kernel))?;
             heap.finish()?;
             assert_eq!(tell(&heap, &stream).is_err(), told);
-            // True also after the stream was dropped.
+            // The fault is returned also after the stream was dropped.
             drop(stream);
             let closed = heap.close();
             match told {

@@ -35,8 +35,7 @@ pub struct Injected {
 pub enum Without {
     /// Whole-matrix GEMM: it leaves out the wait, the kernels around it keep theirs.
     Products,
-    /// The kernels around the GEMM leave out the wait: those that open and close the call, and the
-    /// gates.
+    /// All other kernels of the call: those that open and close it, and the gates.
     Others,
 }
 
@@ -125,7 +124,7 @@ pub struct Build {
     pub options: Options,
     /// Number of threads per workgroup.
     pub threads: u32,
-    /// GEMM parameters, if the source contains a product.
+    /// Tile configuration; `None` for a source without a product.
     pub tile: Option<TileConfig>,
 }
 
@@ -148,8 +147,8 @@ impl Build {
         Self { source, options: tile.options(), threads: THREADS, tile: Some(tile) }
     }
 
-    /// Bytes of dynamic shared memory per workgroup of `kernel`, which must be contained in this
-    /// build.
+    /// Returns the bytes of dynamic shared memory per workgroup of `kernel`, which this build
+    /// contains.
     pub fn shared_bytes(&self, kernel: Kernel) -> u32 {
         match self.tile {
             Some(tile) if kernel.multiplies() => tile.shared_bytes(),
@@ -234,7 +233,7 @@ pub(crate) mod tests {
     };
 
     #[test]
-    fn what_is_injected_or_observed_is_another_build() {
+    fn injection_and_tracing_change_the_build() {
         let injected = Injected {
             delay_ns: 500,
             without: Some(Access::SignalLoad),
@@ -258,7 +257,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn either_the_product_goes_without_a_wait_or_the_others_do() {
+    fn a_wait_is_omitted_in_gemms_or_in_other_kernels() {
         let none = rtc::Options::new;
         let (without, hold) = (Some(Access::SignalLoad), Some((Hold::Entered, 2000)));
         for (whole, product, others) in [
@@ -294,7 +293,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_has_no_kernel_is_named() {
+    fn errors_name_what_has_no_kernel() {
         let large = OpBuild { tile_m: 256, ..OP }.of(Kernel::OneShot, ARCH).unwrap_err();
         assert!(large.contains("256 x 96") && large.contains("128 x 128"), "{large}");
         let odd = OpBuild { dtype: DType::I32, ..OP }.of(Kernel::OneShot, ARCH).unwrap_err();
@@ -304,7 +303,7 @@ pub(crate) mod tests {
     /// Checks kernels that the executor launches besides those of an operator's row; other tests
     /// check those of rows.
     #[test]
-    fn what_stands_beside_copies_is_in_the_source_of_the_message() {
+    fn copy_engine_kernels_are_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};
         const GATE: Kernel = Gate { source: 0, first: 0, parts: 0 };
         let table: [(&str, &[Kernel]); 3] = [

@@ -62,22 +62,23 @@ impl Cache {
         }
     }
 
-    /// Opens a folder; creates it with access for the user only if it does not exist.
+    /// Opens a cache folder; creates it with mode 0700 if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Cache`] if the folder cannot be created, is a link or not a folder, belongs to
-    /// another user, or is accessible to others.
+    /// [`Error::Cache`] if it cannot be created, is a symbolic link or not a folder, belongs to
+    /// another user, or is accessible to other users.
     pub fn open(folder: &Path) -> Result<Self> {
         let wrong = |why: String| Error::Cache { path: folder.into(), why };
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(folder)
-            .map_err(|error| wrong(format!("cannot be made: {error}")))?;
-        // The link itself is checked: the owner of its folder could redirect it.
+            .map_err(|error| wrong(format!("cannot be created: {error}")))?;
+        // Check the path itself, without following links: the owner of the parent folder could
+        // redirect a link later.
         let metadata = fs::symlink_metadata(folder).map_err(|error| wrong(error.to_string()))?;
         if !metadata.is_dir() {
-            return Err(wrong("is no folder; expected one of this user's".into()));
+            return Err(wrong("is not a folder; expected a folder of this user".into()));
         }
         if metadata.uid() != user() {
             let owner = metadata.uid();
@@ -220,7 +221,7 @@ mod tests {
         let link = root.path().join("link");
         std::os::unix::fs::symlink(&own, &link).expect("room");
         let error = Cache::open(&link).expect_err("a link").to_string();
-        assert!(error.contains("is no folder"), "{error}");
+        assert!(error.contains("is not a folder"), "{error}");
 
         let file = root.path().join("file");
         fs::write(&file, "").expect("room");

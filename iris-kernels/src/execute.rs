@@ -132,8 +132,8 @@ impl Executor {
         self.gemms.as_ref()?.library()
     }
 
-    /// Makes an executor that uses neither the vendor's library GEMMs nor this crate's whole-matrix
-    /// GEMMs, for worlds in which not all ranks have them.
+    /// Makes an executor without whole-matrix GEMMs (neither the vendor's nor the built-in ones), for
+    /// worlds in which not all ranks have them.
     #[must_use]
     pub fn without_library(&self) -> Self {
         let gemms = self.gemms.as_ref().map(Gemms::without_library);
@@ -223,9 +223,9 @@ fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternativ
     program.alternatives.iter().filter(|of| of.when.iter().all(may)).collect()
 }
 
-fn warn(told: Result<()>) {
-    if let Err(error) = told {
-        tracing::warn!(%error, "the peers learn by their deadlines");
+fn warn(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!(%error, "peers were not told of the failure; their waits end at their deadlines");
     }
 }
 

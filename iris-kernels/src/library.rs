@@ -74,8 +74,8 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Bytes of the library's workspace. It comes first; the program's
-    /// [`Areas`](crate::program::Areas) follow.
+    /// Returns the bytes of workspace for the vendor's library. They come first in the workspace,
+    /// before the program's [`Areas`](crate::program::Areas).
     pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),

@@ -86,8 +86,8 @@ pub struct Alternative {
 vocabulary! {
     /// Condition of an [`Alternative`].
     When {
-        /// One GEMM launch can exchange the message as well: operands fit it, and all of its tiles
-        /// are co-resident.
+        /// A GEMM launch can do the message itself: the operands fit, and all tiles are resident at
+        /// once.
         Exchanges = "one GEMM launch can do the message",
         /// The built-in GEMM supports the call in its form that stores tiles directly at the peers
         /// that own them.
@@ -268,7 +268,7 @@ pub enum Core {
     Storing {
         /// Whether tiles of this rank's partial go to their owners ([`Transfer::Blocks`]).
         blocks: bool,
-        /// Transfer of results to all ranks, if the GEMM does one.
+        /// Transfer of the results to all ranks; `None` if results stay on this rank.
         results: Option<Transfer>,
     },
     /// Built-in GEMM that also exchanges the message of this kernel, so that the call is one
@@ -373,7 +373,7 @@ impl Program {
 }
 
 impl Source {
-    /// Workspace area of the factor, if it lies in one.
+    /// Returns the workspace matrix that is the source, or `None` if A of the call is.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Source::Area(area) => Some(area),
@@ -383,7 +383,7 @@ impl Source {
 }
 
 impl Target {
-    /// Workspace area of the destination, if it is one.
+    /// Returns the workspace matrix that is the destination, or `None` if C of the call is.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Target::Area(area) => Some(area),

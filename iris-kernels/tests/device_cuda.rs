@@ -36,7 +36,7 @@ fn main() -> ExitCode {
                 a_users_source_compiles_and_errors_carry_the_log,
                 the_kernels_of_the_examples_compile,
                 the_kernels_of_the_stress_test_compile,
-                the_kernel_of_the_benchmark_compiles,
+                the_kernels_of_the_benchmark_compile,
                 kernels_that_are_held_up_compile,
                 products_that_are_held_up_or_do_not_wait_compile,
                 a_slow_first_start_is_told_once,
@@ -179,12 +179,15 @@ fn the_kernels_of_the_stress_test_compile() {
     }
 }
 
-fn the_kernel_of_the_benchmark_compiles() {
-    let text = include_str!("../../iris-testkit/cli/src/gpu_bench/norm.cu");
+fn the_kernels_of_the_benchmark_compile() {
+    let norm = include_str!("../../iris-testkit/cli/src/gpu_bench/norm.cu");
+    let touch = include_str!("../../iris-testkit/cli/src/gpu_bench/touch.cu");
     let options = Options::new().define("IRIS_THREADS", 512);
-    let code = nvrtc().compile(KernelSource { name: "norm.cu", text }, &options, "sm_90a");
-    let code = code.unwrap_or_else(|error| panic!("{error}"));
-    assert!(code.windows(8).any(|bytes| bytes == b"add_norm"));
+    for (name, text, kernel) in [("norm.cu", norm, "add_norm"), ("touch.cu", touch, "touch")] {
+        let code = nvrtc().compile(KernelSource { name, text }, &options, "sm_90a");
+        let code = code.unwrap_or_else(|error| panic!("{error}"));
+        assert!(code.windows(kernel.len()).any(|bytes| bytes == kernel.as_bytes()), "{kernel}");
+    }
 }
 
 /// The points of memory.h at which a build can delay workgroups occur in the kernels that need

@@ -95,8 +95,10 @@ fn kernels_of_users_compile() {
     let root = env!("CARGO_MANIFEST_DIR");
     let operations = Path::new(root).join("tests/user_kernels.cu");
     assert!(assembly(clang(), &operations, "gfx942", &[]).contains("copies_16"));
-    let of_bench = Path::new(root).join("../iris-testkit/cli/src/gpu_bench/norm.cu");
-    assert!(assembly(clang(), &of_bench, "gfx942", &[]).contains("add_norm"));
+    for (file, kernel) in [("norm.cu", "add_norm"), ("touch.cu", "touch")] {
+        let of_bench = Path::new(root).join("../iris-testkit/cli/src/gpu_bench").join(file);
+        assert!(assembly(clang(), &of_bench, "gfx942", &[]).contains(kernel));
+    }
     for program in ["examples/ring.rs", "../iris-ops/examples/wait_on_tile.rs"] {
         let text = std::fs::read_to_string(format!("{root}/{program}")).expect("the example");
         let kernel = text.split("r#\"").nth(1).and_then(|text| text.split("\"#").next());

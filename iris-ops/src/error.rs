@@ -156,6 +156,12 @@ pub enum Error {
         /// Recovery: retry the call, close the heap, or discard the graph capture.
         then: Then,
     },
+    /// A communicator could not be opened or closed.
+    #[error("communicator: {cause}")]
+    Comm {
+        /// Error of its heap or its world.
+        cause: Box<iris_heap::Error>,
+    },
     /// Error of the heap or its world.
     #[error("{}", named(op, cause))]
     Heap {
@@ -175,6 +181,11 @@ fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
 }
 
 impl Error {
+    /// Error of a communicator's heap or world.
+    pub(crate) fn comm(cause: iris_heap::Error) -> Self {
+        Error::Comm { cause: Box::new(cause) }
+    }
+
     /// Gives the operator of the error its label, unless it has one.
     pub(crate) fn labelled(mut self, label: &Arc<str>) -> Self {
         match &mut self {
@@ -188,7 +199,7 @@ impl Error {
             | Error::Poisoned { op, .. }
             | Error::Step { op, .. }
             | Error::Heap { op, .. } => op.set(label),
-            Error::Unknown(_) | Error::Tuning { .. } | Error::NoPlan => {}
+            Error::Comm { .. } | Error::Unknown(_) | Error::Tuning { .. } | Error::NoPlan => {}
         }
         self
     }
@@ -199,6 +210,7 @@ impl Error {
         match self {
             Error::Poisoned { cause, .. }
             | Error::Heap { cause, .. }
+            | Error::Comm { cause }
             | Error::Step { cause, .. } => cause.kind(),
             _ => ErrorKind::Usage,
         }

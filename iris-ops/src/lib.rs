@@ -44,7 +44,8 @@
 //! On a GPU, a kernel of the caller can run beside a call and consume tiles of C as they arrive:
 //! see [`AllGather::beside`] (also on the other ops whose peers write C directly) and
 //! `examples/wait_on_tile.rs`. Calls can be captured in graphs. Matrices may lie in memory
-//! allocated by cudarc, and streams may be cudarc's.
+//! allocated by cudarc, and streams may be cudarc's. Programs that call NCCL begin with
+//! [`coming_from_nccl`] and [`comm`].
 //!
 //! **Options.** The module of each operator has an `Options` struct with exactly the options that
 //! the operator reads, so an option that would be ignored does not compile.
@@ -81,13 +82,17 @@
 
 #![deny(unsafe_code)]
 
-// Must be the first module: it defines the macro `each_operator!`, which the modules below use.
+#[doc = include_str!("../COMING_FROM_NCCL.md")]
+pub mod coming_from_nccl {}
+
+// Must be the first module of code: it defines the macro `each_operator!`, which the modules below use.
 #[macro_use]
 mod ops;
 
 mod any;
 mod args;
 mod check;
+pub mod comm;
 mod cost;
 mod counters;
 mod device;
@@ -98,6 +103,7 @@ mod kind;
 mod label;
 mod matrix;
 mod needs;
+mod operand;
 mod operator;
 mod options;
 mod plan;
@@ -114,6 +120,7 @@ pub mod guide {}
 
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
+pub use comm::Comm;
 pub use cost::Machine;
 pub use counters::Counters;
 pub use device::Device;
@@ -127,6 +134,7 @@ pub use iris_kernels::trace::TraceSpan;
 pub use kind::{Op, UnknownName, Variant, Why};
 pub use label::OpLabel;
 pub use matrix::MatRef;
+pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
 pub use plan::{Choice, Plan, Shapes};

@@ -18,6 +18,7 @@ use crate::args::Matrices;
 use crate::check::{self, Call};
 use crate::error::{Error, InOp, Result};
 use crate::matrix::MatRef;
+use crate::operand::sealed::MatrixArg;
 use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
@@ -104,6 +105,21 @@ impl Operator {
         })
     }
 
+    /// Enqueues a call whose matrices lie in memory that is lent to it.
+    pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
+        &self,
+        stream: &Stream,
+        lent: impl Fn() -> I,
+        matrices: &Matrices,
+    ) -> Result<()> {
+        let op = self.plan.op();
+        lent().try_for_each(|matrix| matrix.check(op, &self.heap, stream))?;
+        let outcome = self.run(stream, matrices);
+        // Also of a call that failed: some of its steps may be out.
+        let told = lent().try_for_each(|matrix| matrix.enqueued(op));
+        outcome.and(told)
+    }
+
     fn ready(&self, call: &Call) -> &Ready {
         &self.ready[self.plan.index_at(call.size(&self.plan))]
     }
@@ -130,7 +146,7 @@ impl Operator {
 
     fn fill(&self, call: &Call) -> Result<OpArgs> {
         let (op, row) = (self.plan.op(), self.plan.row());
-        let Matrices { a, b, c, bias, norm } = &call.matrices;
+        let Matrices { a, b, c, bias, norm, .. } = &call.matrices;
         let resolve = |name, matrix: &Option<MatRef>| match matrix {
             Some(matrix) => matrix.resolve(op, name, &self.heap),
             None => Ok(Matrix::default()),
@@ -168,7 +184,7 @@ impl Operator {
                 }
             }
         }
-        (args.m, args.n) = (call.m as u32, call.n as u32);
+        (args.m, args.n, args.root) = (call.m as u32, call.n as u32, call.root as u32);
         let choice = self.plan.at(call.size(&self.plan));
         let form = choice.form;
         if !form.fetches {

@@ -23,15 +23,26 @@ use std::sync::Arc;
 
 use iris_heap::{Result, Stream, SymSlice, SymmetricHeap};
 
-/// cudarc's stream, kept by the heap.
+/// Makes a stream of the heap from a stream of cudarc, which the heap keeps alive.
 pub fn theirs(heap: &SymmetricHeap, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
     heap.gpu()?.stream_of(stream)
 }
 
-/// Handles as numbers.
+/// A communicator on cudarc's stream, and its slices.
+pub fn sum(
+    stream: &Arc<cudarc::driver::CudaStream>,
+    (rank, world_size, id): (usize, usize, iris_ops::comm::Id),
+    data: &mut cudarc::driver::CudaSlice<f32>,
+) -> iris_ops::OpResult<()> {
+    let comm = iris_ops::Comm::from_rank(stream, rank, world_size, id)?;
+    comm.all_reduce_in_place(data, &iris_ops::comm::ReduceOp::Sum)?;
+    comm.all_gather(&data.slice(..2), &mut data.clone())
+}
+
+/// Passes a stream and memory of another library to the heap, by handle and address.
 ///
 /// # Safety
-/// As for the two methods.
+/// Contracts of the two methods called.
 pub unsafe fn raw(
     heap: &SymmetricHeap,
     stream: cudarc::driver::sys::CUstream,
@@ -57,15 +68,16 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         &format!(
             "[package]\nname = \"beside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
              [dependencies]\n\
-             iris-heap = {{ path = {:?}, features = [\"cudarc-0-19\"] }}\n\
-             iris-ops = {{ path = {:?} }}\n\
+             iris-heap = {{ path = {:?} }}\n\
+             iris-ops = {{ path = {:?}, features = [\"cudarc-0-19\"] }}\n\
              cudarc = {{ version = \"0.19\", default-features = false, features = {CANDLE} }}\n",
             path("iris-heap"),
             path("iris-ops"),
         ),
     )?;
     write("src/lib.rs", SOURCE)?;
-    // Versions of the workspace's dependencies; cargo adds what candle's features need.
+    // Use the versions of the workspace's lock file; cargo adds the packages that candle's features
+    // need.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");

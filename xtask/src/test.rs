@@ -77,7 +77,7 @@ fn build_step(root: &Path) -> Step {
 /// Runs the workspace's tests at one level.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
-    // Independent of the caller's environment and of measurements on this machine.
+    // Make the tests independent of the caller's environment and of measurements on this machine.
     command.env(Level::VARIABLE, level.name()).env("IRIS_TUNING", "off");
     if level == Level::Full {
         command.args(["--", "--include-ignored"]);

@@ -81,7 +81,7 @@ pub struct Memory {
     pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
 }
 
-/// Imported memory of the caller on all ranks.
+/// Memory that the caller allocated on each rank and the heap maps on all ranks.
 #[derive(Clone)]
 pub(crate) struct Imported {
     pub(crate) mappings: Vec<Arc<dyn Mapping>>,
@@ -92,7 +92,7 @@ pub(crate) struct Imported {
 /// Message and descriptors by which other processes can map a rank's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// Result of [`Backend::describe`].
+    /// Message that [`Backend::describe`] made.
     pub message: Vec<u8>,
     /// File descriptors of the memory.
     pub descriptors: Vec<OwnedFd>,
@@ -150,6 +150,21 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// [`Error::OutOfBounds`], [`Error::Closed`].
     fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()>;
 
+    /// Enqueues a copy from a mapping of its heap to the host.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Closed`], [`Error::Unsupported`] in a capture; those of the device.
+    fn read(&self, from: (Arc<dyn Mapping>, u64), bytes: u64) -> Result<Box<dyn HostCopy>>;
+
+    /// Enqueues a copy between two addresses of its device.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; those of the device.
+    ///
+    /// # Safety
+    /// As for [`crate::SymmetricHeap::copy_raw_on`].
+    unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()>;
+
     /// See [`crate::Stream::launch_cpu`].
     ///
     /// # Errors
@@ -203,6 +218,15 @@ pub(crate) trait StreamBackend: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// Bytes that an enqueued copy brings to the host. Dropped before that, it keeps their memory for the copy.
+pub(crate) trait HostCopy: Send {
+    /// Event that is done when the bytes are there.
+    fn event(&self) -> &dyn EventBackend;
+
+    /// The bytes, once the event is done; none if the copy failed.
+    fn bytes(&self) -> Option<Vec<u8>>;
+}
+
 /// Event of a backend.
 pub(crate) trait EventBackend: Send + Sync {
     /// Whether the work before the event is done.
@@ -237,9 +261,11 @@ pub struct LaunchShape {
 /// Order of a launch relative to the ops of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
-    /// After the last op, on whatever stream that op was; the next op waits for this launch.
+    /// Launch in the order of ops: after the heap's last op, on whatever stream that op was; the
+    /// next op waits for this launch.
     Op,
-    /// After the last op, on another stream; the next op does not wait for this launch.
+    /// Launch beside ops: after the heap's last op, on another stream; the next op does not wait
+    /// for this launch.
     Beside,
 }
 

@@ -23,7 +23,7 @@ use crate::util::lock;
 /// Time that the control thread has to find the reason why nothing can be sent.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
-/// Messages received for one group.
+/// Messages that the hub has sent to this process for one group (a world or split world).
 #[derive(Default)]
 pub(super) struct Letters {
     /// Number of exchanges begun by this rank.

@@ -75,7 +75,7 @@ impl Gathering {
         self.refuse(&door.listener, error);
         door.make_room();
         self.place.clear(Some(error));
-        // Covers connections made before the socket was unlinked.
+        // This refuses also connections that were made before the socket was unlinked.
         self.refuse(&door.listener, error);
         if let Some(mut own) = own {
             own.send(refusal);
@@ -273,7 +273,7 @@ mod tests {
     use super::super::mailbox::{Inbox, Outbox};
     use super::*;
 
-    /// Reason that a rank is told; `None` if its connection ends without one.
+    /// Error that the hub sent to a refused rank; `None` if the connection ends without one.
     fn refusal(socket: &UnixStream) -> Option<Error> {
         let mut inbox = Inbox::default();
         loop {

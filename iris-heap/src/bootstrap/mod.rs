@@ -119,7 +119,7 @@ pub trait Bootstrap: Send + Sync {
     /// Registers `watcher` for the loss of a peer; it is called at once if a peer is lost already.
     fn watch(&self, watcher: Watcher);
 
-    /// The loss that watchers were told about, if any.
+    /// Loss of a peer that watchers were told about; `None` if no peer is lost.
     fn lost(&self) -> Option<Error>;
 
     /// Ends this rank's participation: `clean` after a collective close; otherwise the peers are

@@ -50,7 +50,8 @@ pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// Time that the start of a run's ranks may take, since they are started one after the other.
 /// Events up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
-/// Time for which another rank 0 is awaited after such an event.
+/// Time that this process must have waited before an event from shortly before its own start
+/// ([`STARTS`]) counts as one of its run: until then, rank 0 of its run may still appear.
 const ANOTHER: Duration = Duration::from_secs(5);
 /// Resolution of file times and process start times.
 const TICK: Duration = Duration::from_millis(10);
@@ -262,7 +263,7 @@ impl Place {
                 Ok(Tried::Connected(socket))
             }
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(Tried::Refused),
-            // No socket yet, or one whose queue is full.
+            // There is no socket yet, or the queue of its listener is full.
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {
                 Ok(Tried::Absent)
             }

@@ -33,7 +33,7 @@ pub(crate) struct Processes {
 /// Largest number of descriptors of one exchange that are in transit to all ranks together. All
 /// processes of a user share one limit, that of open files, which may be as low as 256.
 const ON_THEIR_WAY: usize = 128;
-/// Time allowed for sending a message whose delivery is not awaited.
+/// Longest time for which sending a last message, to which no answer is awaited, may block.
 const PARTING: Duration = Duration::from_secs(2);
 /// Time for the hub to answer which ranks are missing; after that the user is told that the hub is
 /// silent.
@@ -180,7 +180,7 @@ impl Processes {
                 // for another reason.
                 let crowded = matches!(error, Error::Wire { .. });
                 if crowded || now >= limit {
-                    // The control thread would have found another reason by now.
+                    // No other reason exists: the control thread would have found it by now.
                     group.broken = Some(error.clone());
                     return Err(error.clone());
                 }

@@ -26,7 +26,7 @@ class Call {
     }
     /// Number of the slot that this call uses, 0 or 1.
     IRIS_DEVICE u32 parity() const { return static_cast<u32>(value) & 1; }
-    /// The call before this one that used the same slot.
+    /// Returns the previous call that used the same slot.
     IRIS_DEVICE Call of_same_slot_before() const {
         return Call(static_cast<i32>(static_cast<u32>(value) - 2));
     }

@@ -74,8 +74,9 @@ IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& bat
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
-/// Wait for the pairs of these items, offset by `before` pairs, from those of the N ranks from
-/// `first` on whose bit is set in `mask`, and put their data into `data`. Any thread may call it.
+/// Waits for a batch of items from several ranks, and stores their data in `data`. The ranks are
+/// those of the N from `first` on whose bit in `mask` is set; pairs are counted from `before`.
+/// Called by any single thread.
 template <u32 N, class Batch>
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch, u32 first, u32 mask,
                       u32 (&data)[N][Batch::ITEMS][2]) {

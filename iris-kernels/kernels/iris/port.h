@@ -1,12 +1,12 @@
-// Portability layer, the only header that distinguishes vendors: CUDA (NVRTC or nvcc), HIP (hiprtc
-// or clang) and a host compiler.
+// Portability layer: the only header that distinguishes CUDA (NVRTC or nvcc), HIP (hiprtc or clang)
+// and a host compiler.
 //
-// All other files under kernels/ use only the names defined here. The host form calls a hook
-// (port_host.h) for every atomic, every access to shared data, every barrier and every wait, so
-// that a model checker can run the same protocol source as a device.
+// All other device source uses the names defined here. The host variant (port_host.h) calls a hook
+// for every atomic, every access to shared data, every barrier and every wait, so that a model
+// checker can run the same protocol source that runs on the device.
 //
-// Addresses are 64-bit integers of global memory. Data that peers write while a kernel runs must be
-// read by plain, coherent loads, never by non-coherent ones, so always by read() and write() below.
+// Addresses are 64-bit integers that point to global memory. Data that peers write during a kernel
+// must be read with plain loads, never with non-coherent ones; use only read() and write().
 #ifndef IRIS_PORT_H
 #define IRIS_PORT_H
 

@@ -127,7 +127,7 @@ struct View {
     IRIS_DEVICE static View of(const Matrix& matrix) {
         return View{matrix.address, matrix.ld, matrix.dtype, matrix.transposed == 1};
     }
-    /// Tile in a slot, with leading dimension `tile_n`.
+    /// Returns a tile in a slot, with row stride `tile_n`.
     IRIS_DEVICE static View slot(u64 address, u32 tile_n, u32 dtype) {
         return View{address, tile_n, dtype, false};
     }

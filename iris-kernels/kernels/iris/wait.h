@@ -43,7 +43,8 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     return true;
 }
 
-/// Whether this rank has given up or a peer has told it to. Sticky: the abort word is never reset.
+/// Returns whether this rank has given up or was told that a peer has. The answer never reverts to
+/// false.
 IRIS_DEVICE bool has_given_up(const Words& m) {
     return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }
@@ -153,9 +154,9 @@ IRIS_DEVICE void raise_signal(const Words& m, Call call, SymWord word) {
     m.store<Access::SignalStore>(word, call.number());
 }
 
-/// Wait until `compare(seen, value)` is true for the value of `word`. All threads of a user's
-/// kernel call it together. Returns false on all threads if the progress deadline passes or a rank
-/// gives up; the fault record then has op -1 and awaited rank `from`.
+/// Waits until `compare(seen, value)` is true for `word`. Called by all threads of a user kernel
+/// together. Returns false in all threads if the progress deadline passes or a rank gave up; the
+/// fault record then has op -1 and names `from` as the awaited rank.
 template <class Compare>
 IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare, i32 value,
                             u32 from) {

@@ -142,7 +142,8 @@ class Workgroup {
         return ll::wait_head<N>(m, number, own, sequence, sources, beside());
     }
 
-    /// Combine the results of single threads: fails on all threads if one of them failed.
+    /// Returns false in all threads if any thread passes false; for use after waits by single
+    /// threads.
     [[nodiscard]] IRIS_DEVICE bool leave_together(bool result) {
         return port::vote(result, Site::Waited);
     }
@@ -165,7 +166,8 @@ class Workgroup {
         return true;
     }
 
-    /// Wait until `peer` has finished reading the slot that this call writes at it.
+    /// Waits, before a slot at `peer` is written, until `peer` has finished reading the slot's
+    /// previous contents.
     [[nodiscard]] IRIS_DEVICE bool credit(u32 peer) {
         if ((credited >> peer & 1) == 0) {
             if (!waiting([&] { return credit_of(peer); })) return false;
@@ -415,7 +417,7 @@ class Workgroup {
         return ll::Share{port::thread() - before, threads - before};
     }
 
-    /// Bit set of all ranks except this one.
+    /// Returns the set of all ranks except this one.
     IRIS_DEVICE u64 others() const { return Members::all(size()).bits & ~(1ull << rank()); }
 
     /// Call `each` for this thread's share of these peers until one call returns false.
@@ -475,8 +477,8 @@ class Workgroup {
         return port::vote(passed, Site::Waited);
     }
 
-    /// Let each thread process its share of these peers until the first failure, then pass a
-    /// barrier with all threads, so that all see what one of them acquired.
+    /// Lets each thread handle its share of the peers, until one call returns false; then passes
+    /// all threads through a barrier, so that each sees what any of them acquired.
     template <class Each> IRIS_DEVICE bool for_peers(u64 peers, Each each) {
         return port::vote(share_of_peers(peers, each), Site::Waited);
     }

@@ -19,7 +19,7 @@ pub(crate) fn seed(rank: u32, group: u32) -> u64 {
 }
 
 /// Sleeps for a random time, in one of eight calls on average.
-pub(crate) fn maybe(state: &Cell<u64>) {
+pub(crate) fn sleep_sometimes(state: &Cell<u64>) {
     if *LONGEST == 0 {
         return;
     }

@@ -43,11 +43,11 @@ pub(super) struct Progress {
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call with these arguments.
+    /// Makes a call with these arguments; nothing is enqueued yet.
     ///
     /// # Safety
-    /// The conditions of [`Executor::run`] hold for everything that the call enqueues; its methods
-    /// rely on them.
+    /// The conditions of [`Executor::run`] must hold for everything that the call's methods
+    /// enqueue.
     pub(super) unsafe fn new(
         of: &'a Executor,
         (heap, stream): (&'a Arc<SymmetricHeap>, &'a Stream),
@@ -122,7 +122,7 @@ impl<'a> Call<'a> {
         }
         let kept = self.heap.device().kind.traits().host_threads;
         let transfers = self.of.transfers.iter();
-        let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.is_alike());
+        let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.has_same_layout());
         let can = alike && !kept && !self.of.by_workgroups;
         let has = can && self.heap.gpu()?.copies_signal(self.stream)?;
         Ok(*self.engines.get_or_init(|| has))
@@ -216,8 +216,8 @@ impl<'a> Call<'a> {
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
-            None => Some(message.all(peer)),
-            Some(part) => Some(message.comes(peer).nth(part as usize)?.tiles),
+            None => Some(message.all_received(peer)),
+            Some(part) => Some(message.received(peer).nth(part as usize)?.tiles),
         }
     }
 

@@ -197,7 +197,7 @@ impl Places<'_> {
             Transfer::Shards => Message::gather(self.shards()),
             Transfer::Rows => gather(Area::Rows),
             Transfer::Blocks => blocks(),
-            Transfer::Sums => gather(Area::Sums).behind(&blocks()),
+            Transfer::Sums => gather(Area::Sums).with_signals_after(&blocks()),
         }
     }
 

@@ -20,7 +20,7 @@ vocabulary! {
     Area {
         /// Matrix A gathered from all ranks.
         Gathered = "the gathered A",
-        /// Partial product of this rank, without bias, epilogue and residual.
+        /// This rank's partial product, `m` x `n`, without bias, epilogue and residual.
         Partial = "the partial",
         /// Blocks of the ranks' partials for this rank; each block has room for as many rows as the
         /// largest share.
@@ -80,17 +80,17 @@ impl Areas {
         areas
     }
 
-    /// Bytes of the areas for calls of these sizes.
+    /// Returns the bytes that the areas take for calls of these sizes.
     pub fn bytes(self, of: &Sizes) -> u64 {
         self.before(ALL.len(), of)
     }
 
-    /// Leading dimension, in elements, of a workspace matrix with this number of columns.
+    /// Returns the stride, in elements, between lines of a workspace matrix with `cols` columns.
     pub fn line(cols: u32) -> u64 {
         u64::from(cols).next_multiple_of(LINE)
     }
 
-    /// Bytes of the used areas before number `end`.
+    /// Returns the bytes of the used areas that precede area number `end`.
     fn before(self, end: usize, of: &Sizes) -> u64 {
         let used = ALL.into_iter().take(end).filter(|&area| self.0[area as usize]);
         used.fold(0, |sum: u64, area| sum.saturating_add(area.bytes(of)))

@@ -58,7 +58,10 @@ impl Program {
             if (Some(number) == last) != of.when.is_empty() {
                 return broken(
                     number,
-                    format!("conditions {:?} of the last one, or none", of.when),
+                    format!(
+                        "conditions {:?}: the last alternative must have none, every other one some",
+                        of.when
+                    ),
                 );
             }
             for replaced in [false, true] {
@@ -73,7 +76,7 @@ impl Program {
                 }
             }
             if let Some(at) = misplaced(of.items, false) {
-                return broken(number, format!("{at:?} outside of a loop over parts"));
+                return broken(number, format!("{at:?} is outside of a loop over parts"));
             }
         }
         match last {
@@ -192,7 +195,7 @@ mod tests {
         const EITHER: Item = or(Work::Copies(Transfer::Shards), &[PUSH]);
         for (what, rule) in [
             (broken!(), "no alternative"),
-            (broken!(when(&[When::Wide], &[OPEN, CLOSE])), "of the last one"),
+            (broken!(when(&[When::Wide], &[OPEN, CLOSE])), "the last alternative must have none"),
             (broken!(always(&[OPEN])), "no step ends the call"),
             (broken!(always(&[OPEN, OPEN, CLOSE])), "open: the call is already open"),
             (broken!(always(&[OPEN, CLOSE, CLOSE])), "close: the call has already ended"),

@@ -55,7 +55,8 @@ pub enum Error {
     },
     /// The library's release is older than the numbers used here.
     #[error(
-        "{library} is older than {oldest}, the oldest expected: install a later one, or use Library::Ours"
+        "{library} is older than {oldest}, the oldest supported version: install a later one, or use \
+         Library::Ours"
     )]
     TooOld {
         /// Library and its version.
@@ -155,11 +156,11 @@ pub fn hip_folders() -> Vec<PathBuf> {
 /// Prefix of the file name of HIP's runtime.
 const HIP_RUNTIME: &str = "libamdhip64.so";
 
-/// Loads a library of a vendor.
+/// Loads a vendor's library.
 ///
 /// # Errors
-/// Reason why it does not load; or that it brings its own HIP runtime, as Python's packages do,
-/// which does not know the streams and memory of the runtime that is already loaded.
+/// The loader's error; or an error if the library brings a second HIP runtime, as Python packages
+/// do, because streams and memory of the runtime that is already loaded would be invalid in it.
 #[allow(unsafe_code, reason = "a library is loaded")]
 pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let before = search::loaded(HIP_RUNTIME);
@@ -167,7 +168,7 @@ pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let library = unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())?;
     let mut more = search::loaded(HIP_RUNTIME).into_iter();
     match more.find(|runtime| !before.is_empty() && !before.contains(runtime)) {
-        Some(other) => Err(format!("it brings a HIP runtime of its own, {}", other.display())),
+        Some(other) => Err(format!("it loads a second HIP runtime, {}", other.display())),
         None => Ok(library),
     }
 }
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_an_error_that_says_where_it_was_looked_for() {
+    fn a_missing_library_is_an_error_with_the_searched_places() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("libnothing.so.1");
         std::fs::write(&file, "no library").expect("room");

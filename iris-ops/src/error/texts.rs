@@ -25,7 +25,7 @@ macro_rules! variants {
 }
 
 variants! {
-    Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Heap,
+    Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Comm, Heap,
 }
 
 /// Errors, each with its value, expectation and action as they stand in its text.
@@ -90,6 +90,10 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
                 then: Then::Close,
             },
             ["step kernel two_shot", "expected to finish", "close it"],
+        ),
+        (
+            Error::Comm { cause: cause() },
+            ["communicator: rank 3 gave up", "expected to finish", "open them anew"],
         ),
         (
             Error::Heap { op: op(), cause: cause() },

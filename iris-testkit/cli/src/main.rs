@@ -131,7 +131,7 @@ fn run(task: Task) -> anyhow::Result<bool> {
     }
 }
 
-/// Whether the user wants no colours: <https://no-color.org>.
+/// Returns whether the user wants no colours: <https://no-color.org>.
 fn no_color() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }

@@ -506,7 +506,7 @@ fn a_library_that_is_of_no_use_is_left_out() {
     for (set, why) in cases {
         let (calls, said) = right(fake, line, &[set, logs]);
         assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
-        assert!(said.contains("the product is ours") && said.contains(why), "{said}");
+        assert!(said.contains("the vendor's library is not used") && said.contains(why), "{said}");
     }
     // All ranks use the library or none does; here one rank has a K that the library does not
     // support.

@@ -19,7 +19,7 @@ pub(super) struct CopyStreams(Mutex<Vec<Arc<CopyStream>>>);
 
 pub(super) struct CopyStream {
     queue: Arc<Queue>,
-    /// Whether the stream is for captures.
+    /// Whether the copy stream is used in captures of graphs, and not outside of them.
     captured: bool,
     /// Whether copies were enqueued since the last join.
     forked: AtomicBool,

@@ -160,8 +160,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE View slot(u32 at, u32 source, u32 tile, u32 parity) const {
         return places.slot(at, source, plan.place(tile), parity, args.wire);
     }
-    /// Whether the sum consists of full vectors of one type only. Then this rank's own partial is
-    /// read from A directly, since it has the same bits as the transferred one.
+    /// Returns whether the reduction is only sums of complete vectors of the wire type. This rank's
+    /// own partial is then read from A, where it has the bits that would be sent.
     IRIS_DEVICE bool reads_a() const {
         if (!Producer::REPEATS) return false;
         const Matrix &a = args.a, &c = args.c;

@@ -84,11 +84,11 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     return wg.leave_together(through);
 }
 
-/// Exchange by LL words: each rank pushes its items to their receivers, then takes the items that
-/// others pushed.
+/// Pushes each rank's items to their destinations as LL words, then takes the items of the other
+/// ranks.
 ///
-/// A thread pushes all of its items, and the entry, before it waits for anything, so the waits form
-/// no cycle. N is 1 for two ranks, else ll::SOURCES.
+/// A thread pushes all its items, and the entry is sent, before it waits for anything, so there is
+/// no cyclic wait. N is 1 with two ranks, otherwise ll::SOURCES.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
