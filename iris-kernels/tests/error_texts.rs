@@ -80,7 +80,7 @@ fn errors_of_libraries_lead() {
         ),
         (
             Error::TooOld { library: library(), oldest: "11.8".into() },
-            ["cuBLASLt 11.3", "older than 11.8, the oldest expected", "install a later one"],
+            ["cuBLASLt 11.3", "older than 11.8, the oldest supported", "install a later one"],
         ),
         (
             Error::Call { function: "cublasLtCreate".into(), code: 3, name: "ALLOC".into() },

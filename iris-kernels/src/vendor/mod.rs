@@ -55,7 +55,8 @@ pub enum Error {
     },
     /// The library's release is older than the numbers used here.
     #[error(
-        "{library} is older than {oldest}, the oldest expected: install a later one, or use Library::Ours"
+        "{library} is older than {oldest}, the oldest supported version: install a later one, or use \
+         Library::Ours"
     )]
     TooOld {
         /// Library and its version.
@@ -186,7 +187,7 @@ mod tests {
         let folders = [folder.path().to_path_buf()];
         let error = find(names, &folders, ("libnothing.so", &["libnothing.so"]), open);
         let text = error.expect_err("there is none").to_string();
-        assert!(text.starts_with("nothing (libnothing.so) was not found"), "{text}");
+        assert!(text.starts_with("nothing (libnothing.so) is not there"), "{text}");
         assert!(text.contains(&format!("{} (it does not open)", file.display())), "{text}");
         assert!(text.contains("libnothing.so (it does not open): install it"), "{text}");
     }

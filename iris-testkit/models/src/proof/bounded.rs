@@ -281,3 +281,28 @@ fn slot_worlds() -> Vec<World> {
 fn receives(values: &[i64]) -> bool {
     values[1] == 1 && values[2] == 0
 }
+
+/// Number of states that are searched in a world for the violation of a clause.
+pub const SEARCHED: usize = 40_000;
+
+/// Violation that a rule shows in small worlds with one clause switched off: the property, the world, and the length of
+/// the run; none if no run of [`SEARCHED`] states shows one.
+pub fn violation(
+    make: fn(Numbers, Option<&str>) -> System,
+    clause: Name,
+) -> Option<(Name, Name, usize)> {
+    let weak = make(SMALL, Some(clause));
+    let worlds = worlds(weak.name);
+    // Worlds in which nobody does what the clause is about show nothing.
+    let about: Vec<Name> = weak
+        .actions
+        .iter()
+        .filter(|action| differs(make, action))
+        .map(|action| action.name)
+        .collect();
+    let relevant =
+        worlds.iter().filter(|world| about.iter().any(|action| world.with.contains(action)));
+    relevant
+        .map(|world| (world.name, search(&weak, world, SEARCHED, false)))
+        .find_map(|(name, found)| Some((found.violated?, name, found.trace.len())))
+}

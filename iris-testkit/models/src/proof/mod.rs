@@ -4,14 +4,14 @@
 //! calls, passes them.
 //!
 //! **Solution.** [`rule`] and [`barrier`] are the rules as transition systems over sorts without bounds, and each has an
-//! invariant ([`invariant`]). The solver z3 checks that the invariant holds at first, that each action keeps it, and that
+//! invariant ([`rule::invariant`]). The solver z3 checks that the invariant holds at first, that each action keeps it, and that
 //! each property follows from it ([`conditions`]). What the machine's words make of calls without bounds is the
 //! [`wrap`] lemma.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`term`], [`system`] | the language: terms, actions, clauses |
-//! | [`rule`], [`invariant`], [`barrier`] | the rules and what is invariant of them |
+//! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and what is invariant of them |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
 //! | [`mutants`] | each clause switched off: the condition that fails, and a run to a violation |
@@ -34,7 +34,6 @@ pub mod barrier;
 pub mod bounded;
 pub mod concrete;
 pub mod conditions;
-pub mod invariant;
 pub mod mutants;
 pub mod replay;
 pub mod report;

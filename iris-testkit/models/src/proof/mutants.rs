@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
+use super::bounded::violation;
 use super::conditions::{self, Condition, Goal};
-use super::report::violation;
 use super::rule::Numbers;
 use super::smt::Answer;
 use super::system::System;

@@ -45,10 +45,6 @@ pub enum Extent {
     Worlds,
 }
 
-/// States of a small world that are seen at most. The small worlds of the whole rule have more, but for some; what the
-/// clauses forbid comes sooner.
-const STATES: usize = 40_000;
-
 /// Makes a system from numbers, without a clause.
 type Make = fn(Numbers, Option<&str>) -> System;
 
@@ -126,7 +122,9 @@ impl Proof {
             let worlds = bounded::worlds(system.name);
             let found: Vec<_> = worlds
                 .par_iter()
-                .map(|world| (world.name, bounded::search(&system, world, STATES / 4, true)))
+                .map(|world| {
+                    (world.name, bounded::search(&system, world, bounded::SEARCHED / 4, true))
+                })
                 .collect();
             let mut happened = HashSet::new();
             for (name, found) in found {
@@ -196,22 +194,4 @@ impl fmt::Display for Proof {
         }
         Ok(())
     }
-}
-
-/// A clause of the rule, switched off, in small worlds.
-pub(super) fn violation(make: Make, clause: Name) -> Option<(Name, Name, usize)> {
-    let weak = make(bounded::SMALL, Some(clause));
-    let worlds = bounded::worlds(weak.name);
-    // Worlds in which nobody does what the clause is about show nothing.
-    let about: Vec<Name> = weak
-        .actions
-        .iter()
-        .filter(|action| bounded::differs(make, action))
-        .map(|action| action.name)
-        .collect();
-    let relevant =
-        worlds.iter().filter(|world| about.iter().any(|action| world.with.contains(action)));
-    relevant
-        .map(|world| (world.name, bounded::search(&weak, world, STATES, false)))
-        .find_map(|(name, found)| Some((found.violated?, name, found.trace.len())))
 }

@@ -21,6 +21,8 @@
 //! **A rank that has given up** and has ended that call does nothing any more. So the proof needs no bound on the
 //! number of calls that such a rank counts after it.
 
+pub mod invariant;
+
 use std::cell::RefCell;
 
 use super::system::{Action, Effect, System, assign, declared};
@@ -279,10 +281,10 @@ pub fn slot_rule(numbers: Numbers, off: Option<&str>) -> System {
         name: "slot rule",
         fixed: FIXED,
         state: STATE,
-        axioms: super::invariant::plans(),
+        axioms: invariant::plans(),
         initial: initial(),
         actions,
-        invariant: super::invariant::slot_rule(&numbers),
+        invariant: invariant::slot_rule(&numbers),
         clauses: clauses.names(),
     }
 }
@@ -786,7 +788,7 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
 
 /// The state before the first call.
 fn initial() -> Vec<Effect> {
-    STATE.iter().map(super::invariant::start).collect()
+    STATE.iter().map(invariant::start).collect()
 }
 
 /// An application of a function to variables of its sorts.

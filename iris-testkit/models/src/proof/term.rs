@@ -1,6 +1,8 @@
 //! Terms of first-order logic, in which rules and invariants are written once: [`super::smt`] prints them for the
 //! solver, [`super::concrete`] evaluates them.
 
+pub mod text;
+
 use std::fmt;
 use std::ops::{Add, BitAnd, BitOr, Not, Sub};
 use std::sync::Arc;
@@ -307,6 +309,6 @@ impl<T: Into<Term>> Sub<T> for Term {
 
 impl fmt::Debug for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&super::smt::text(self))
+        f.write_str(&text::text(self))
     }
 }

@@ -1,9 +1,9 @@
 //! The invariant of the slot rule: what holds of every state that ranks can reach. Every clause is about a pair of
 //! ranks; no third one is ever needed.
 
-use super::rule::*;
-use super::system::{Clause, Effect};
-use super::term::{Function, Sort, Term, all_of, any_of, variable};
+use super::*;
+use crate::proof::system::{Clause, Effect};
+use crate::proof::term::{Function, Sort, Term, all_of, any_of, variable};
 
 /// What plans promise.
 pub(super) fn plans() -> Vec<Clause> {
