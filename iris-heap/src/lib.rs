@@ -92,11 +92,13 @@ pub mod atomic_copy;
 mod backend;
 mod board;
 pub mod bootstrap;
+mod bytes;
 mod control;
 mod dtype;
 pub mod env;
 mod error;
 mod heap;
+mod launched;
 pub mod layout;
 mod limits;
 mod module;
@@ -114,6 +116,7 @@ pub use backend::{
     Memory,
 };
 pub use bootstrap::launcher_env::UniqueId;
+pub use bytes::Bytes;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;
@@ -123,9 +126,10 @@ pub use heap::{ALIGNMENT, HeapOptions, Issuing, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use iris_sync::sym as abi;
 pub use iris_sync::sym::{HeapView, MAX_RANKS};
+pub use launched::launched;
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
-pub use stream::{Event, Stream};
+pub use stream::{Event, PendingRead, Stream};
 #[doc(hidden)]
 pub use util::check_file_size;
 #[doc(hidden)]

@@ -2,10 +2,13 @@
 //! [`Event`].
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::{CpuKernel, EventBackend, StreamBackend};
+use crate::backend::{CpuKernel, EventBackend, HostCopy, StreamBackend};
 use crate::control::Control;
+use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::util::check_may_wait;
 
@@ -16,6 +19,8 @@ use crate::util::check_may_wait;
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,
+    /// Number, in the heap, of the last call of an operator that was issued on the stream; 0 for none.
+    issued: Arc<AtomicU64>,
 }
 
 /// Point in a stream's order; see [`Stream::record`].
@@ -24,6 +29,8 @@ pub struct Event {
     inner: Arc<dyn EventBackend>,
     /// Control block of the stream's heap.
     control: Arc<Control>,
+    /// Number, in the heap, of the last call before the event; 0 for none.
+    issued: u64,
 }
 
 impl fmt::Debug for Stream {
@@ -41,7 +48,12 @@ impl fmt::Debug for Event {
 impl Stream {
     /// Wraps a backend's stream.
     pub(crate) fn from_backend(inner: Arc<dyn StreamBackend>) -> Stream {
-        Stream { inner }
+        Stream { inner, issued: Arc::default() }
+    }
+
+    /// Notes that the call of this number, in the heap, is issued on the stream.
+    pub(crate) fn note_issued(&self, call: u64) {
+        self.issued.fetch_max(call, Ordering::Relaxed);
     }
 
     /// Waits until everything enqueued before is done. If it waits for seconds for a peer, that is
@@ -54,7 +66,10 @@ impl Stream {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
         let _waiting = control.begin_wait();
-        self.inner.sync().inspect_err(|error| control.note_returned(error))
+        let issued = self.issued.load(Ordering::Relaxed);
+        self.inner.sync().inspect_err(|error| control.note_returned(error))?;
+        control.complete(issued);
+        Ok(())
     }
 
     /// Records an event that is done when everything enqueued before it is done.
@@ -63,7 +78,8 @@ impl Stream {
     /// [`Error::Closed`] after the heap was closed.
     pub fn record(&self) -> Result<Event> {
         let inner = self.inner.record()?;
-        Ok(Event { inner, control: self.inner.control().clone() })
+        let issued = self.issued.load(Ordering::Relaxed);
+        Ok(Event { inner, control: self.inner.control().clone(), issued })
     }
 
     /// Makes work that is enqueued after this call wait for `event`, which may belong to a stream
@@ -117,7 +133,12 @@ impl Stream {
         ))
     }
 
-    /// The backend's implementation of this stream.
+    /// Whether `other` is a clone of this one.
+    pub fn is_same(&self, other: &Stream) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// The backend's stream.
     pub(crate) fn backend(&self) -> &dyn StreamBackend {
         &*self.inner
     }
@@ -142,11 +163,65 @@ impl Event {
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for an event")?;
         let _waiting = self.control.begin_wait();
-        self.inner.sync()
+        self.inner.sync()?;
+        self.control.complete(self.issued);
+        Ok(())
     }
 
     /// The backend's implementation of this event.
     pub(crate) fn backend(&self) -> &dyn EventBackend {
         &*self.inner
+    }
+}
+
+/// Elements that an enqueued copy brings to the host: of [`SymmetricHeap::read_on`](crate::SymmetricHeap::read_on). It owns
+/// the memory that they are copied to; dropped before that, it leaves the memory to the copy.
+#[must_use]
+pub struct PendingRead<T> {
+    copy: Box<dyn HostCopy>,
+    control: Arc<Control>,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T> fmt::Debug for PendingRead<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PendingRead(done: {})", self.is_done())
+    }
+}
+
+impl<T> PendingRead<T> {
+    pub(crate) fn new(copy: Box<dyn HostCopy>, stream: &Stream) -> Self {
+        let control = stream.inner.control().clone();
+        Self { copy, control, elements: PhantomData }
+    }
+
+    /// Whether the elements are there.
+    pub fn is_done(&self) -> bool {
+        self.copy.event().is_done()
+    }
+}
+
+impl<T: Element> PendingRead<T> {
+    /// Waits on the host until the elements are there, and returns them. Other work of the stream, enqueued later, is not
+    /// waited for.
+    ///
+    /// # Errors
+    /// Those of the device; [`Error::WaitFromWork`], from work that is enqueued; [`Error::Invalid`] if the copy failed, of
+    /// which [`Stream::sync`] has the error.
+    pub fn wait(self) -> Result<Vec<T>> {
+        check_may_wait("waiting for a copy")?;
+        let waiting = self.control.begin_wait();
+        self.copy.event().sync()?;
+        drop(waiting);
+        let bytes = self.copy.bytes().ok_or_else(|| {
+            Error::invalid(
+                "copy to the host",
+                "failed",
+                "the error of it, by Stream::sync of its stream",
+            )
+        })?;
+        let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+        bytemuck::cast_slice_mut::<T, u8>(&mut elements).copy_from_slice(&bytes);
+        Ok(elements)
     }
 }

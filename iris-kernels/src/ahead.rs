@@ -77,7 +77,7 @@ mod tests {
     const ARCH: &str = "sm_90a";
 
     #[test]
-    fn what_an_op_asks_for_is_built_ahead() {
+    fn builds_of_an_operator_are_built_ahead() {
         let all = builds(ARCH);
         for kernel in [Kernel::OneShot, Kernel::Local] {
             for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -8,15 +8,17 @@ use iris_heap::abi::HeapView;
 use iris_heap::plain_access::Span;
 use iris_sync::{Channel, Record};
 
-/// A matrix in memory that this rank's kernels can address; address 0 means that there is none.
+/// Matrix in memory that this rank's kernels can address.
 ///
-/// Element (r, c) lies `r * ld + c` elements from `address`, or `c * ld + r` if `transposed` is 1.
+/// Element (r, c) is at `address + (r * ld + c) * size`, or `address + (c * ld + r) * size` if
+/// `transposed` is 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Matrix {
     /// Address of element (0, 0); 0 for no matrix.
     pub address: u64,
-    /// Leading dimension, in elements.
+    /// Leading dimension in elements: the stride between rows, or between columns if `transposed`
+    /// is 1.
     pub ld: u64,
     /// Number of rows.
     pub rows: u32,
@@ -49,8 +51,8 @@ impl Matrix {
     }
 }
 
-/// Element types of kernels; a type's code is its index here. `IRIS_DTYPES` of `args.h` has the
-/// same order, and the size of each type.
+/// Element types that kernels support; an index in this array is the type's code. `IRIS_DTYPES` in
+/// `args.h` has the same rows, with the element sizes.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Code of an element type in kernels: its index in [`DTYPES`]; `None` if kernels do not support
@@ -70,26 +72,29 @@ pub mod epilogue {
     pub const GELU: u32 = 1;
 }
 
-/// Values of [`OpArgs::producer`]: source of a rank's partial tiles.
+/// Values of [`OpArgs::producer`]: source of a rank's partial tiles, that is, of its contributions
+/// to a sum over ranks.
 pub mod producer {
     /// Partial tiles are tiles of the product of A and B.
     pub const GEMM: u32 = 0;
-    /// Partial tiles are the elements of A.
+    /// Partial tiles are tiles of A, which holds the message.
     pub const LOAD: u32 = 1;
 }
 
-/// Arguments of every kernel of an operator.
+/// Arguments of every operator kernel.
 ///
-/// Offsets are in bytes from the start of a rank's data segment, equal on all ranks.
+/// Offsets are bytes from the start of a rank's data segment, the same on all ranks. The regions
+/// that they point to:
 ///
-/// The inbox is `[parity][sources][max_tiles][slot]`; a broadcast has one source, whichever rank
-/// sends a tile. A tile's index in `max_tiles` is its number among the tiles that go to the same
-/// rank: `tile / size` for two_shot and the accumulating variants, and its number in the owner's
-/// part for a reduce-scatter. The result inbox is `[parity][tile][result_slot]`. The workspace is
-/// `[parity][max_tiles][tile_m * tile_n]` of f32, with the inbox's tile index. In a slot a tile is
-/// row-major with leading dimension `tile_n`, whatever its real size. The gathered A of the
-/// baseline lies in the inbox as `[parity][m][k]`. The staging buffer is `[m][k]`, or `[k][m]` if
-/// `m_contiguous` is 1.
+/// - inbox: `[parity][sources][max_tiles][slot]`. A broadcast has one source. A tile's index is
+///   `tile / size` in two_shot and the accumulating variants, its number in its owner's part in a
+///   reduce-scatter, else its number among the tiles that go to the same rank. Within a slot, a
+///   tile is row-major with stride `tile_n`, whatever its real size.
+/// - result inbox: `[parity][tile][result_slot]`.
+/// - workspace of accumulating variants: f32, `[parity][max_tiles][tile_m * tile_n]`, tile index as
+///   in the inbox.
+/// - gathered A of the `baseline` variant: in the inbox, `[parity][m][k]`.
+/// - staging buffer: `[m][k]`, or `[k][m]` if `m_contiguous` is 1.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct OpArgs {
@@ -97,7 +102,7 @@ pub struct OpArgs {
     pub heap: HeapView,
     /// Layout of the op's synchronisation words.
     pub channel: Channel,
-    /// This rank's description of the call, compared with its peers'.
+    /// Record of the call's parameters, which peers compare with theirs.
     pub record: Record,
     /// Epsilon of the RMSNorm, added to the mean of squares; 0 without an RMSNorm.
     pub epsilon: f32,
@@ -115,11 +120,11 @@ pub struct OpArgs {
     pub weight: Matrix,
     /// Output of the RMSNorm of the rows of C; address 0 for none.
     pub normed: Matrix,
-    /// Offset of the inbox in bytes.
+    /// Byte offset, in the data segment, of the inbox to which peers push tiles.
     pub inbox: u64,
     /// Size of one tile's slot in the inbox, in bytes.
     pub slot: u64,
-    /// Offset of the result inbox in bytes.
+    /// Byte offset, in the data segment, of the inbox to which owners push reduced tiles.
     pub results: u64,
     /// Size of one tile's slot in the result inbox, in bytes.
     pub result_slot: u64,
@@ -144,7 +149,8 @@ pub struct OpArgs {
     pub tile_m: u32,
     /// Number of columns of a tile.
     pub tile_n: u32,
-    /// Number of columns of A in one unit of a staged gather.
+    /// Number of columns of A in one unit of a staged gather (a unit is the piece of A that is
+    /// copied and signalled as a whole).
     pub k_group: u32,
     /// Number of tile slots in the inbox per parity and source; that of the largest plan.
     pub max_tiles: u32,
@@ -186,7 +192,7 @@ impl OpArgs {
     }
 }
 
-/// Values of [`TileView::arrival`]: words that signal the arrival of a tile of C.
+/// Values of [`TileView::arrival`]: kinds of words that signal the arrival of a tile of C.
 pub mod arrival {
     /// Result words: tile t is the result of its owner, rank t mod size.
     pub const RESULTS: u32 = 0;
@@ -195,7 +201,8 @@ pub mod arrival {
     pub const PARTS: u32 = 1;
     /// Signal words of the root, which sends all tiles.
     pub const ROOT: u32 = 2;
-    /// Signal words of the root or of a relay, as `Relays` of iris-sync assigns them.
+    /// Tiles come from the root or through another rank that relays them; `Relays` of iris-sync
+    /// assigns the relay of each tile.
     pub const RELAYS: u32 = 3;
 }
 
@@ -207,7 +214,8 @@ pub mod arrival {
 pub struct TileView {
     /// Addresses of the heap as this rank sees it.
     pub heap: HeapView,
-    /// Layout of the op's words, except `call` and `sequence`, which refer to the copies.
+    /// Layout of the op's synchronisation words; `call` and `sequence` refer to copies of the op's
+    /// words, which do not change when the op ends the call.
     pub channel: Channel,
     /// This rank's description of the call.
     pub record: Record,

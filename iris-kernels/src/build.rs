@@ -33,10 +33,9 @@ pub struct Injected {
 /// Kernels that leave out the wait in a call with a fused whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Without {
-    /// The whole-matrix GEMM leaves out the wait.
+    /// Whole-matrix GEMM: it leaves out the wait, the kernels around it keep theirs.
     Products,
-    /// The kernels around the GEMM leave out the wait: those that open and close the call, and the
-    /// gates.
+    /// All other kernels of the call: those that open and close it, and the gates.
     Others,
 }
 
@@ -46,11 +45,12 @@ pub enum Without {
 pub enum Hold {
     /// Before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// After the rank has entered a call, before it sends, reads or fetches.
+    /// After the rank has entered a call, before it sends data, reads it or fetches it from peers.
     Entered,
     /// After the signals of a tile have been seen, before the tile is read.
     Received,
-    /// After the source of a unit has entered, before the unit is copied to the staging buffer.
+    /// After the source rank of a unit of the gathered matrix has entered the call, before the unit
+    /// is copied to the staging buffer.
     Fetching,
     /// Between the read and the write of an addition under a lock.
     Adding,
@@ -124,7 +124,7 @@ pub struct Build {
     pub options: Options,
     /// Number of threads per workgroup.
     pub threads: u32,
-    /// GEMM parameters, if the source contains a product.
+    /// Tile configuration; `None` for a source without a product.
     pub tile: Option<TileConfig>,
 }
 
@@ -147,8 +147,8 @@ impl Build {
         Self { source, options: tile.options(), threads: THREADS, tile: Some(tile) }
     }
 
-    /// Bytes of dynamic shared memory per workgroup of `kernel`, which must be contained in this
-    /// build.
+    /// Returns the bytes of dynamic shared memory per workgroup of `kernel`, which this build
+    /// contains.
     pub fn shared_bytes(&self, kernel: Kernel) -> u32 {
         match self.tile {
             Some(tile) if kernel.multiplies() => tile.shared_bytes(),
@@ -184,7 +184,8 @@ impl OpBuild {
         if source.kind != SourceKind::TileGemm {
             return Ok(Build::message(source).with(self));
         }
-        let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
+        let code =
+            dtype_code(self.dtype).ok_or_else(|| format!("matrix products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
         let size = TileSize::fitting(tile_m, tile_n).ok_or_else(|| {
             let TileSize { m, n } = TileSize::ALL[0];
@@ -232,7 +233,7 @@ pub(crate) mod tests {
     };
 
     #[test]
-    fn what_is_injected_or_observed_is_another_build() {
+    fn injection_and_tracing_change_the_build() {
         let injected = Injected {
             delay_ns: 500,
             without: Some(Access::SignalLoad),
@@ -256,7 +257,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn either_the_product_goes_without_a_wait_or_the_others_do() {
+    fn a_wait_is_omitted_in_gemms_or_in_other_kernels() {
         let none = rtc::Options::new;
         let (without, hold) = (Some(Access::SignalLoad), Some((Hold::Entered, 2000)));
         for (whole, product, others) in [
@@ -271,7 +272,7 @@ pub(crate) mod tests {
             let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
-            // The delay is compiled into both.
+            // Both sets of options have the delay.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }
@@ -292,7 +293,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_has_no_kernel_is_named() {
+    fn errors_name_what_has_no_kernel() {
         let large = OpBuild { tile_m: 256, ..OP }.of(Kernel::OneShot, ARCH).unwrap_err();
         assert!(large.contains("256 x 96") && large.contains("128 x 128"), "{large}");
         let odd = OpBuild { dtype: DType::I32, ..OP }.of(Kernel::OneShot, ARCH).unwrap_err();
@@ -302,7 +303,7 @@ pub(crate) mod tests {
     /// Checks kernels that the executor launches besides those of an operator's row; other tests
     /// check those of rows.
     #[test]
-    fn what_stands_beside_copies_is_in_the_source_of_the_message() {
+    fn copy_engine_kernels_are_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};
         const GATE: Kernel = Gate { source: 0, first: 0, parts: 0 };
         let table: [(&str, &[Kernel]); 3] = [

@@ -18,7 +18,7 @@ use crate::rtc::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"iriscub1";
 const HEADER: usize = 8 + 16 + 16;
 
-/// Name of an entry.
+/// Key of a cache entry: the name of its file, and the hash that the file must contain.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     file: String,
@@ -62,22 +62,23 @@ impl Cache {
         }
     }
 
-    /// Opens a folder; creates it with access for the user only if it does not exist.
+    /// Opens a cache folder; creates it with mode 0700 if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Cache`] if the folder cannot be created, is a link or not a folder, belongs to
-    /// another user, or is accessible to others.
+    /// [`Error::Cache`] if it cannot be created, is a symbolic link or not a folder, belongs to
+    /// another user, or is accessible to other users.
     pub fn open(folder: &Path) -> Result<Self> {
         let wrong = |why: String| Error::Cache { path: folder.into(), why };
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(folder)
-            .map_err(|error| wrong(format!("cannot be made: {error}")))?;
-        // The link itself is checked: the owner of its folder could redirect it.
+            .map_err(|error| wrong(format!("cannot be created: {error}")))?;
+        // Check the path itself, without following links: the owner of the parent folder could
+        // redirect a link later.
         let metadata = fs::symlink_metadata(folder).map_err(|error| wrong(error.to_string()))?;
         if !metadata.is_dir() {
-            return Err(wrong("is no folder; expected one of this user's".into()));
+            return Err(wrong("is not a folder; expected a folder of this user".into()));
         }
         if metadata.uid() != user() {
             let owner = metadata.uid();
@@ -90,7 +91,7 @@ impl Cache {
         Ok(Self { folder: folder.into() })
     }
 
-    /// Code of an entry; `None` if it is absent or damaged.
+    /// Machine code of an entry; `None` if the entry is absent or damaged.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.folder.join(&key.file);
         let mut bytes = Vec::new();
@@ -198,7 +199,7 @@ mod tests {
             fs::write(&file, &whole[..len]).expect("writable");
             assert_eq!(cache.get(&key(1)), None, "cut to {len}");
         }
-        // The code of one entry under the name of another.
+        // Put the code of one entry under the file name of another.
         cache.put(&key(2), b"other code").expect("room");
         fs::copy(cache.folder().join(&key(2).file), &file).expect("writable");
         assert_eq!(cache.get(&key(1)), None);
@@ -220,7 +221,7 @@ mod tests {
         let link = root.path().join("link");
         std::os::unix::fs::symlink(&own, &link).expect("room");
         let error = Cache::open(&link).expect_err("a link").to_string();
-        assert!(error.contains("is no folder"), "{error}");
+        assert!(error.contains("is not a folder"), "{error}");
 
         let file = root.path().join("file");
         fs::write(&file, "").expect("room");

@@ -1,16 +1,16 @@
-//! Compile-time parameters of GEMM kernels: tile sizes, threads, shared memory, operand types, the
-//! slab size along K in bytes, and the number of slabs in shared memory (pipeline stages).
+//! Compile-time parameters of all GEMMs: tile sizes, threads, shared memory, element types, bytes
+//! of K per slab, and pipeline stages.
 //!
-//! **Problem.** Host and device code both need these numbers, and a new element size or device
-//! changes all of them.
+//! **Problem.** Host code needs these numbers to launch a kernel, device code to compile it. A new
+//! element size or device changes many of them at once.
 //!
-//! **Solution.** The host defines them and passes them to the headers as macros; the headers assert
-//! what must follow from them. [`TileConfig`] has those of tile GEMMs inside operators, for each
-//! [`Core`]; [`CoreConfig`] has those of whole-matrix GEMMs. Slab sizes are given in bytes, because
-//! shared memory lines and copies have sizes in bytes; the depth in elements follows from the
-//! element type.
+//! **Solution.** The host defines the numbers and passes them to the headers as macros; the headers
+//! assert those that they can derive. [`TileConfig`] is for the GEMM by tiles, with any of the
+//! [`Core`]s; [`CoreConfig`] is for the whole-matrix GEMM. A slab is the part of A and B along K
+//! that is loaded at a time. Its depth is given in bytes, because shared-memory lines and copies
+//! have a fixed number of bytes; the depth in elements follows from the type.
 //!
-//! **Limits.** A and B have the same element type.
+//! **Limits.** A and B have the same type.
 
 use crate::args::DTYPES;
 use crate::rtc::Options;
@@ -108,12 +108,13 @@ pub struct TileConfig {
 const DIES_GFX94: u32 = 8;
 
 impl TileConfig {
-    /// Parameters of the build for an architecture.
+    /// Returns the parameters for an architecture, element type code and tile size.
     pub fn of(arch: &str, dtype: u32, size: TileSize) -> TileConfig {
         let core = Core::of(arch, dtype, size);
         let smallest = size.m <= 32;
         let (slab_bytes, stages) = match core {
-            // Lines as long as the swizzle; two workgroups fit on a multiprocessor.
+            // A slab line of 128 bytes matches the 128-byte swizzle; three stages let two
+            // workgroups share a multiprocessor.
             Core::Sm90 => (128, 3),
             // With few rows the loads of B dominate: as many slabs in flight as fit for two
             // workgroups.
@@ -136,11 +137,11 @@ impl TileConfig {
         self.slab_bytes / element_bytes(self.dtype)
     }
 
-    /// Bytes of dynamic shared memory; 0 if static shared memory suffices. `product.h` asserts the
-    /// number.
+    /// Returns the bytes of dynamic shared memory; 0 if the kernel declares its shared memory
+    /// statically. `product.h` asserts the number.
     pub fn shared_bytes(&self) -> u32 {
         match self.core {
-            // Slabs, and room for aligning them.
+            // Slabs of all stages, plus 1024 bytes to align them.
             Core::Sm90 | Core::Sm90Flipped => {
                 self.stages * (self.size.m + self.size.n) * self.slab_bytes + 1024
             }
@@ -190,8 +191,8 @@ pub struct CoreConfig {
 }
 
 impl CoreConfig {
-    /// Bytes of one row of A, and of one column of B, in a slab along K; equal to the swizzle
-    /// width.
+    /// Bytes of each row of A, and of each column of B, in one slab of K: the width of the 128-byte
+    /// swizzle.
     pub const SLAB_BYTES: u32 = 128;
 
     /// Number of columns of A and rows of B in a slab, for two-byte elements.
@@ -228,7 +229,7 @@ impl CoreConfig {
         }
     }
 
-    /// The same parameters for A and B stored column-major or not, as (A, B).
+    /// Returns the same parameters for A and B that are column-major (true) or row-major (false).
     #[must_use]
     pub fn with_layout(self, (a_columns, b_columns): (bool, bool)) -> CoreConfig {
         if self.flipped {
@@ -289,7 +290,7 @@ impl CoreConfig {
     /// Bytes of dynamic shared memory; the macro `IRIS_GEMM_SHARED_BYTES`.
     pub fn shared_bytes(&self) -> u32 {
         let b_loaded = match self.b_across {
-            // B is loaded in blocks of 64 columns.
+            // An N-major B is loaded in blocks of 64 columns.
             true => self.width.div_ceil(64) * Self::DEPTH * 128,
             false => self.width * Self::SLAB_BYTES,
         };

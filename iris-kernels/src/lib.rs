@@ -1,19 +1,21 @@
-//! Kernels of iris: device code from one source for AMD, NVIDIA and a host compiler, and Rust code
-//! for the CPU.
+//! Device kernels of iris: one source for NVIDIA, AMD and a host compiler, and the same kernels in
+//! Rust for the CPU.
 //!
 //! **Problem.** A kernel that multiplies and communicates is usually written once per vendor and
-//! library, and each copy has its own subtle protocol.
+//! once per library, and each copy has its own subtle protocol.
 //!
-//! **Solution.** The protocols are those of [`iris_sync`], with the same functions everywhere.
-//! [`args`] defines the kernels' arguments with one layout for host and device; [`schedule`]
-//! assigns tiles to workgroups and defines who waits for whom; [`cpu`] runs the kernels on the CPU.
+//! **Solution.** All kernels call the protocol functions of [`iris_sync`], or their device twins of
+//! the same names. [`args`] defines the kernel arguments, with one layout for host and device;
+//! [`schedule`] assigns tiles to ranks and workgroups; [`cpu`] runs the kernels as Rust on host
+//! threads.
 //!
-//! **Running.** Operators are [`program`]s, which an [`Executor`] runs; other code need not launch
-//! kernels. A user's own kernel, from source that includes the same headers, is a [`UserKernel`]:
-//! `examples/ring.rs` has one, and `kernels/README.md` lists the functions that it may call.
+//! **Running.** An operator's call is a [`program`], which an [`Executor`] enqueues; applications
+//! do not launch operator kernels themselves. An application's own kernel, compiled from source
+//! that includes the same headers, is a [`UserKernel`]: `examples/ring.rs` is a complete one, and
+//! `kernels/README.md` lists the functions it may call.
 //!
-//! **Debugging.** With a [`trace`] buffer in its arguments a kernel records a span for every fetch,
-//! product, wait, signal and reduction of each workgroup.
+//! **Debugging.** If the arguments have a [`trace`] buffer, a kernel records a span for every
+//! fetch, product, wait, signal and reduction of each workgroup.
 //!
 //! **Limits.** Elements are f32, f16 or bf16; sums are f32.
 

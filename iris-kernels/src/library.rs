@@ -53,7 +53,8 @@ pub struct Whole {
     pub backend: BackendKind,
     /// Maximum m, n and k.
     pub shape: [usize; 3],
-    /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m.
+    /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m in
+    /// `shape`.
     pub rows: usize,
     /// Element type of A and B.
     pub dtype: DType,
@@ -73,8 +74,8 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Bytes of the library's workspace. It comes first; the program's
-    /// [`Areas`](crate::program::Areas) follow.
+    /// Returns the bytes of workspace for the vendor's library. They come first in the workspace,
+    /// before the program's [`Areas`](crate::program::Areas).
     pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),

@@ -64,7 +64,7 @@ mod tests {
     fn jobs_run_side_by_side() {
         // Each job waits until all four have begun.
         let (begun, change) = (Mutex::new(0), Condvar::new());
-        let meet = |_: &usize| {
+        let wait_for_all = |_: &usize| {
             let mut count = begun.lock().expect("nobody panicked");
             *count += 1;
             change.notify_all();
@@ -74,11 +74,11 @@ mod tests {
                 false => Ok(()),
             }
         };
-        assert_eq!(for_each(&[0, 1, 2, 3], 4, meet), Ok(()));
+        assert_eq!(for_each(&[0, 1, 2, 3], 4, wait_for_all), Ok(()));
     }
 
     #[test]
-    fn the_first_error_is_told_and_ends_it() {
+    fn the_first_error_is_returned_and_ends_the_loop() {
         let done = AtomicUsize::new(0);
         let jobs: Vec<usize> = (0..1000).collect();
         let work = |&job: &usize| {

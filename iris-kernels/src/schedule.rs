@@ -23,11 +23,12 @@ pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
     if at < long { at / (each + 1) } else { more + (at - long) / each }
 }
 
-/// Work index of workgroup `workgroup` of `count`, on a device that assigns workgroups to its
-/// `dies` round-robin. Each die gets consecutive work indices, and so tiles that share operands,
-/// which its own cache then holds. It is a permutation of the workgroups; 0 stays 0.
+/// Returns the logical number of workgroup `workgroup` of `count` on a device that distributes
+/// workgroups round-robin over `dies` dies (for example the 8 XCDs of an MI300X).
 ///
-/// Peers do not depend on which workgroup of a rank processes which tile.
+/// Workgroups on one die get consecutive logical numbers, so they work on neighbouring tiles, which
+/// share operands in the die's L2 cache. The result is a permutation of the workgroups; workgroup 0
+/// keeps number 0. Peers do not depend on it, because signals belong to tiles, not to workgroups.
 pub fn dealt(workgroup: u32, count: u32, dies: u32) -> u32 {
     if dies <= 1 {
         return workgroup;
@@ -94,13 +95,13 @@ pub struct SplitGrid {
 }
 
 impl SplitGrid {
-    /// Tiles of the rows of `rank`, with rows counted from the first of them.
+    /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
     pub fn part(&self, rank: u32) -> Grid {
         let rows = split(self.grid.rows, self.size, rank);
         Grid { rows: rows.end - rows.start, ..self.grid }
     }
 
-    /// Number of tiles before those of `rank`.
+    /// Number of the first tile of `rank`; tiles are numbered rank by rank.
     pub fn first(&self, rank: u32) -> u32 {
         (0..rank).map(|before| self.part(before).tiles()).sum()
     }
@@ -157,7 +158,7 @@ pub struct Units {
 }
 
 impl Units {
-    /// Rows and columns of A that `source` has.
+    /// Ranges of rows and columns of A in the shard of rank `source`.
     pub fn shard_of(&self, source: u32) -> (Range<u32>, Range<u32>) {
         match self.shard {
             Shard::Rows => (split(self.m, self.size, source), 0..self.k),
@@ -173,7 +174,7 @@ impl Units {
         (rows, cols)
     }
 
-    /// Number of units before those of `source`.
+    /// Number of the first unit of `source`; units are numbered rank by rank.
     pub fn first(&self, source: u32) -> u32 {
         (0..source)
             .map(|before| {
@@ -188,7 +189,7 @@ impl Units {
         self.first(self.size)
     }
 
-    /// Rank that `unit` comes from.
+    /// Returns the rank whose shard contains `unit`.
     pub fn source(&self, unit: u32) -> u32 {
         (0..self.size).find(|&rank| unit < self.first(rank + 1)).unwrap_or(self.size - 1)
     }
@@ -225,8 +226,9 @@ impl Units {
         }
     }
 
-    /// First row and number of rows of row block `block` of C, the rank that has it (0 if A is
-    /// split by columns), and its index in that rank's shard.
+    /// Returns (first row, number of rows, rank, index) of row block `block` of C: `rank` is the
+    /// rank whose shard has the rows (0 if A is split by columns), and `index` counts blocks within
+    /// that shard.
     pub fn row_block(&self, block: u32) -> (u32, u32, u32, u32) {
         let mut before = 0;
         let mut source = 0;
@@ -241,10 +243,12 @@ impl Units {
         (row, self.tile_m.min(rows.end - row), source, block - before)
     }
 
-    /// Position-th element in a round-robin order over the ranks other than `rank`, starting with
-    /// the next rank, so that the links to all of them are busy. `of` returns the number of
-    /// elements of a rank; some ranks may have more than others, all of these the same number.
-    /// Returns the rank and the index of the element within the rank.
+    /// Returns the item at `position` when the items of all ranks except `rank` are taken
+    /// round-robin, as (source rank, index among that rank's items). `of(rank)` is the number of
+    /// items of a rank.
+    ///
+    /// The round begins with the rank after `rank`, so that all links are busy at once. Some ranks
+    /// may have more items than the rest, all by the same amount; their surplus comes last.
     fn in_turns(&self, rank: u32, position: u32, of: impl Fn(u32) -> u32) -> (u32, u32) {
         let others = || (1..self.size).map(|step| (rank + step) % self.size);
         let least = others().map(&of).min().unwrap_or(0);
@@ -258,8 +262,9 @@ impl Units {
         (more().nth((turn % longer) as usize).unwrap_or(rank), least + turn / longer)
     }
 
-    /// Row block that `rank` processes as number `position`: its own row blocks first, since they
-    /// need no other rank, then those of the other ranks in order of arrival.
+    /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
+    /// whose rows of A it has itself, since they wait for nobody, then the blocks of its peers
+    /// round-robin.
     pub fn worked(&self, position: u32, rank: u32) -> u32 {
         if self.shard == Shard::Columns {
             return position;
@@ -285,8 +290,8 @@ impl Units {
         self.first(source) + within
     }
 
-    /// Units that row block `block` needs, in the order in which `rank` uses them: its own first,
-    /// then those of the other ranks in order of arrival.
+    /// Returns the units of A that row block `block` of C needs, in the order in which `rank`
+    /// multiplies them: its own first, then those of its peers round-robin.
     pub fn needs(&self, block: u32, rank: u32) -> impl Iterator<Item = u32> + use<> {
         let units = *self;
         let (_, _, source, row) = units.row_block(block);
@@ -307,7 +312,7 @@ impl Units {
     }
 }
 
-/// Collective of small messages, by its data flow.
+/// Collectives for small messages: which data each rank sends to which others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Collective {
     /// Each rank's whole message goes to all ranks, which add the messages in the order of ranks.
@@ -337,7 +342,7 @@ pub struct Items {
     pub rows: u32,
     /// Number of columns of the whole message.
     pub cols: u32,
-    /// Number of elements per item.
+    /// Number of elements in an item: 8 bytes divided by the element size.
     pub per_item: u32,
 }
 
@@ -346,8 +351,8 @@ impl Items {
         split(self.rows, self.size, rank)
     }
 
-    /// Number of rows that `from` sends to `to`; if both are the same rank, the number of rows that
-    /// it keeps.
+    /// Returns the number of rows that `from` sends to `to`; for `from == to`, the number of rows
+    /// that the rank keeps for itself.
     pub fn rows_sent(&self, from: u32, to: u32) -> u32 {
         match self.collective {
             Collective::AllReduce => self.rows,
@@ -370,7 +375,7 @@ impl Items {
             Collective::Broadcast { root } => root,
             _ => 0,
         };
-        // The first parts are the largest.
+        // No part has more items than part 0.
         self.sent(root, 0)
     }
 
@@ -398,15 +403,16 @@ impl Items {
     }
 }
 
-/// Order in which a rank multiplies the tiles of a product whose rows are owned by `ranks` ranks,
-/// `tiles` per rank, in rounds of `span` tiles per rank. The first round has tiles of the other
-/// ranks, the next rank's first. Each later round has tiles of the other ranks, and this rank's own
-/// tiles of the previous round, which the other ranks have stored meanwhile. The last own tiles
-/// come at the end.
+/// Order in which a rank multiplies the tiles of a GEMM with reduce-scatter: `tiles` tiles for each
+/// of `ranks` owners, in rounds of `span` tiles per owner.
 ///
-/// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
-/// ranks before it waits for their tiles of the first round, so the waits form no cycle.
-/// for what it needs of the first of them: nobody waits in a circle.
+/// The first round computes the peers' tiles, beginning with the next rank's. Each later round
+/// computes the peers' next tiles and then this rank's own tiles of the previous round, for which
+/// the peers have meanwhile stored their partials. The own tiles of the last round come last.
+///
+/// A workgroup takes every `span`-th tile of this order. Before it waits for the peers' partials of
+/// one round, it has stored its own partials for the peers of that round and the next, so there is
+/// no cyclic wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {
@@ -416,8 +422,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Rank and tile at `position`: the rank as its distance from the next rank (this rank is the
-    /// last), and the number of the tile among those of that rank.
+    /// Returns (owner, tile) at `position`: `owner` counts ranks from the next one, so this rank is
+    /// `ranks - 1`, and `tile` is an index among that owner's tiles.
     pub fn at(&self, position: u32) -> (u32, u32) {
         let Self { tiles, span, ranks } = *self;
         let (others, first, last) = (ranks - 1, span.min(tiles), (tiles - 1) / span * span);

@@ -27,7 +27,7 @@ pub enum SourceKind {
     Message,
     /// Tile GEMM with or without a message, compiled for one element type and tile size.
     TileGemm,
-    /// Whole-matrix GEMM, see `crate::gemm`.
+    /// GEMM of whole matrices, see `crate::gemm`.
     WholeGemm,
 }
 
@@ -142,7 +142,8 @@ fn hash_of<'a>(texts: impl Iterator<Item = &'a Text>) -> u128 {
     fnv(&parts)
 }
 
-/// Source of the kernels of an op, by the op's name such as `matmul_all_reduce`.
+/// Returns the kernel source of an operator by the operator's name, for example
+/// `matmul_all_reduce`; `None` if no such file is embedded.
 pub fn kernel(op: &str) -> Option<Text> {
     KERNELS.iter().copied().find(|text| text.name.strip_suffix(".cu") == Some(op))
 }

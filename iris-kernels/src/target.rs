@@ -35,7 +35,7 @@ impl Target {
             BackendKind::Hip => Ok(Target { vendor: Vendor::Amd, arch: arch.into() }),
             other => Err(Error::Unsupported {
                 what: format!("compiled kernels on {other}"),
-                why: "those of this device are the host's own code".into(),
+                why: "kernels of this device are host code".into(),
             }),
         }
     }
@@ -73,7 +73,8 @@ impl Blas {
     }
 }
 
-/// Bytes of workspace for the vendor's GEMM library.
+/// Returns the bytes of workspace for the vendor's BLAS library; `None` if no library is used on
+/// this kind of device.
 pub(crate) fn library_workspace(kind: BackendKind) -> Option<u64> {
     dialect(kind).map(|_| Prepared::WORKSPACE)
 }

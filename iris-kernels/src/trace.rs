@@ -14,7 +14,7 @@ pub const MAX_GROUPS: usize = 512;
 pub struct TraceSpan {
     /// Start time in nanoseconds, on a clock that all ranks of a host share.
     pub begin: u64,
-    /// End time, on the same clock.
+    /// End time in nanoseconds, of the same clock as `begin`.
     pub end: u64,
     /// Activity: number of an [`iris_sync::Span`].
     pub kind: u32,

@@ -17,7 +17,8 @@ pub struct UserKernel {
     shared_bytes: u32,
     /// Number of multiprocessors of this rank's share of the device.
     multiprocessors: u32,
-    /// Address of the heap's control block, which identifies the heap of a view.
+    /// Address of the heap's control block, by which a launch checks that a tile view belongs to
+    /// this heap.
     control: u64,
 }
 
@@ -45,49 +46,54 @@ impl UserKernel {
         Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
     }
 
-    /// Number of co-resident workgroups, beside those of other ranks that share the device.
+    /// Returns the maximum number of resident workgroups, this rank's share if ranks share the
+    /// device.
     pub fn resident(&self) -> u32 {
         self.resident
     }
 
-    /// Enqueues a launch after the last op of the heap; the next op waits for it. `args` are the
-    /// bytes of the parameters, in order; for a heap's view `bytemuck::bytes_of(&heap.view())`.
+    /// Enqueues a launch after the heap's last operator call; the next call waits for it. `args`
+    /// are the bytes of the parameters, in order; for a `HeapView`,
+    /// `bytemuck::bytes_of(&heap.view())`.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`]; [`Error::Invalid`] for a stream of another heap;
-    /// [`Error::Closed`]; [`Error::Device`]. Errors inside the kernel are returned by
+    /// [`Error::Closed`]; [`Error::Device`]. Errors inside the kernel are reported by
     /// [`Stream::sync`].
     ///
     /// # Safety
-    /// Contract of [`Function::launch`]: the parameters are those of the kernel, and memory that it
-    /// accesses through them is valid until the stream has finished the launch.
+    /// The contract of [`Function::launch`] applies: `args` match the kernel's parameters, and
+    /// memory that the kernel accesses through them is valid until the stream has finished the
+    /// launch.
     pub unsafe fn launch(&self, stream: &Stream, groups: u32, args: &[&[u8]]) -> Result<()> {
         let shape = self.shape(groups)?;
         // SAFETY: the caller guarantees the parameters; `groups` are co-resident.
         unsafe { self.function.launch(stream, shape, args) }
     }
 
-    /// Enqueues a launch beside the next call of an op, on a stream of its own: it runs after the
-    /// work issued before, and the call does not wait for it. The kernel's first parameter is the
-    /// `TileView` that the op returned for the call; `args` are the bytes of the others. Run the
-    /// call next: a kernel that waits for a missing call leaves a fault after its deadline.
+    /// Enqueues a launch that runs beside the next operator call, on a stream of its own: after
+    /// everything issued before; the call does not wait for it. The kernel's first parameter is the
+    /// [`TileView`] that the operator made for the call; `args` are the bytes of the other
+    /// parameters. Run the call next: if a kernel waits for a call that never comes, it ends with a
+    /// fault at its deadline.
     ///
-    /// A waiting workgroup keeps its place on the device, so there must be one multiprocessor for
-    /// each workgroup of both: the op's workgroups and `groups` together must not exceed
-    /// [`SymmetricHeap::workgroups`], this rank's share of the multiprocessors. So plan the op with
-    /// `Options::beside(groups)` on all ranks. Then all workgroups are co-resident, whatever
-    /// resources each needs, as long as nothing else waits on the device.
+    /// A waiting workgroup keeps its place on the device, so there must be a multiprocessor for
+    /// each workgroup of the operator and of this kernel: both together at most
+    /// [`SymmetricHeap::workgroups`], this rank's share of the multiprocessors. To leave room, plan
+    /// the operator with `Options::beside(groups)` on all ranks. All workgroups are then resident,
+    /// whatever resources each needs, as long as no other kernel waits on the device.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`] if there are more; [`Error::Invalid`] for the stream of the last
-    /// op, and for a stream or a view of another heap; [`Error::Closed`]; [`Error::Device`]. Errors
-    /// inside the kernel are returned by [`Stream::sync`].
+    /// [`Error::TooManyGroups`] if there are more workgroups than that; [`Error::Invalid`] for the
+    /// stream of the last operator call, and for a stream or a view of another heap;
+    /// [`Error::Closed`]; [`Error::Device`]. Errors inside the kernel are reported by
+    /// [`Stream::sync`].
     ///
     /// # Safety
-    /// Contract of [`UserKernel::launch`]. No other waiting kernel of the program runs beside the
-    /// same call. Data that the kernel reads is not overwritten before the kernel has ended: let
-    /// the op's stream wait for an event recorded after the kernel, before the next call that
-    /// writes C, or that has a kernel beside it, is issued.
+    /// The contract of [`UserKernel::launch`] applies. The program runs no other waiting kernel
+    /// beside the same call. Nothing that the kernel reads is written before it ends: make the
+    /// operator's stream wait for an event after this launch before the next call that writes C, or
+    /// the next call with a kernel beside it, is issued.
     pub unsafe fn launch_beside(
         &self,
         stream: &Stream,
@@ -100,7 +106,7 @@ impl UserKernel {
         if groups + beside > self.multiprocessors {
             return Err(Error::TooManyGroups {
                 name: format!(
-                    "{}, {groups} of them, beside {beside} of an op",
+                    "{}, {groups} workgroups beside {beside} of an operator",
                     self.function.name()
                 ),
                 groups: groups + beside,
@@ -111,7 +117,7 @@ impl UserKernel {
             return Err(Error::Invalid {
                 what: format!("view for {}", self.function.name()),
                 value: "one of another heap".into(),
-                expected: "one of the heap that the kernel was made for".into(),
+                expected: "a view of the heap that loaded the kernel".into(),
             });
         }
         let args = [&[bytemuck::bytes_of(view)], args].concat();

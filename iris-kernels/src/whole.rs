@@ -14,8 +14,9 @@ use crate::vendor::{Blas, Multiplier, Prepared};
 pub struct WholeProduct {
     vendor: Option<Prepared>,
     ours: Option<Gemm>,
-    /// Whether the built-in GEMM is tried first for shapes for which it is preferred.
-    chooses: bool,
+    /// Whether the vendor's library is used by default, and the built-in GEMM only for the shapes
+    /// for which it was measured to be faster.
+    chooses_by_shape: bool,
 }
 
 impl WholeProduct {
@@ -28,27 +29,29 @@ impl WholeProduct {
     pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<WholeProduct>> {
         let Whole { library, shape, dtype, output, .. } = *whole;
         let device = heap.device();
-        let nobody = library == Library::None || shape.contains(&0);
-        if nobody || device.kind.traits().host_threads {
+        let disabled = library == Library::None || shape.contains(&0);
+        if disabled || device.kind.traits().host_threads {
             return Ok(None);
         }
         let gpu = heap.gpu()?;
         let vendor = match library {
             Library::Ours => None,
             _ if library_workspace(device.kind).is_none() => None,
-            // The library loads a kernel when it first enqueues it, which waits for the device, and
-            // so perhaps for a kernel of another rank that waits for this one.
+            // The vendor's library loads a kernel when it is first enqueued and then waits for the
+            // whole device, so also for a waiting kernel of another rank, which may wait for this
+            // rank: a deadlock.
             _ if heap.sharing() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
-        // Besides the vendor's library, only the builds that are preferred to it.
-        let chooses = library == Library::Auto && vendor.is_some();
+        // Besides the vendor's library, only those built-in builds are loaded that are preferred to
+        // it.
+        let chooses_by_shape = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
-            _ => Gemm::of_whole(heap, whole, chooses)?,
+            _ => Gemm::of_whole(heap, whole, chooses_by_shape)?,
         };
         let found = vendor.is_some() || ours.is_some();
-        Ok(found.then_some(WholeProduct { vendor, ours, chooses }))
+        Ok(found.then_some(WholeProduct { vendor, ours, chooses_by_shape }))
     }
 
     /// Names of the implementations; with the device they determine the bits of results.
@@ -58,15 +61,15 @@ impl WholeProduct {
         [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether it can do this call; other calls use the kernels of operators.
+    /// Whether the GEMM can do this call; other calls use the kernels of operators.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
     }
 
-    /// Whether it can do this call with an addend, by [`WholeProduct::enqueue_adding`]. Only the
-    /// vendor's library can, and only for a row-major addend of C's shape and type. All matrices
-    /// must be aligned to 16 bytes, and, unless C is f32, n and k must be multiples of 8.
+    /// Returns whether [`WholeProduct::enqueue_adding`] supports the call with this addend. Only
+    /// the vendor's library adds, and only a row-major matrix of C's shape and type, if all
+    /// matrices are aligned to 16 bytes and, unless C is f32, columns and depth are multiples of 8.
     pub fn fits_adding(&self, args: &OpArgs, addend: &Matrix) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, Some(addend)))
     }
@@ -90,7 +93,7 @@ impl WholeProduct {
         workspace: u64,
     ) -> Result<bool> {
         let gpu = heap.gpu()?;
-        let prefers = |gemm: &&Gemm| !self.chooses || gemm.is_preferred(args);
+        let prefers = |gemm: &&Gemm| !self.chooses_by_shape || gemm.is_preferred(args);
         if let Some(gemm) = self.ours.as_ref().filter(prefers)
             // SAFETY: by the contract of this function.
             && unsafe { gemm.launch(gpu, stream, args) }?
@@ -165,7 +168,7 @@ fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<
         Err(
             why @ (Missing::NotFound { .. } | Missing::TooOld { .. } | Missing::NoAlgorithm { .. }),
         ) => {
-            tracing::debug!(%why, "the product is ours");
+            tracing::debug!(%why, "the vendor's library is not used");
             Ok(None)
         }
         Err(other) => Err(Error::other(other)),

@@ -84,7 +84,7 @@ impl AnyOp {
         let Operands { a, b, c, bias, norm } = *operands;
         let product = self.plan().row().multiplies();
         let (b, bias) = if product { (Some(b), bias) } else { (None, None) };
-        Matrices { a: Some(a), b, c: Some(c), bias, norm }
+        Matrices { a: Some(a), b, c: Some(c), bias, norm, root: None }
     }
 
     /// Plan that the op was made with.
@@ -225,7 +225,7 @@ impl Request {
                 && !op.options().contains(&what)
             {
                 let expected = "the default, because this operator does not read the option".into();
-                return Err(Error::Invalid { op, what: what.into(), value, expected });
+                return Err(Error::Invalid { op: op.into(), what: what.into(), value, expected });
             }
         }
         Plan::new(ranks.into(), self)

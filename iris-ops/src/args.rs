@@ -1,42 +1,50 @@
 use crate::matrix::MatRef;
+use crate::operand::sealed::MatrixArg;
 
 /// Matrices of one call of an operator with a matrix product: C = A B (+ bias), reduced or gathered
-/// over the ranks as the operator defines.
+/// over the ranks as the operator defines. All are [`MatRef`]s, or all are
+/// [`Operand`](crate::Operand)s.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct MatmulArgs {
+pub struct MatmulArgs<M = MatRef> {
     /// Left factor, M x K, with the plan's dtype; the operator defines which rows or columns of it
     /// this rank passes.
-    pub a: MatRef,
+    pub a: M,
     /// Right factor, K x N, with the plan's dtype.
-    pub b: MatRef,
+    pub b: M,
     /// Result, with the plan's output dtype; the operator defines which rows of it this rank gets.
-    pub c: MatRef,
+    pub c: M,
     /// Bias of 1 x N elements, f32, f16 or bf16. It is added to every row of the result once, not
     /// once per rank; all ranks pass the same values.
-    pub bias: Option<MatRef>,
+    pub bias: Option<M>,
     /// Matrices of the RMSNorm; required if the plan has `rms_norm`, and an error if it has not.
-    pub norm: Option<NormArgs>,
+    pub norm: Option<NormArgs<M>>,
 }
 
-impl MatmulArgs {
+impl<M> MatmulArgs<M> {
     /// Arguments for C = A B, without a bias and without an RMSNorm.
-    pub fn new(a: MatRef, b: MatRef, c: MatRef) -> Self {
+    pub fn new(a: M, b: M, c: M) -> Self {
         Self { a, b, c, bias: None, norm: None }
     }
 
     /// Adds a bias of 1 x N elements to every row of C. All ranks must pass the same values.
     #[must_use]
-    pub fn bias(mut self, bias: MatRef) -> Self {
+    pub fn bias(mut self, bias: M) -> Self {
         self.bias = Some(bias);
         self
     }
 
     /// Sets the matrices of the RMSNorm, if the plan has `rms_norm`.
     #[must_use]
-    pub fn norm(mut self, norm: NormArgs) -> Self {
+    pub fn norm(mut self, norm: NormArgs<M>) -> Self {
         self.norm = Some(norm);
         self
+    }
+
+    /// All that are given.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
+        let own = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
+        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
     }
 }
 
@@ -75,63 +83,82 @@ impl MatmulArgs {
 /// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct NormArgs {
+pub struct NormArgs<M = MatRef> {
     /// Residual, M x N, same dtype as C, same values on all ranks. It is added to the sum after
     /// bias and epilogue. It may be C itself: then the call replaces the old residual by the new
     /// one.
-    pub residual: Option<MatRef>,
+    pub residual: Option<M>,
     /// Weight, 1 x N, f32, f16 or bf16, same values on all ranks.
-    pub weight: MatRef,
+    pub weight: M,
     /// Normalised rows, M x N, same dtype as C; written by the call. Must not overlap any other
     /// matrix of the call.
-    pub normed: MatRef,
+    pub normed: M,
 }
 
-impl NormArgs {
+impl<M> NormArgs<M> {
     /// Arguments for an RMSNorm without a residual: `normed` = RMSNorm of the rows of C, times
     /// `weight`.
-    pub fn new(weight: MatRef, normed: MatRef) -> Self {
+    pub fn new(weight: M, normed: M) -> Self {
         Self { residual: None, weight, normed }
     }
 
     /// Adds `residual` to the sum before C is written and normalised.
     #[must_use]
-    pub fn residual(mut self, residual: MatRef) -> Self {
+    pub fn residual(mut self, residual: M) -> Self {
         self.residual = Some(residual);
         self
     }
+
+    fn all(&self) -> impl Iterator<Item = &M> {
+        [Some(&self.weight), Some(&self.normed), self.residual.as_ref()].into_iter().flatten()
+    }
 }
 
-/// Input and output of one call of a collective without a matrix product: matrices, or
-/// [vectors](MatRef::vector) if it was planned by elements.
+impl<M: MatrixArg> NormArgs<M> {
+    fn matrices(&self) -> NormArgs {
+        let residual = self.residual.as_ref().map(MatrixArg::matrix);
+        NormArgs { residual, weight: self.weight.matrix(), normed: self.normed.matrix() }
+    }
+}
+
+/// Input and output of one call of a collective without a matrix product, as [`MatRef`]s or as
+/// [`Operand`](crate::Operand)s: matrices; if it was planned by elements,
+/// [vectors](MatRef::vector), or matrices with one part of the message per row, which may have a
+/// leading dimension.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub struct CollectiveArgs {
+pub struct CollectiveArgs<M = MatRef> {
     /// Data that this rank sends; `None` on a rank that only receives a broadcast.
-    pub input: Option<MatRef>,
+    pub input: Option<M>,
     /// Data that this rank receives; written by the call.
-    pub output: MatRef,
+    pub output: M,
     /// Matrices of the RMSNorm of an all-reduce; required if the plan has `rms_norm`, and an error
     /// if it has not.
-    pub norm: Option<NormArgs>,
+    pub norm: Option<NormArgs<M>>,
 }
 
-impl CollectiveArgs {
+impl<M> CollectiveArgs<M> {
     /// Arguments that send `input` and receive `output`.
-    pub fn new(input: MatRef, output: MatRef) -> Self {
+    pub fn new(input: M, output: M) -> Self {
         Self { input: Some(input), output, norm: None }
     }
 
     /// Arguments for a rank without input: every rank of a broadcast but its root.
-    pub fn receive(output: MatRef) -> Self {
+    pub fn receive(output: M) -> Self {
         Self { input: None, output, norm: None }
     }
 
     /// Sets the matrices of the RMSNorm, if the plan has `rms_norm`.
     #[must_use]
-    pub fn norm(mut self, norm: NormArgs) -> Self {
+    pub fn norm(mut self, norm: NormArgs<M>) -> Self {
         self.norm = Some(norm);
         self
+    }
+
+    /// All that are given.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
+        let own = [self.input.as_ref(), Some(&self.output)];
+        own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
     }
 }
 
@@ -144,17 +171,22 @@ pub(crate) struct Matrices {
     pub(crate) c: Option<MatRef>,
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
+    /// Root of this call, where it is another than the plan's.
+    pub(crate) root: Option<usize>,
 }
 
-impl From<&MatmulArgs> for Matrices {
-    fn from(args: &MatmulArgs) -> Self {
-        let MatmulArgs { a, b, c, bias, norm } = *args;
-        Self { a: Some(a), b: Some(b), c: Some(c), bias, norm }
+impl<M: MatrixArg> From<&MatmulArgs<M>> for Matrices {
+    fn from(args: &MatmulArgs<M>) -> Self {
+        let [a, b, c] = [&args.a, &args.b, &args.c].map(|matrix| Some(matrix.matrix()));
+        let bias = args.bias.as_ref().map(MatrixArg::matrix);
+        Self { a, b, c, bias, norm: args.norm.as_ref().map(NormArgs::matrices), root: None }
     }
 }
 
-impl From<&CollectiveArgs> for Matrices {
-    fn from(args: &CollectiveArgs) -> Self {
-        Self { a: args.input, c: Some(args.output), norm: args.norm, ..Self::default() }
+impl<M: MatrixArg> From<&CollectiveArgs<M>> for Matrices {
+    fn from(args: &CollectiveArgs<M>) -> Self {
+        let a = args.input.as_ref().map(MatrixArg::matrix);
+        let norm = args.norm.as_ref().map(NormArgs::matrices);
+        Self { a, c: Some(args.output.matrix()), norm, ..Self::default() }
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Call {
     /// M and N of the whole product or message, over all ranks.
     pub(crate) m: usize,
     pub(crate) n: usize,
+    /// Root of a broadcast.
+    pub(crate) root: usize,
     pub(crate) matrices: Matrices,
 }
 
@@ -30,17 +32,18 @@ impl Call {
 pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let (request, row) = (plan.request(), plan.row());
     let op = plan.op();
+    let root = matrices.root.unwrap_or(request.root);
     if row.c == Part::None {
-        return member(plan).map(|()| Call { m: 0, n: 0, matrices: Matrices::default() });
+        return member(plan).map(|()| Call { m: 0, n: 0, root, matrices: Matrices::default() });
     }
     let mut matrices = *matrices;
     // Matrices that only the root has are ignored on other ranks.
-    let has = |part| part != Part::Root || request.root == plan.ranks().rank;
+    let has = |part| part != Part::Root || root == plan.ranks().rank;
     matrices.a = matrices.a.filter(|_| has(row.a));
     matrices.c = matrices.c.filter(|_| has(row.c));
     let needed = |matrix: Option<MatRef>, what: &str| {
         matrix.ok_or_else(|| Error::Invalid {
-            op,
+            op: op.into(),
             what: what.into(),
             value: "missing".into(),
             expected: "a matrix: this rank takes part with one".into(),
@@ -52,24 +55,24 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let call = if request.elements {
         let (a, c, n) = elements(plan, names, a, c)?;
         matrices = Matrices { a, c, ..matrices };
-        Call { m: request.m, n, matrices }
+        Call { m: request.m, n, root, matrices }
     } else {
         let m = match (row.a, a, c) {
             (Part::All, Some(a), _) | (_, Some(a), None) => a.rows(),
             (_, _, Some(c)) => c.rows(),
             (_, None, None) => 0,
         };
-        Call { m, n: request.n, matrices }
+        Call { m, n: request.n, root, matrices }
     };
     let (size, planned) = (call.size(plan), plan.largest());
     if size > planned {
         return Err(match request.elements {
-            true => Error::TooManyElements { op, elements: size, planned },
-            false => Error::TooManyRows { op, rows: size, planned },
+            true => Error::TooManyElements { op: op.into(), elements: size, planned },
+            false => Error::TooManyRows { op: op.into(), rows: size, planned },
         });
     }
-    let Matrices { a, b, c, bias, norm } = matrices;
-    let shapes = plan.shapes_of(call.m, call.n);
+    let Matrices { a, b, c, bias, norm, .. } = matrices;
+    let shapes = plan.shapes_of(call.m, call.n, root);
     for (name, matrix, shape, part) in
         [(names[0], a, shapes.a, row.a), (names[1], c, shapes.c, row.c)]
     {
@@ -107,7 +110,7 @@ fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<
     let op = plan.op();
     let invalid = |value: &str, expected: &str| {
         let (value, expected) = (value.into(), expected.into());
-        Err(Error::Invalid { op, what: "norm of the call".into(), value, expected })
+        Err(Error::Invalid { op: op.into(), what: "norm of the call".into(), value, expected })
     };
     let NormArgs { residual, weight, normed } = match (norm, plan.request().rms_norm) {
         (Some(norm), Some(_)) => norm,
@@ -141,26 +144,34 @@ fn elements(
         _ => plan.request().m,
     };
     let refused = |name: &'static str, matrix: &MatRef, expected: String| Error::Shape {
-        op,
+        op: op.into(),
         matrix: name,
         rows: matrix.rows(),
         cols: matrix.cols(),
         expected,
     };
+    // Parts that are the rows of a matrix may lie apart; others follow each other.
+    let are_rows = |matrix: &MatRef, parts| matrix.rows() == parts && !matrix.is_transposed();
     let len = |name: &'static str, matrix: &MatRef| {
         let gaps =
             || refused(name, matrix, "a contiguous matrix, without gaps between rows".into());
         matrix.elements().ok_or_else(gaps)
     };
+    let part = |name: &'static str, matrix: &MatRef, parts| -> Result<usize> {
+        Ok(if are_rows(matrix, parts) { matrix.cols() } else { len(name, matrix)? / parts })
+    };
     let (parts_a, parts_c) = (parts(row.a), parts(row.c));
     // The matrix with fewer parts determines the number of elements of a part.
     let count = match (a, c) {
-        (Some(a), Some(_)) if parts_a < parts_c => len(names[0], &a)? / parts_a,
-        (_, Some(c)) => len(names[1], &c)? / parts_c,
-        (Some(a), None) => len(names[0], &a)? / parts_a,
+        (Some(a), Some(_)) if parts_a < parts_c => part(names[0], &a, parts_a)?,
+        (_, Some(c)) => part(names[1], &c, parts_c)?,
+        (Some(a), None) => part(names[0], &a, parts_a)?,
         (None, None) => 0,
     };
     let in_rows = |name: &'static str, matrix: MatRef, parts: usize| {
+        if are_rows(&matrix, parts) && matrix.cols() == count {
+            return Ok(matrix);
+        }
         if Some(len(name, &matrix)?) == parts.checked_mul(count) {
             return Ok(matrix.in_rows(parts, count));
         }
@@ -179,7 +190,7 @@ fn member(plan: &Plan) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid {
-        op: plan.op(),
+        op: plan.op().into(),
         what: "rank".into(),
         value: rank.to_string(),
         expected: format!(
@@ -201,7 +212,7 @@ fn shaped(
         return Ok(());
     }
     Err(Error::Shape {
-        op,
+        op: op.into(),
         matrix: name,
         rows: matrix.rows(),
         cols: matrix.cols(),
@@ -215,7 +226,7 @@ fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid {
-        op,
+        op: op.into(),
         what: format!("memory of {name}"),
         value: "MatRef::external, which is only read".into(),
         expected: "MatRef::external_mut or MatRef::sym".into(),
@@ -227,7 +238,7 @@ fn typed(op: Op, name: &'static str, matrix: &MatRef, expected: DType) -> Result
     if matrix.dtype() == expected {
         return Ok(());
     }
-    Err(Error::Dtype { op, matrix: name, dtype: matrix.dtype(), expected })
+    Err(Error::Dtype { op: op.into(), matrix: name, dtype: matrix.dtype(), expected })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 /// Defines the public type of an operator, with `run` and the common methods.
 macro_rules! operator {
-    ($(#[$doc:meta])* $op:ident($args:ty)) => {
+    ($(#[$doc:meta])* $op:ident($args:ident)) => {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $op {
@@ -16,11 +16,15 @@ macro_rules! operator {
             /// Several threads may issue calls of one operator: calls do not interleave.
             ///
             /// # Errors
-            /// Matrices that do not fit the plan (nothing has been enqueued then);
-            /// [`Step`](crate::OpError::Step) if a launch fails;
-            /// [`Poisoned`](crate::OpError::Poisoned) after a fault on the heap.
-            pub fn run(&self, args: &$args, stream: &iris_heap::Stream) -> $crate::OpResult<()> {
-                self.operator.run(stream, &args.into())
+            /// Matrices that do not fit the plan, and [operands](crate::Operand) of another stream or
+            /// device (nothing has been enqueued then); [`Step`](crate::OpError::Step) if a launch
+            /// fails; [`Poisoned`](crate::OpError::Poisoned) after a fault on the heap.
+            pub fn run<M: $crate::MatrixArg>(
+                &self,
+                args: &$args<M>,
+                stream: &iris_heap::Stream,
+            ) -> $crate::OpResult<()> {
+                self.operator.run_lent(stream, || args.all(), &args.into())
             }
         }
 

@@ -14,14 +14,15 @@
 //! **Running.**
 //!
 //! ```
-//! use iris_heap::{HeapOptions, SymmetricHeap, World};
-//! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, matmul_all_reduce::Options};
+//! use iris_heap::World;
+//! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, Plan, Room, matmul_all_reduce::Options};
 //!
 //! // Two ranks as threads; C = A B, where each rank has half of K.
 //! let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
-//!     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
 //!     let (m, n, k) = (4, 3, 8);
-//!     let op = MatmulAllReduce::new(&heap, &Options::new(m, n, k).plan(&heap)?)?;
+//!     let plan = Options::new(m, n, k).plan(&world)?;
+//!     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+//!     let op = MatmulAllReduce::new(&heap, &plan)?;
 //!     let a = heap.full::<f32>(m * k, 0.5)?;
 //!     let b = heap.full::<f32>(k * n, 2.0)?;
 //!     let c = heap.zeros::<f32>(m * n)?;
@@ -43,7 +44,8 @@
 //! On a GPU, a kernel of the caller can run beside a call and consume tiles of C as they arrive:
 //! see [`AllGather::beside`] (also on the other ops whose peers write C directly) and
 //! `examples/wait_on_tile.rs`. Calls can be captured in graphs. Matrices may lie in memory
-//! allocated by cudarc, and streams may be cudarc's.
+//! allocated by cudarc, and streams may be cudarc's. Programs that call NCCL begin with
+//! [`coming_from_nccl`] and [`comm`].
 //!
 //! **Options.** The module of each operator has an `Options` struct with exactly the options that
 //! the operator reads, so an option that would be ignored does not compile.
@@ -73,17 +75,24 @@
 //! expected. After a fault every further call fails at once; close the heap and its world and open
 //! new ones.
 //!
+//! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and kernels of one's own, and has a
+//! section for each error that a user can meet.
+//!
 //! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32.
 
 #![deny(unsafe_code)]
 
-// Must be the first module: it defines the macro `each_operator!`, which the modules below use.
+#[doc = include_str!("../COMING_FROM_NCCL.md")]
+pub mod coming_from_nccl {}
+
+// Must be the first module of code: it defines the macro `each_operator!`, which the modules below use.
 #[macro_use]
 mod ops;
 
 mod any;
 mod args;
 mod check;
+pub mod comm;
 mod cost;
 mod counters;
 mod device;
@@ -91,20 +100,27 @@ mod error;
 mod facade;
 mod items;
 mod kind;
+mod label;
 mod matrix;
 mod needs;
+mod operand;
 mod operator;
 mod options;
 mod plan;
 mod programs;
 mod ranks;
+mod room;
 mod spec;
 mod split;
 mod tune;
 mod workspace;
 
+#[doc = include_str!("../GUIDE.md")]
+pub mod guide {}
+
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
+pub use comm::Comm;
 pub use cost::Machine;
 pub use counters::Counters;
 pub use device::Device;
@@ -116,11 +132,14 @@ pub use iris_kernels::Library;
 pub use iris_kernels::build::Injected;
 pub use iris_kernels::trace::TraceSpan;
 pub use kind::{Op, UnknownName, Variant, Why};
+pub use label::OpLabel;
 pub use matrix::MatRef;
+pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
 pub use plan::{Choice, Plan, Shapes};
 pub use ranks::Ranks;
+pub use room::Room;
 pub use split::split;
 pub use tune::user::TuningFile;
 pub use workspace::{Workspace, WorkspaceNotFreed};

@@ -48,6 +48,14 @@ impl MatRef {
     /// Read-only matrix of `rows` x `cols` elements, row-major and contiguous, in memory outside
     /// the heap that the heap's device can address. `len` is the number of elements in that memory.
     /// Use [`MatRef::external_mut`] for outputs; an op refuses to write this one.
+    /// [`Operand`](crate::Operand)s are safe, for memory of cudarc and, in a
+    /// [`scope`](crate::scope), of the host.
+    ///
+    /// The table shows the matrices of a call that may be external, on the CPU (host memory) and on
+    /// GPUs; an empty field is a matrix that the variant does not take. `auto` takes no variant that
+    /// refuses external memory.
+    ///
+    #[doc = include_str!("external.md")]
     ///
     /// # Safety
     /// The memory must stay mapped for the heap's device, and nobody may write it, until the stream
@@ -202,7 +210,7 @@ impl MatRef {
         heap: &SymmetricHeap,
     ) -> Result<Matrix> {
         let invalid = |what: &str, value: String, expected: String| Error::Invalid {
-            op,
+            op: op.into(),
             what: format!("{what} of {name}"),
             value,
             expected,

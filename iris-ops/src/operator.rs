@@ -18,6 +18,7 @@ use crate::args::Matrices;
 use crate::check::{self, Call};
 use crate::error::{Error, InOp, Result};
 use crate::matrix::MatRef;
+use crate::operand::sealed::MatrixArg;
 use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
@@ -31,6 +32,8 @@ use crate::workspace::Workspace;
 pub(crate) struct Operator {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
+    /// Name in errors.
+    label: Arc<str>,
     workspace: Arc<Workspace>,
     /// Whether `free` also frees the workspace, because no other op uses it.
     owns: bool,
@@ -60,6 +63,15 @@ impl Operator {
     /// Checks the matrices of a call and enqueues its steps under the issue lock, so that steps of
     /// other calls of the heap cannot come between them.
     pub(crate) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
+        self.labelled(self.enqueue(stream, matrices))
+    }
+
+    /// An outcome whose error names this operator.
+    pub(crate) fn labelled<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| error.labelled(&self.label))
+    }
+
+    fn enqueue(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let op = self.plan.op();
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
@@ -89,8 +101,23 @@ impl Operator {
                 let rank = self.heap.rank();
                 tracing::warn!(%op, rank, %error, "a failed call could not be removed from the count of issued calls");
             }
-            Error::Step { op, step: step.to_string(), cause: Box::new(cause), then }
+            Error::Step { op: op.into(), step: step.to_string(), cause: Box::new(cause), then }
         })
+    }
+
+    /// Enqueues a call whose matrices lie in memory that is lent to it.
+    pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
+        &self,
+        stream: &Stream,
+        lent: impl Fn() -> I,
+        matrices: &Matrices,
+    ) -> Result<()> {
+        let op = self.plan.op();
+        lent().try_for_each(|matrix| matrix.check(op, &self.heap, stream))?;
+        let outcome = self.run(stream, matrices);
+        // Also of a call that failed: some of its steps may be out.
+        let told = lent().try_for_each(|matrix| matrix.enqueued(op));
+        outcome.and(told)
     }
 
     fn ready(&self, call: &Call) -> &Ready {
@@ -112,14 +139,14 @@ impl Operator {
     /// Kernel arguments of a call; an error if the heap has a fault.
     fn checked(&self, call: &Call) -> Result<OpArgs> {
         let op = self.plan.op();
-        let poisoned = |cause| Error::Poisoned { op, cause: Box::new(cause) };
+        let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
         self.fill(call)
     }
 
     fn fill(&self, call: &Call) -> Result<OpArgs> {
         let (op, row) = (self.plan.op(), self.plan.row());
-        let Matrices { a, b, c, bias, norm } = &call.matrices;
+        let Matrices { a, b, c, bias, norm, .. } = &call.matrices;
         let resolve = |name, matrix: &Option<MatRef>| match matrix {
             Some(matrix) => matrix.resolve(op, name, &self.heap),
             None => Ok(Matrix::default()),
@@ -153,11 +180,11 @@ impl Operator {
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
                 if !same && written.overlaps(&own, &other, &theirs) {
-                    return Err(Error::Overlap { op, first, second });
+                    return Err(Error::Overlap { op: op.into(), first, second });
                 }
             }
         }
-        (args.m, args.n) = (call.m as u32, call.n as u32);
+        (args.m, args.n, args.root) = (call.m as u32, call.n as u32, call.root as u32);
         let choice = self.plan.at(call.size(&self.plan));
         let form = choice.form;
         if !form.fetches {
@@ -169,7 +196,7 @@ impl Operator {
                 let others = row.forms.iter().filter(|form| !form.pulls);
                 let names: Vec<_> = others.map(|form| form.variant.name()).collect();
                 Error::Invalid {
-                    op,
+                    op: op.into(),
                     what: format!("A of variant {}", form.variant),
                     value: "external or transposed".into(),
                     expected: format!(
@@ -201,7 +228,7 @@ impl Operator {
             return Ok(a.ld);
         }
         Err(Error::Invalid {
-            op: self.plan.op(),
+            op: self.plan.op().into(),
             what: "leading dimension of A".into(),
             value: a.ld.to_string(),
             expected: format!(
@@ -212,7 +239,7 @@ impl Operator {
 
     /// Returns the fault that enqueued calls of this heap left, if any.
     pub(crate) fn check(&self) -> Result<()> {
-        self.heap.check().in_op(self.plan.op())
+        self.labelled(self.heap.check().in_op(self.plan.op()))
     }
 
     pub(crate) fn plan(&self) -> &Plan {

@@ -13,7 +13,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Once};
 
-use iris_heap::{ALIGNMENT, DType, HeapOptions, Request as Block, Segment};
+use iris_heap::{ALIGNMENT, DType, Request as Block, Segment};
 use iris_kernels::program::{Areas, Sizes};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
 use iris_kernels::{Library, Whole};
@@ -64,6 +64,10 @@ pub struct Choice {
 impl Plan {
     /// Checks the request and makes a choice for each size class.
     pub(crate) fn new(ranks: Ranks, request: &Request) -> Result<Self> {
+        Self::chosen(ranks, request).map_err(|error| error.labelled(&request.label(None)))
+    }
+
+    fn chosen(ranks: Ranks, request: &Request) -> Result<Self> {
         let mut request = request.clone();
         if request.elements {
             request.m = if request.row.tiles == Tiles::All { 1 } else { ranks.size };
@@ -120,7 +124,7 @@ impl Plan {
             None => tune::variant(self.ranks, &sized),
         };
         let form = sized.row.form(variant).ok_or_else(|| Error::Invalid {
-            op: self.op(),
+            op: self.op().into(),
             what: "variant".into(),
             value: variant.to_string(),
             expected: sized
@@ -350,44 +354,6 @@ impl Plan {
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
     }
 
-    /// Options for a heap with room for the ops of all these plans (a shared workspace would take
-    /// less) and for `more` bytes of other data per rank. All ranks must pass the same plans and
-    /// the same `more`: opening the heap compares the plans.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the plans are for different backends; [`Error::NoPlan`] if there are
-    /// none.
-    pub fn heap_options(plans: &[&Plan], more: u64) -> Result<HeapOptions> {
-        let first = plans.first().ok_or(Error::NoPlan)?;
-        let backend = first.ranks.device.backend;
-        if let Some(other) = plans.iter().find(|plan| plan.ranks.device.backend != backend) {
-            return Err(Error::Invalid {
-                op: other.op(),
-                what: "backend".into(),
-                value: other.ranks.device.backend.to_string(),
-                expected: format!("{backend}, that of {}", first.op()),
-            });
-        }
-        let sum = |of: fn(&Plan) -> u64| {
-            plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
-        };
-        // Plans are compared before the sizes, because sizes follow from them and would be a less
-        // helpful error.
-        let items = plans.iter().enumerate().flat_map(|(index, plan)| {
-            let named = move |(name, value)| (format!("{name} of plan {index}"), value);
-            plan.fingerprint().into_iter().map(named)
-        });
-        let options = HeapOptions::new().backend(backend).agreed(items);
-        let (signal, words) = (options.signal_bytes, options.device_words);
-        let reserved = iris_heap::abi::SIGNAL_RESERVED;
-        // The word that counts calls occupies a line of its own.
-        let line = u64::from(LINE_WORDS);
-        Ok(options
-            .data_bytes(sum(Plan::data_bytes).saturating_add(more))
-            .signal_bytes(sum(Plan::signal_bytes).saturating_add(reserved).max(signal))
-            .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
-    }
-
     /// Maximum of what the plan's choices need.
     pub(crate) fn extent(&self) -> Extent {
         let none = Extent::new(self.size());
@@ -458,15 +424,7 @@ impl fmt::Display for Plan {
     /// (predicted); 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
-        let Request { m, n, k, dtype, elements, .. } = self.request;
-        write!(f, "{}", self.op())?;
-        match (self.op(), elements) {
-            (Op::Barrier, _) => {}
-            (op, _) if op.multiplies() => write!(f, " of {m} x {n} x {k} {dtype}")?,
-            (_, true) => write!(f, " of {n} {dtype}")?,
-            (_, false) => write!(f, " of {m} x {n} {dtype}")?,
-        }
-        write!(f, ", rank {rank} of {size} on {device}")?;
+        write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;
         if let Some(gpu) = self.figures() {
             write!(f, ", tuning data of an {gpu}")?;
         }

@@ -269,7 +269,7 @@ impl Row {
         let found = name.parse().ok().filter(|&variant| self.form(variant).is_some());
         let names: Vec<_> = self.forms.iter().map(|form| form.variant.name()).collect();
         found.map(Some).ok_or_else(|| Error::Invalid {
-            op: self.op,
+            op: self.op.into(),
             what: "variant".into(),
             value: name.into(),
             expected: format!("auto, {}", names.join(", ")),

@@ -1,7 +1,10 @@
 //! Matrices in memory of the caller, outside the heap, on the CPU.
 
 use iris_heap::{HeapOptions, SymmetricHeap, World};
-use iris_ops::{MatRef, Matmul, MatmulArgs, matmul::Options};
+use iris_ops::{
+    AnyOp, Device, MatRef, Matmul, MatmulArgs, NormArgs, Op, Operand, Operands, Ranks, Variant,
+    matmul::Options, scope,
+};
 
 /// Tests that an op refuses to write a matrix made from a read-only pointer.
 #[test]
@@ -34,4 +37,221 @@ fn inputs_are_only_read_and_no_output() {
         Ok(world.close()?)
     };
     World::run_threads(1, rank).unwrap();
+}
+
+/// Memory of the host is lent for the calls of a scope, which is over when they are done, whatever the program does.
+#[test]
+fn a_scope_waits_for_its_calls_also_when_it_fails() {
+    let rank = |world: World| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+        let op = Matmul::new(&heap, &Options::new(1, 2, 2).plan(&heap)?)?;
+        let (stream, other) = (heap.stream()?, heap.stream()?);
+        let slow = || {
+            stream.call_cpu("slow", || {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                Ok(())
+            })
+        };
+        let (a, b) = ([1.0_f32, 2.0], [3.0_f32, 4.0, 5.0, 6.0]);
+        let call = |c: &mut [f32], failing: bool| -> anyhow::Result<()> {
+            scope(&heap, &stream, |scope| {
+                // The call is still to be done when the scope is left.
+                slow()?;
+                let args = MatmulArgs::new(
+                    scope.read(&a, 1, 2),
+                    scope.read(&b, 2, 2),
+                    scope.write(c, 1, 2),
+                );
+                op.run(&args, &stream)?;
+                anyhow::ensure!(!failing, "an error between run and sync");
+                Ok(())
+            })
+        };
+        let mut c = [0.0_f32; 2];
+        call(&mut c, false)?;
+        assert_eq!(c, [13.0, 16.0]);
+        let mut c = [0.0_f32; 2];
+        assert_eq!(call(&mut c, true).unwrap_err().to_string(), "an error between run and sync");
+        assert_eq!(c, [13.0, 16.0], "the call was waited for");
+        let mut c = [0.0_f32; 2];
+        let panics = || {
+            scope(&heap, &stream, |scope| -> anyhow::Result<()> {
+                slow()?;
+                let args = MatmulArgs::new(
+                    scope.read(&a, 1, 2),
+                    scope.read(&b, 2, 2),
+                    scope.write(&mut c, 1, 2),
+                );
+                op.run(&args, &stream)?;
+                panic!("in a scope")
+            })
+        };
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+        let message = panicked.expect_err("it panics").downcast::<&str>().ok();
+        assert_eq!(message.as_deref(), Some(&"in a scope"));
+        assert_eq!(c, [13.0, 16.0], "the call was waited for");
+        // Inputs are no outputs, and another stream is not waited for.
+        let mut c = [0.0_f32; 2];
+        let refused = scope(&heap, &stream, |scope| -> anyhow::Result<()> {
+            let [x, y, z] = [scope.read(&a, 1, 2), scope.read(&b, 2, 2), scope.read(&a, 1, 2)];
+            let args = MatmulArgs::new(x, y, z);
+            let error = op.run(&args, &stream).unwrap_err().to_string();
+            anyhow::ensure!(error.contains("memory of C"), "{error}");
+            let args = MatmulArgs::new(
+                scope.read(&a, 1, 2),
+                scope.read(&b, 2, 2),
+                scope.write(&mut c, 1, 2),
+            );
+            let error = op.run(&args, &other).unwrap_err().to_string();
+            anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
+            // Beside memory of the heap.
+            let sym = heap.full::<f32>(4, 2.0)?;
+            let args = MatmulArgs::new(
+                scope.read(&a, 1, 2),
+                Operand::from(MatRef::sym(sym, 2, 2)),
+                args.c,
+            );
+            Ok(op.run(&args, &stream)?)
+        });
+        refused?;
+        assert_eq!(c, [6.0, 6.0]);
+        op.free()?;
+        heap.close()?;
+        Ok(world.close()?)
+    };
+    World::run_threads(1, rank).unwrap();
+}
+
+const NAMES: [&str; 7] = ["A", "B", "C", "bias", "residual", "weight", "normed"];
+
+/// Which matrices of a call of an operator may be memory of the caller's: "yes", what refuses them, or "" for one that it
+/// does not take.
+fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
+    let rank = |world: World| -> anyhow::Result<[String; 7]> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+        let (m, n, k) = (6, 4, 8);
+        let mut request = op.request(m, n, k);
+        request.variant = Some(variant);
+        // Where rows can be normalised.
+        let with_norm = {
+            let mut request = request.clone();
+            request.rms_norm = Some(1e-5);
+            request.plan(&heap)
+        };
+        let has_norm = with_norm.is_ok();
+        let plan = with_norm.or_else(|_| request.plan(&heap))?;
+        let shapes = plan.shapes(m);
+        let made = AnyOp::new(&heap, &plan)?;
+        let stream = heap.stream()?;
+        let given = [
+            Some(shapes.a),
+            shapes.b,
+            Some(shapes.c),
+            shapes.b.map(|_| (1, n)),
+            has_norm.then_some(shapes.c),
+            has_norm.then_some((1, n)),
+            has_norm.then_some(shapes.c),
+        ];
+        let mut kept: Vec<Vec<f32>> = Vec::new();
+        let mut answers = [const { String::new() }; 7];
+        for which in 0..given.len() {
+            if op == Op::Barrier || given[which].is_none() {
+                continue;
+            }
+            // All in the heap, but for one.
+            let mut matrices = Vec::new();
+            for (index, shape) in given.iter().enumerate() {
+                let (rows, cols) = shape.unwrap_or((0, 0));
+                matrices.push(if index == which {
+                    kept.push(vec![1.0; rows * cols]);
+                    mine(kept.last_mut().unwrap(), (rows, cols))
+                } else {
+                    MatRef::sym(heap.ones::<f32>((m + 1) * k)?, rows, cols)
+                });
+            }
+            let operands = Operands::new(matrices[0], matrices[1], matrices[2]);
+            let operands = operands.bias(given[3].map(|_| matrices[3]));
+            let norm = NormArgs::new(matrices[5], matrices[6]).residual(matrices[4]);
+            let operands = operands.norm(has_norm.then_some(norm));
+            answers[which] = match made.run(&operands, &stream) {
+                Ok(()) => stream.sync().map(|()| "yes".into())?,
+                Err(error) => {
+                    let error = error.to_string();
+                    assert!(
+                        error.contains("peers read it where it lies"),
+                        "{op} {variant}: {error}"
+                    );
+                    "no".into()
+                }
+            };
+            world.barrier()?;
+        }
+        made.free()?;
+        heap.close()?;
+        world.close()?;
+        Ok(answers)
+    };
+    Ok(World::run_threads(2, rank)?.swap_remove(0))
+}
+
+/// A matrix in memory of the caller's.
+#[allow(unsafe_code, reason = "memory of the caller's is given by its address")]
+fn mine(memory: &mut [f32], (rows, cols): (usize, usize)) -> MatRef {
+    // SAFETY: the caller keeps the memory until the calls are waited for.
+    unsafe { MatRef::external_mut(memory.as_mut_ptr(), memory.len(), rows, cols) }
+}
+
+/// The table of the documentation, from calls of every operator and variant of the CPU with each matrix in turn.
+#[test]
+fn the_table_of_external_memory_is_what_calls_take() {
+    let mut table =
+        format!("| operator | variant | {} |\n|{}\n", NAMES.join(" | "), " --- |".repeat(9));
+    for op in Op::ALL.into_iter().filter(|&op| op != Op::Barrier) {
+        let mut rows: Vec<(Vec<&str>, [String; 7])> = Vec::new();
+        for variant in op.variants_on(Device::host()) {
+            let answers =
+                external(op, variant).unwrap_or_else(|error| panic!("{op} {variant}: {error}"));
+            match rows.iter_mut().find(|(_, known)| *known == answers) {
+                Some((names, _)) => names.push(variant.name()),
+                None => rows.push((vec![variant.name()], answers)),
+            }
+        }
+        for (variants, answers) in rows {
+            let variants: Vec<_> = variants.iter().map(|name| format!("`{name}`")).collect();
+            table += &format!("| `{op}` | {} | {} |\n", variants.join(", "), answers.join(" | "));
+        }
+    }
+    let written = include_str!("../src/external.md");
+    assert_eq!(table.trim(), written.trim(), "external.md should be:\n{table}");
+}
+
+/// So that a program need not tell the planner where A is.
+#[test]
+fn auto_takes_no_variant_that_reads_a_where_it_lies() {
+    for device in ["cpu", "a100", "h100", "h200", "b200", "mi300x"] {
+        for size in [2, 3, 4, 8] {
+            for (m, n, k) in [(1, 64, 64), (64, 512, 512), (4096, 1280, 8192), (16384, 4096, 4096)]
+            {
+                let ranks = Ranks::new(0, size).on_device(Device::named(device).unwrap()).untuned();
+                for even in [false, true] {
+                    let mut request = Op::AllGatherMatmul.request(m, n, k);
+                    request.even = even;
+                    let plan = request.plan(ranks).unwrap();
+                    let pulls = [Variant::Pull, Variant::Staged, Variant::Baseline];
+                    let taken =
+                        plan.choices().iter().find(|choice| pulls[..2].contains(&choice.variant));
+                    assert!(taken.is_none(), "{plan}");
+                }
+            }
+        }
+    }
+}
+
+/// The page shows a part of a program that is compiled.
+#[test]
+fn the_example_of_the_page_is_that_of_the_program() {
+    let page = include_str!("../COMING_FROM_NCCL.md");
+    let shown = page.split("```rust,ignore\n").nth(1).unwrap().split("```").next().unwrap();
+    let program = include_str!("../examples/cudarc.rs");
+    assert!(shown.lines().count() > 20 && program.contains(shown), "the program has no:\n{shown}");
 }

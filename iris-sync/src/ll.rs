@@ -105,7 +105,9 @@ impl Batch {
     }
 }
 
-/// Push `data` to `peer` as pair number `pair`. Requires the credit of `peer`.
+/// Push `data` to `peer` as pair number `pair` of its receive region. Only after the credit of
+/// `peer`: it has then entered the previous call, and no longer reads the pair of two calls ago
+/// that this replaces.
 pub fn push<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -119,7 +121,7 @@ pub fn push<M: Memory + ?Sized>(
     m.store_pair(place, words, Access::LlStore);
 }
 
-/// Data of one wait, `[source][pair][2]`: four bytes per LL word.
+/// Data received by one wait, `[source][pair][2]`: the four data bytes of each LL word.
 pub type Data = [[[u32; 2]; AT_ONCE]; SOURCES];
 
 /// Wait for these pairs (at most [`AT_ONCE`]) of each of these sources (at most [`SOURCES`]) and
@@ -230,7 +232,7 @@ pub fn each_of<M: Memory + ?Sized>(
     in_groups(m, channel, call, 1, pairs, sources, take)
 }
 
-/// Wait for these pairs from all `sources`, `together` sources at a time.
+/// Wait for the given pairs of LL words from all `sources`, polling `together` sources at a time.
 fn in_groups<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

@@ -51,7 +51,7 @@ pub mod abort {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct HeapView {
-    /// This rank.
+    /// Number of this rank in its world.
     pub rank: u32,
     /// Number of ranks of the world.
     pub size: u32,
@@ -84,7 +84,8 @@ pub struct SliceView {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct ControlBlock {
-    /// Written by the host (see [`abort`]), read by every waiting kernel.
+    /// Abort code that the host writes (see [`abort`]) and every waiting kernel reads; 0 to
+    /// continue.
     pub host_abort: i32,
     /// State of the fault record: 0 if there is none; the first failing kernel sets it by
     /// compare-and-swap to 1 while it writes the record, and to 2 when the record is complete.

@@ -7,6 +7,7 @@
 
 pub mod allocations;
 pub mod fake_hip;
+pub mod guide;
 pub mod harness;
 pub mod launch;
 pub mod level;

@@ -271,7 +271,8 @@ fn plans_that_differ_are_refused_and_named() {
             let plan = plan(Op::MatmulAllGather, "push", &world, &options)?;
             let error = AnyOp::new(&heap, &plan).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Disagreement, "{item}: {error}");
-            let Error::Heap { op: Op::MatmulAllGather, cause } = &error else { panic!("{error}") };
+            let Error::Heap { op, cause } = &error else { panic!("{error}") };
+            assert_eq!(*op, Op::MatmulAllGather);
             let iris_heap::Error::Disagreement { item: named, ranks, values, .. } = &**cause else {
                 panic!("{error}")
             };

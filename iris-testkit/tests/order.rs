@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use common::ready::{Ready, operands};
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
-use iris_ops::{AllReduce, Plan, Ranks};
+use iris_ops::{AllReduce, Plan, Ranks, Room};
 use iris_testkit::suite::{Case, Op, Options, plan};
 
 /// Number of runs of each program: a single one may name the right rank by chance.
@@ -153,7 +153,7 @@ fn what_a_program_says_is_compared_before_what_follows() {
         let differing = [("dtype", Options::new(64, 768, 0).dtype(typed)), ("m", shaped)];
         for (item, options) in differing {
             let plan = plan(Op::AllReduce, "auto", &world, &options)?;
-            let sized = Plan::heap_options(&[&plan], 0)?.threads(1);
+            let sized = Plan::heap_options(&[&plan], Room::none())?.threads(1);
             let error = SymmetricHeap::open(&world, sized).unwrap_err().to_string();
             assert!(error.contains(&format!("{item} of plan 0 is ")), "{error}");
             let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;

@@ -16,6 +16,8 @@ mod allocations;
 mod calls;
 #[path = "standin/cases.rs"]
 mod cases;
+#[path = "standin/decode.rs"]
+mod decode;
 #[path = "standin/failures.rs"]
 mod failures;
 #[path = "standin/library.rs"]
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
             }
             "smoke" => smoke::run(&machine),
             "allocations" => allocations::check(&machine, 2).unwrap(),
+            "decode" => decode::run(&machine),
             "precompile" => ahead::precompile(&machine),
             "operators" => ahead::operators(&machine, &worlds_of_child()),
             "failures" => {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         on_sm_80,
         on_gfx942,
         with_a_library_of_products,
+        a_decode_step_waits_for_nothing_between_its_launches,
         no_call_allocates_after_the_first_of_its_problem,
         without_a_compiler_kernels_come_from_the_folder_or_are_named,
         each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap
@@ -133,6 +137,14 @@ fn logs() {
                 assert!(output.status.success(), "{machine:?}: {said}");
             }
         }
+    }
+}
+
+/// Tests a captured decode step on CUDA and on HIP.
+fn a_decode_step_waits_for_nothing_between_its_launches() {
+    for arch in ["90", "gfx942"] {
+        let output = child("decode", Machine { arch, devices: 4, library: false }, &[]);
+        assert!(output.status.success(), "{arch}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use super::{Backend, BackendKind, DeviceInfo, Export, Mapping, Memory, Purpose};
-use super::{CpuCall, CpuKernel, EventBackend, Group, StreamBackend};
+use super::{CpuCall, CpuKernel, EventBackend, Group, HostCopy, StreamBackend};
 use crate::abi::{ABORT_WORD, abort};
 use crate::control::Control;
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ fn own(mapping: &dyn Mapping) -> Result<&SharedMemory> {
         .ok_or_else(|| unsupported("access from the host", "the memory belongs to another device"))
 }
 
-/// The CPU as the device of one rank.
+/// Backend for a rank whose device is the CPU: kernels are Rust functions, workgroups are threads.
 pub(crate) struct CpuBackend {
     rank: usize,
     shared: Arc<Shared>,
@@ -508,6 +508,29 @@ impl StreamBackend for CpuStream {
         self.call_cpu("write", Box::new(move || own(&*to)?.write(offset, &data)))
     }
 
+    fn read(&self, (from, at): (Arc<dyn Mapping>, u64), bytes: u64) -> Result<Box<dyn HostCopy>> {
+        in_bounds(&*from, at, bytes)?;
+        let data = Arc::<Mutex<Option<Vec<u8>>>>::default();
+        let to = data.clone();
+        let f = move || {
+            let mut read = vec![0; bytes as usize];
+            own(&*from)?.read(at, &mut read)?;
+            *lock(&to) = Some(read);
+            Ok(())
+        };
+        self.call_cpu("read", Box::new(f))?;
+        Ok(Box::new(CpuCopy { event: self.0.record()?, data }))
+    }
+
+    unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let f = move || {
+            // SAFETY: the caller vouches for both ranges until this has run.
+            unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+            Ok(())
+        };
+        self.call_cpu("copy", Box::new(f))
+    }
+
     fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()> {
         let words = self.0.shared.memory.get().map(|memory| memory.device_words.clone());
         let words = words.ok_or(Error::Closed { what: "the heap" })?;
@@ -528,6 +551,22 @@ impl StreamBackend for CpuStream {
     }
 }
 
+/// Bytes that a job of a stream reads.
+struct CpuCopy {
+    event: CpuEvent,
+    data: Arc<Mutex<Option<Vec<u8>>>>,
+}
+
+impl HostCopy for CpuCopy {
+    fn event(&self) -> &dyn EventBackend {
+        &self.event
+    }
+
+    fn bytes(&self) -> Option<Vec<u8>> {
+        lock(&self.data).take()
+    }
+}
+
 fn in_bounds(mapping: &dyn Mapping, offset: u64, bytes: u64) -> Result<()> {
     let len = own(mapping)?.bytes();
     match offset.checked_add(bytes) {
@@ -541,7 +580,7 @@ fn in_bounds(mapping: &dyn Mapping, offset: u64, bytes: u64) -> Result<()> {
     }
 }
 
-/// Point in a CPU stream.
+/// Event of a CPU stream, done when the work enqueued before it is done.
 #[derive(Clone, Default)]
 pub(crate) struct CpuEvent(Arc<(Mutex<bool>, Condvar)>);
 
@@ -573,7 +612,8 @@ impl EventBackend for CpuEvent {
     }
 }
 
-/// Threads that run the workgroups from number 1 on.
+/// Pool of threads that run workgroups 1, 2, ... of a launch; the launching thread runs
+/// workgroup 0.
 #[derive(Default)]
 struct Pool {
     state: Mutex<PoolState>,
@@ -745,7 +785,8 @@ impl Shared {
                 for signal in peers {
                     let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
                     if let Ok(word) = word {
-                        // Release, as for every signal. The first reason stays.
+                        // The store is a release, as for every signal. A reason that is already
+                        // there stays.
                         let to = self.rank as i32 + 1;
                         let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
                     }

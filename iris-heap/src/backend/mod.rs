@@ -81,7 +81,7 @@ pub struct Memory {
     pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
 }
 
-/// Imported memory of the caller on all ranks.
+/// Memory that the caller allocated on each rank and the heap maps on all ranks.
 #[derive(Clone)]
 pub(crate) struct Imported {
     pub(crate) mappings: Vec<Arc<dyn Mapping>>,
@@ -92,7 +92,7 @@ pub(crate) struct Imported {
 /// Message and descriptors by which other processes can map a rank's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// Result of [`Backend::describe`].
+    /// Message that [`Backend::describe`] made.
     pub message: Vec<u8>,
     /// File descriptors of the memory.
     pub descriptors: Vec<OwnedFd>,
@@ -150,10 +150,25 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// [`Error::OutOfBounds`], [`Error::Closed`].
     fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()>;
 
+    /// Enqueues a copy from a mapping of its heap to the host.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`Error::Closed`], [`Error::Unsupported`] in a capture; those of the device.
+    fn read(&self, from: (Arc<dyn Mapping>, u64), bytes: u64) -> Result<Box<dyn HostCopy>>;
+
+    /// Enqueues a copy between two addresses of its device.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; those of the device.
+    ///
+    /// # Safety
+    /// As for [`crate::SymmetricHeap::copy_raw_on`].
+    unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()>;
+
     /// See [`crate::Stream::launch_cpu`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if workgroups are not host threads; those of
+    /// [`Error::Unsupported`] if workgroups are not host threads; errors of
     /// [`crate::Stream::launch_cpu`].
     fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
         let _ = (groups, kernel);
@@ -162,8 +177,8 @@ pub(crate) trait StreamBackend: Send + Sync {
 
     /// See [`crate::Stream::call_cpu`].
     ///
-    /// Those of [`StreamBackend::launch_cpu`].
-    /// As [`StreamBackend::launch_cpu`].
+    /// # Errors
+    /// Errors of [`StreamBackend::launch_cpu`].
     fn call_cpu(&self, name: &'static str, f: CpuCall) -> Result<()> {
         let _ = f;
         Err(unsupported(&format!("{name} as a call"), "this is the stream of another device"))
@@ -203,6 +218,15 @@ pub(crate) trait StreamBackend: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// Bytes that an enqueued copy brings to the host. Dropped before that, it keeps their memory for the copy.
+pub(crate) trait HostCopy: Send {
+    /// Event that is done when the bytes are there.
+    fn event(&self) -> &dyn EventBackend;
+
+    /// The bytes, once the event is done; none if the copy failed.
+    fn bytes(&self) -> Option<Vec<u8>>;
+}
+
 /// Event of a backend.
 pub(crate) trait EventBackend: Send + Sync {
     /// Whether the work before the event is done.
@@ -237,9 +261,11 @@ pub struct LaunchShape {
 /// Order of a launch relative to the ops of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
-    /// After the last op, on whatever stream that op was; the next op waits for this launch.
+    /// Launch in the order of ops: after the heap's last op, on whatever stream that op was; the
+    /// next op waits for this launch.
     Op,
-    /// After the last op, on another stream; the next op does not wait for this launch.
+    /// Launch beside ops: after the heap's last op, on another stream; the next op does not wait
+    /// for this launch.
     Beside,
 }
 
@@ -380,7 +406,7 @@ pub(crate) trait Backend: Send + Sync {
     /// image that the device cannot load; errors of the device.
     fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
         let _ = image;
-        Err(unsupported("compiled kernels", "those of this device are the host's own code"))
+        Err(unsupported("compiled kernels", "kernels of this device are host code"))
     }
 
     /// Passes the heap's memory to the backend when all of it is mapped; called once, before the

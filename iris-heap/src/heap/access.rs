@@ -8,7 +8,7 @@ use crate::backend::Mapping;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::slice::{DevWords, RawSlice, Segment, SymSlice};
-use crate::stream::Stream;
+use crate::stream::{PendingRead, Stream};
 use crate::util::lock;
 
 impl SymmetricHeap {
@@ -90,6 +90,36 @@ impl SymmetricHeap {
         self.check_stream("a copy", stream)?;
         let to = self.locate(&slice.raw(), self.rank())?;
         stream.backend().write(to, bytemuck::cast_slice(data).to_vec())
+    }
+
+    /// Enqueues a copy of this rank's part of a slice to the host. The host waits when it asks for the elements, and not
+    /// before; so a server may read the last tokens while the next are computed.
+    ///
+    /// ```
+    /// # use iris_heap::{HeapOptions, SymmetricHeap, World};
+    /// # World::run_threads(1, |world| {
+    /// # let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    /// # let (stream, x) = (heap.stream()?, heap.zeros::<u32>(3)?);
+    /// heap.write_on(&stream, x, &[1, 2, 3])?;
+    /// let read = heap.read_on(&stream, x)?;
+    /// heap.write_on(&stream, x, &[4, 5, 6])?; // behind the copy
+    /// assert_eq!(read.wait()?, [1, 2, 3]);
+    /// # Ok::<_, iris_heap::Error>(())
+    /// # })?;
+    /// # Ok::<_, iris_heap::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`SymmetricHeap::resolve`] and [`SymmetricHeap::check_stream`]; [`Error::Unsupported`] while the stream is captured
+    /// into a graph.
+    pub fn read_on<T: Element>(
+        &self,
+        stream: &Stream,
+        slice: SymSlice<T>,
+    ) -> Result<PendingRead<T>> {
+        self.check_stream("a copy", stream)?;
+        let from = self.locate(&slice.raw(), self.rank())?;
+        Ok(PendingRead::new(stream.backend().read(from, slice.bytes())?, stream))
     }
 
     /// Enqueues a copy from one rank's part of a slice to another's; both slices must have the same

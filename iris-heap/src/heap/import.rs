@@ -30,6 +30,27 @@ impl SymmetricHeap {
         unsafe { self.backend.wrap_stream(raw) }.map(Stream::from_backend)
     }
 
+    /// Enqueues a copy of `bytes` bytes between two addresses that the heap's device can access: those of
+    /// [`SymmetricHeap::resolve`], or of memory of the caller's. Copies on one stream run in order.
+    ///
+    /// # Errors
+    /// Those of [`SymmetricHeap::check_stream`]; [`Error::Closed`]; those of the device.
+    ///
+    /// # Safety
+    /// Until the stream has done the copy, both ranges stay mapped for the heap's device, nobody writes the source, and
+    /// nobody else accesses the target.
+    pub unsafe fn copy_raw_on(
+        &self,
+        stream: &Stream,
+        to: u64,
+        from: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        self.check_stream("a copy", stream)?;
+        // SAFETY: the caller vouches for both ranges, in the words of this function.
+        unsafe { stream.backend().copy_raw(to, from, bytes) }
+    }
+
     /// Makes `len` elements of the caller's memory on each rank a symmetric slice: collective. On a
     /// GPU the pointer is a device pointer (a `CUdeviceptr` or the like) of the heap's device,
     /// whichever library made it. The ranks must be threads of one process; for processes use
@@ -76,7 +97,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is
-    /// too short or may shrink; [`Error::PeerFailed`]; those of
+    /// too short or may shrink; [`Error::PeerFailed`]; errors of
     /// [`World::barrier`](crate::World::barrier).
     #[track_caller]
     pub fn import_descriptor<T: Element>(

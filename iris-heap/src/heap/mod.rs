@@ -67,7 +67,7 @@ pub struct SymmetricHeap {
     sequence: OnceLock<DevWords>,
     /// Description of the device, cached because the driver need be asked only once.
     device: OnceLock<DeviceInfo>,
-    /// Held while the launches of one call are enqueued.
+    /// Lock held while the launches of one call are enqueued.
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
@@ -111,7 +111,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
     /// device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
-    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; those of
+    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
@@ -260,16 +260,18 @@ impl SymmetricHeap {
             }
         }
         let mut outcome = Writer::default();
-        match full {
-            _ if let Err(e) = &possible => outcome.u64(2).text(&e.to_string()),
-            Some((r, full)) => outcome
+        match (&possible, full) {
+            (Err(e), _) => outcome.u64(2).text(&e.to_string()),
+            (Ok(()), Some((r, full))) => outcome
                 .u64(1)
                 .text(&r.name)
                 .text(&r.segment.to_string())
                 .u64(full.asked)
                 .u64(full.free)
                 .u64(full.largest),
-            None => blocks.iter().fold(outcome.u64(0), |w, b| w.u64(b.offset).u64(b.serial)),
+            (Ok(()), None) => {
+                blocks.iter().fold(outcome.u64(0), |w, b| w.u64(b.offset).u64(b.serial))
+            }
         };
         let outcomes = self.world.agree_with("alloc", &items, &outcome.finish());
         let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
@@ -321,7 +323,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
     /// block was freed already; [`Error::PartOfBlock`]; [`Error::ForeignSlice`];
-    /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; those of
+    /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn free<T>(&self, slice: SymSlice<T>) -> Result<()> {
@@ -543,9 +545,13 @@ impl SymmetricHeap {
         let signal = &*self.memory.signal[self.rank()];
         self.backend.read(signal, 4 * ABORT_WORD as u64, &mut word)?;
         let code = i32::from_ne_bytes(word);
+        if code == 0 {
+            return Ok(());
+        }
+        if let Some(disorder) = self.memory.control.disorder() {
+            return Err(disorder);
+        }
         match usize::try_from(i64::from(code) - 1) {
-            _ if code == 0 => Ok(()),
-            _ if let Some(disorder) = self.memory.control.disorder() => Err(disorder),
             Ok(rank) if rank < self.size() => self.world.note_returned(Err(Error::GaveUp { rank })),
             _ => Err(Error::Aborted {
                 code,
@@ -661,6 +667,8 @@ impl SymmetricHeap {
     /// there is one.
     fn after_fault(&self, then: Error) -> Error {
         match self.memory.control.fault_error() {
+            // The world has put its own heaps' faults in front already.
+            _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
         }

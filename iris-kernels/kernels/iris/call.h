@@ -7,7 +7,8 @@
 namespace iris {
 
 /// Period of the refresh, in calls: in every call whose number is a multiple of it, writers store
-/// the number into all of their words.
+/// the number into all of their words. Otherwise an unused word could become 2^31 calls old, and
+/// its wrapping difference would change sign.
 constexpr i32 RESTAMP_PERIOD = 1 << 29;
 
 /// Number of a call of an op: an i32 that wraps, compared only by its wrapping difference.
@@ -25,11 +26,12 @@ class Call {
     }
     /// Number of the slot that this call uses, 0 or 1.
     IRIS_DEVICE u32 parity() const { return static_cast<u32>(value) & 1; }
-    /// The call before this one that used the same slot.
+    /// Returns the previous call that used the same slot.
     IRIS_DEVICE Call of_same_slot_before() const {
         return Call(static_cast<i32>(static_cast<u32>(value) - 2));
     }
-    /// Whether writers refresh the unused words of this call's slot, of those that carry data.
+    /// Whether this call refreshes the unused LL words of its slot, so that their numbers never
+    /// become 2^31 calls old: true for one call of each parity in every RESTAMP_PERIOD.
     IRIS_DEVICE bool restamps_slot() const {
         return (static_cast<u32>(value) & (RESTAMP_PERIOD - 1)) <= 1;
     }

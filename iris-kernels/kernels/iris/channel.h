@@ -18,8 +18,8 @@ struct Channel {
     /// Number of pairs of LL words from one rank to another; the pairs lie after the barrier words.
     u32 pair_count;
 
-    /// Rank number `step` (1 to size - 1) after this one, with wrap, so that the ranks do not all
-    /// write to the same peer at once.
+    /// Returns the peer `step` (1 to size - 1) ranks after this one. Each rank begins with its
+    /// successor, so not all ranks write to the same one at once.
     IRIS_DEVICE u32 peer(u32 step) const {
         const u32 at = rank + step;
         return at < size ? at : at - size;
@@ -35,7 +35,8 @@ struct Channel {
 };
 static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
 
-/// Words of a channel, as one thread accesses them.
+/// Synchronisation words of one op (the channel): their positions, and the accesses of one thread
+/// to them.
 struct Words : Memory {
     const Channel& channel;
     IRIS_DEVICE Words(const HeapView& heap, const Channel& channel)

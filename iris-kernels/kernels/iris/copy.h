@@ -6,8 +6,8 @@
 
 namespace iris {
 
-/// Copies the columns of a rectangle from `first` on, item by item, for the part that vectors do
-/// not cover. Items have 2, 4 or 8 bytes; row strides are in items.
+/// Copies the columns of a rectangle from `first` on that do not fill a 16-byte vector, item by
+/// item. Items have 2, 4 or 8 bytes; `to_ld` and `from_ld` are row strides in items.
 IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u64 first, u64 cols,
                            u32 item) {
     const u64 rest = cols - first;

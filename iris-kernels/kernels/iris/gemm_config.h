@@ -1,5 +1,6 @@
-// What products of tiles are built with: the largest tile, the type of A and B, the slab of K and how many
-// slabs are in shared memory at a time. iris_kernels::gemm_config says which numbers a build gets.
+// Compile-time parameters of the GEMM by tiles: largest tile, element type of A and B, bytes of K
+// per slab, and slabs in shared memory at a time. iris_kernels::gemm_config chooses the values for
+// a build.
 #ifndef IRIS_GEMM_CONFIG_H
 #define IRIS_GEMM_CONFIG_H
 
@@ -26,17 +27,19 @@
 
 namespace iris {
 
-/// The largest tile of this build; operators may hand out any smaller one.
+/// Largest tile of this build; operators may use any smaller one.
 constexpr u32 TILE_M = IRIS_TILE_M, TILE_N = IRIS_TILE_N;
-/// The type of A and B.
+/// Element type of A and B.
 constexpr u32 DTYPE = IRIS_DTYPE;
-/// A slab has so many bytes of each row of A and each column of B, which is a depth of TILE_K.
+/// Bytes of each row of A, and of each column of B, in a slab of K; TILE_K is its depth in
+/// elements.
 constexpr u32 ELEMENT_BYTES = DTYPE == F32 ? 4 : 2;
 constexpr u32 SLAB_BYTES = IRIS_SLAB_BYTES, TILE_K = SLAB_BYTES / ELEMENT_BYTES;
 static_assert(element_bytes(DTYPE) == ELEMENT_BYTES, "as the table");
-/// Slabs in shared memory: one is multiplied while the others are on their way.
+/// Number of slabs in shared memory: one is multiplied while the others are being loaded.
 constexpr u32 STAGES = IRIS_STAGES;
-/// Dies of the device, to which it hands workgroups in turns, and each of which has a cache of its own.
+/// Number of dies of the device, each with its own L2 cache, over which workgroups are distributed
+/// round-robin.
 constexpr u32 DIES = IRIS_DIES;
 
 } // namespace iris

@@ -70,8 +70,8 @@ template <Access A> struct AccessRow;
 IRIS_ACCESSES(IRIS_ROW)
 #undef IRIS_ROW
 
-/// Points at which a stress test can delay workgroups; same as iris_kernels::build::Hold, in the
-/// same order. Other builds contain no code for them.
+/// Code location at which a stress test can delay workgroups; as iris_kernels::build::Hold, in the
+/// same order. Other builds have no code there.
 enum class Hold : int {
     /// Before the kernel that precedes an op accesses the op's operands.
     Filling,

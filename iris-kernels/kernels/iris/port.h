@@ -1,13 +1,12 @@
-// Portability layer, the only header that distinguishes vendors: CUDA (NVRTC or nvcc), HIP (hiprtc
-// or clang) and a host compiler.
+// Portability layer: the only header that distinguishes CUDA (NVRTC or nvcc), HIP (hiprtc or clang)
+// and a host compiler.
 //
-// All other files under kernels/ use only the names defined here. The host form calls a hook
-// (port_host.h) for every atomic, every access to shared data, every barrier and every wait, so
-// that a model checker can run the same protocol source as a device.
+// All other device source uses the names defined here. The host variant (port_host.h) calls a hook
+// for every atomic, every access to shared data, every barrier and every wait, so that a model
+// checker can run the same protocol source that runs on the device.
 //
-// Addresses are 64-bit integers of global memory. Data that peers write while a kernel runs must be
-// read by plain, coherent loads, never by non-coherent ones, so always by read() and write() below.
-// with plain loads, never with non-coherent ones: read() and write() below are the only way.
+// Addresses are 64-bit integers that point to global memory. Data that peers write during a kernel
+// must be read with plain loads, never with non-coherent ones; use only read() and write().
 #ifndef IRIS_PORT_H
 #define IRIS_PORT_H
 
@@ -29,10 +28,10 @@
 
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
-// For lambdas: inlined, so that captured values, above all sums, stay in registers.
+// Marks lambdas that must be inlined, so that captured values, above all sums, stay in registers.
 #define IRIS_INLINE __attribute__((always_inline))
-// For functions that are not inlined, to limit code size; used for elements that do not fill a
-// vector. A kernel may define it differently.
+// Marks functions that are not inlined, to limit code size: they process elements that do not fill
+// a vector. A kernel may define it differently.
 #ifndef IRIS_COLD
 #define IRIS_COLD static __device__ __noinline__
 #endif

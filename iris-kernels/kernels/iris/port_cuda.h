@@ -9,10 +9,9 @@ IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
-/// For a launch that may begin before the previous launch on the stream has ended (programmatic
-/// dependent launch): waits until that launch has ended and its writes are visible, and permits the
-/// next launch to begin once all workgroups of this one have arrived here. So the launch latency
-/// overlaps with the previous kernel.
+/// Programmatic dependent launch: waits until the previous launch on the stream has ended and its
+/// writes are visible, then lets the next launch start once all workgroups of this one have
+/// started. This hides the launch latency.
 IRIS_DEVICE void take_turn() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -31,7 +30,8 @@ IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 /// nothing else is needed.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
 
-/// A value that is equal on all threads of the workgroup.
+/// Returns `value`, which must be equal on all threads of the workgroup. The HIP form moves it to a
+/// scalar register.
 IRIS_DEVICE i32 uniform(i32 value) { return value; }
 
 /// The kernel's first argument in parameter memory.
@@ -151,8 +151,8 @@ IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "m
 IRIS_ATOMICS(i32, "s32", "32", "r")
 IRIS_ATOMICS(i64, "s64", "64", "l")
 
-/// Two adjacent 64-bit words, each accessed as a whole: a vector access may be split into its
-/// elements, so each word must be one element. The address is a multiple of 16.
+/// Loads two adjacent 64-bit words as a vector. PTX guarantees atomicity per vector element, so
+/// each element must be a complete word. The address must be a multiple of 16.
 template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     if constexpr (S == Scope::System) {

@@ -15,8 +15,9 @@ IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / threads()
 /// reached the cache that all waves of the workgroup share, and write-backs have reached memory.
 IRIS_DEVICE void wait_for_stores() { __builtin_amdgcn_s_waitcnt(0); }
 
-/// Whether a signal follows the barriers of this purpose. A wave must then wait for its own stores
-/// before the barrier, because neither the barrier nor a release by another wave waits for them.
+/// Returns whether a signal may follow the barriers at this site. A wave can wait only for its own
+/// stores, and neither a barrier nor a release by another wave waits for them, so each wave waits
+/// before such a barrier.
 constexpr bool publishes(Site site) { return site != Site::Waited && site != Site::Body; }
 
 IRIS_DEVICE void barrier(Site site) {
@@ -43,7 +44,7 @@ IRIS_DEVICE bool vote(bool ok, Site site) {
         barrier(site);
         u32 all = 1;
         for (u32 i = 0; i * WAVE < threads(); ++i) all &= waves[i];
-        // All threads must have read the votes before the next vote overwrites them.
+        // All threads must have read before the next vote writes.
         barrier(Site::Body);
         return __builtin_amdgcn_readfirstlane(all) != 0;
     }
@@ -57,7 +58,7 @@ template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     return result;
 }
 
-/// A value that is equal on all threads of the workgroup.
+/// Returns `value`, which must be equal on all threads of the workgroup, in a scalar register.
 IRIS_DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
 
 /// The kernel's first argument in kernarg memory. The parameter itself is a copy in each thread's

@@ -193,7 +193,7 @@ class Deadline {
   public:
     Deadline(u64 entry_ns, u64 progress_ns) : limits{entry_ns, progress_ns} {}
 
-    /// A model checks abort words and the clock at every poll.
+    /// Always true: a model checks abort words and deadline at every poll.
     static bool look_around(u32) { return true; }
 
     bool expired(Limit limit, u32 spins) {

@@ -32,9 +32,9 @@ IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
     return at < longer ? at / (each + 1) : more + (at - longer) / each;
 }
 
-/// Work index of workgroup `workgroup` of `count`, on a device that assigns workgroups to its
-/// `dies` round-robin. Each die gets consecutive work indices, and so tiles that share operands,
-/// which its own cache then holds. It is a permutation of the workgroups; 0 stays 0.
+/// Returns the logical number of a workgroup on a device that distributes workgroups round-robin
+/// over `dies` dies. Workgroups on one die get consecutive logical numbers, so their tiles share
+/// operands in the die's L2 cache. The result is a permutation; workgroup 0 keeps number 0.
 IRIS_DEVICE u32 dealt(u32 workgroup, u32 count, u32 dies) {
     if (dies <= 1) return workgroup;
     return split(count, dies, workgroup % dies).start + workgroup / dies;
@@ -67,11 +67,11 @@ struct SplitGrid {
     Grid grid;
     u32 size;
 
-    /// Tiles of the rows of `rank`, with rows counted from the first of them.
+    /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
     IRIS_DEVICE Grid part(u32 rank) const {
         return Grid{split(grid.rows, size, rank).len(), grid.cols, grid.tile_m, grid.tile_n};
     }
-    /// Number of tiles before those of `rank`.
+    /// Number of the first tile of `rank`; tiles are numbered rank by rank.
     IRIS_DEVICE u32 first(u32 rank) const {
         u32 tiles = 0;
         for (u32 before = 0; before < rank; ++before) tiles += part(before).tiles();
@@ -99,7 +99,9 @@ struct SplitGrid {
 /// Dimension of A that is split over the ranks in an all-gather before a product.
 enum class Shard : u32 { Rows, Columns };
 
-/// Units of a staged gather of A, each from one rank, and the tiles that need them.
+/// Units in which a staged all-gather-matmul fetches A (`m` x `k`) from its peers: rectangles of
+/// `tile_m` x `k_group` of one rank's shard. Numbered source by source; within a source along M
+/// first if `m_contiguous`, otherwise along K first.
 struct Units {
     Shard shard;
     u32 size, m, k, tile_m, k_group;
@@ -116,7 +118,7 @@ struct Units {
         return div_up(shard_rows(source).len(), tile_m);
     }
     IRIS_DEVICE u32 groups_of(u32 source) const { return div_up(shard_cols(source).len(), k_group); }
-    /// Number of units before those of `source`.
+    /// Number of the first unit of `source`; units are numbered rank by rank.
     IRIS_DEVICE u32 first(u32 source) const {
         u32 count = 0;
         for (u32 before = 0; before < source; ++before) {
@@ -125,7 +127,7 @@ struct Units {
         return count;
     }
     IRIS_DEVICE u32 units() const { return first(size); }
-    /// Rank that `unit` comes from.
+    /// Returns the rank whose shard contains `unit`.
     IRIS_DEVICE u32 source(u32 unit) const {
         u32 after = 0;
         for (u32 rank = 0; rank < size; ++rank) {
@@ -158,8 +160,8 @@ struct Units {
         for (u32 from = 0; from < size; ++from) count += row_blocks_of(from);
         return count;
     }
-    /// Row block of C: first row, number of rows, the rank that has it (0 if A is split by
-    /// columns), and its index in that rank's shard.
+    /// Row block of C: first row, number of rows, the rank whose shard has the rows (0 if A is
+    /// split by columns), and the block's index in that shard.
     struct Block {
         u32 row, rows, source, within;
     };
@@ -172,13 +174,14 @@ struct Units {
         const u32 row = rows.start + (block - before) * tile_m;
         return Block{row, min_of(tile_m, rows.end - row), from, block - before};
     }
-    /// Rank, and index of an element within that rank.
+    /// Result of a round-robin order over ranks: a rank, and the index of an element of that rank.
     struct Turn {
         u32 source, within;
     };
-    /// Position-th element in a round-robin order over the ranks other than `rank`, starting with
-    /// the next rank, so that the links to all of them are busy. `of` returns the number of
-    /// elements of a rank; some ranks may have more than others, all of these the same number.
+    /// Returns the item at `position` when the items of all ranks except `rank` are taken
+    /// round-robin; `of(rank)` is the number of items of a rank. The round begins with the rank
+    /// after `rank`, so that all links are busy at once. Some ranks may have more items than the
+    /// rest, all by the same amount; their surplus comes last.
     template <class Of> IRIS_DEVICE Turn in_turns(u32 rank, u32 position, Of of) const {
         const u32 others = size - 1;
         u32 least = ~0u;
@@ -196,8 +199,8 @@ struct Units {
         }
         return Turn{source, least + turn / longer};
     }
-    /// Row block that `rank` processes as number `position`: its own row blocks first, then those
-    /// of the other ranks in order of arrival.
+    /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
+    /// whose rows of A it has itself, then the blocks of its peers round-robin.
     IRIS_DEVICE u32 worked(u32 position, u32 rank) const {
         if (shard == Shard::Columns) return position;
         const u32 own = row_blocks_of(rank);
@@ -224,8 +227,8 @@ struct Units {
         for (u32 from = 0; from < size; ++from) count += groups_of(from);
         return count;
     }
-    /// The i-th unit that row block `block` needs, in the order in which `rank` uses them: its own
-    /// first, then those of the other ranks in order of arrival.
+    /// Returns the unit that row block `block` of C needs as number `i`, in the order in which
+    /// `rank` multiplies them: its own first, then those of its peers round-robin.
     IRIS_DEVICE u32 need(u32 block, u32 rank, u32 i) const {
         const Block at = row_block(block);
         if (shard == Shard::Rows) return unit(at.source, at.within, i);
@@ -236,7 +239,7 @@ struct Units {
     }
 };
 
-/// Collective of small messages, by its data flow; same as schedule::Collective.
+/// Collective operation of an LL message; as schedule::Collective.
 enum class Collective : u32 { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
 
 /// Items of a message in the LL protocol: eight bytes each, of concatenated rows. The last item of
@@ -259,8 +262,8 @@ struct Items {
           more(parted(collective) ? rows % size : 0), whole(items_of(rows)),
           of_part(items_of(each)), of_longer(items_of(each + 1)) {}
 
-    /// Number of rows that `from` sends to `to`; if both are the same rank, the number of rows that
-    /// it keeps.
+    /// Returns the number of rows that `from` sends to `to`; for `from == to`, the number of rows
+    /// that the rank keeps.
     IRIS_DEVICE u32 rows_sent(u32 from, u32 to) const {
         switch (collective) {
         case Collective::AllReduce: return rows;
@@ -295,7 +298,8 @@ struct Items {
     }
 
   private:
-    /// Whether ranks send parts, rather than whole messages.
+    /// Whether each rank sends a different part of its rows to each peer, instead of all its rows
+    /// to all peers.
     IRIS_DEVICE static bool parted(Collective collective) {
         return collective != Collective::AllReduce && collective != Collective::Broadcast;
     }
@@ -316,8 +320,8 @@ struct Items {
 /// ranks before it waits for their tiles of the first round, so the waits form no cycle.
 struct Rounds {
     u32 tiles, span, ranks;
-    /// Rank, as its distance from the next rank (this rank is the last), and the number of a tile
-    /// among those of that rank.
+    /// Result of Rounds::at: a rank, given by its distance from the next rank (this rank is the
+    /// last), and the number of a tile among the tiles of that rank.
     struct Turn {
         u32 rank, tile;
     };

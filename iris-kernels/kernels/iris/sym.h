@@ -132,10 +132,10 @@ template <class T> struct Slice {
 /// Part of a slice at one rank, for access to its elements.
 template <class T> class Remote {
   public:
-    /// Plain access, which words must order.
+    /// Plain access to an element, which the caller orders by words.
     IRIS_DEVICE T get(u64 i) const { return port::read<T>(address + i * sizeof(T)); }
     IRIS_DEVICE void put(u64 i, T value) const { port::write(address + i * sizeof(T), value); }
-    /// Element as a word, for atomic access of system scope; T is i32 or i64.
+    /// Returns an element as a word, for atomic access with system scope; T must be i32 or i64.
     IRIS_DEVICE ScopedWord<Scope::System, T> word(u64 i) const {
         return ScopedWord<Scope::System, T>(address + i * sizeof(T));
     }
@@ -171,7 +171,7 @@ struct HeapView {
     u64 control;
     /// Address of this rank's device words.
     u64 device_words;
-    /// Deadlines of waits: for a peer's entry, and for progress.
+    /// Deadlines of waits, in nanoseconds.
     u64 entry_deadline_ns;
     u64 progress_deadline_ns;
 
@@ -218,8 +218,8 @@ IRIS_DEVICE void copy(const HeapView& heap, Slice<T> to, u32 to_rank, Slice<T> f
     heap.at(to, to_rank).copy_from(heap.at(from, from_rank), count);
 }
 
-/// Does put(), then stores `value` to `signal` (release), for which `peer` waits by wait_until
-/// (sync.h).
+/// Copies `count` elements to `peer` as put does, then stores `value` to `signal`, for which `peer`
+/// waits with wait_until (sync.h).
 template <class T>
 IRIS_DEVICE void put_with_signal(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count,
                                  u32 peer, SymWord signal, i32 value) {

@@ -62,7 +62,7 @@ class Tiles {
         const u32 relay = flow::Relays{grid.tiles(), view.root, size}.relay(tile);
         return relay == me ? view.root : relay;
     }
-    /// Whether this rank itself writes `tile`; such a tile cannot be waited for.
+    /// Returns whether this rank itself writes `tile`; do not wait for such a tile.
     IRIS_DEVICE bool own(u32 tile) const { return source(tile) == view.channel.rank; }
 
     /// Wait until a peer's tile has arrived. All threads call it together, and may then read the

@@ -26,7 +26,7 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
     if (host == 0 && peer == 0) return false;
     if (host == 0) {
-        // The abort word may hold any value; the record shows it.
+        // The abort word may hold any value; the fault record shows it.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
     } else if (host >= PEER_LOST) {
@@ -43,12 +43,14 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     return true;
 }
 
-/// Whether this rank has given up or a peer has told it to. Sticky: the abort word is never reset.
+/// Returns whether this rank has given up or was told that a peer has. The answer never reverts to
+/// false.
 IRIS_DEVICE bool has_given_up(const Words& m) {
     return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }
 
-/// Record a fault and set the abort word of every rank, this one included.
+/// Store `fault` in this rank's fault record, and set the abort word of every rank, this one
+/// included.
 IRIS_COLD void give_up(Words m, Fault fault) {
     m.record(fault);
     for (u32 rank = 0; rank < m.channel.size; ++rank) {
@@ -74,7 +76,8 @@ IRIS_COLD Absent find_absent(Words m, Call call) {
     return Absent{false, 0, 0};
 }
 
-/// Report of an unsuccessful poll: the awaited rank, the tile, and the value found instead.
+/// Result of an unsuccessful poll: the rank and the tile that are still awaited, and the value that
+/// was found instead.
 struct Missing {
     bool any;
     u32 rank;
@@ -151,9 +154,9 @@ IRIS_DEVICE void raise_signal(const Words& m, Call call, SymWord word) {
     m.store<Access::SignalStore>(word, call.number());
 }
 
-/// Wait until `compare(seen, value)` is true for the value of `word`. All threads of a user's
-/// kernel call it together. Returns false on all threads if the progress deadline passes or a rank
-/// gives up; the fault record then has op -1 and awaited rank `from`.
+/// Waits until `compare(seen, value)` is true for `word`. Called by all threads of a user kernel
+/// together. Returns false in all threads if the progress deadline passes or a rank gave up; the
+/// fault record then has op -1 and names `from` as the awaited rank.
 template <class Compare>
 IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare, i32 value,
                             u32 from) {

@@ -116,13 +116,14 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
         Kernel::Results => {
-            // The signals of results are numbered after those of blocks.
+            // Signals of results follow those of the blocks, which use one per tile of the largest
+            // part.
             copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
-        // CPU kernels write their own spans.
+        // Nothing to do, because CPU kernels write their own spans.
         Kernel::Stamp { .. } => Ok(()),
         Kernel::Norm => {
             norm::run(args, index, count);

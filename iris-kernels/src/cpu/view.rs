@@ -1,12 +1,12 @@
-//! Rectangles of matrices in memory: load, store, copy, multiply. Besides the synchronisation words
-//! this is the only place of the CPU kernels that accesses raw memory.
+//! Rectangles of matrices in memory: load, store, copy, multiply. Besides the signal words, only
+//! this file of the CPU kernels touches raw memory.
 //!
-//! Accesses are plain, because a GEMM library and vectorised conversions use no atomics. The
-//! protocols order kernels, and [`iris_heap::plain_access`] keeps copies by the host away.
+//! Accesses are plain, because GEMM libraries and vectorised conversions cannot use atomics. The
+//! protocols order the kernels' accesses, and [`iris_heap::plain_access`] makes host copies of the
+//! same bytes wait.
 //!
 //! All functions take a [`Matrix`] whose address, rows and columns the host checked when the op was
 //! called, and assert that the rectangle lies inside.
-//! the op was run, and assert that the rectangle lies inside.
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
@@ -35,11 +35,11 @@ fn grow<T: Pod>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
 fn check(matrix: &Matrix, tile: Tile) {
     assert!(
         tile.row + tile.rows <= matrix.rows && tile.col + tile.cols <= matrix.cols,
-        "{tile:?} of a matrix of {} x {}",
+        "{tile:?} is outside of a matrix of {} x {}",
         matrix.rows,
         matrix.cols
     );
-    assert!(matrix.address != 0, "a matrix without address");
+    assert!(matrix.address != 0, "the matrix has no address");
 }
 
 /// Address of an element of a matrix.
@@ -67,8 +67,9 @@ unsafe fn run_mut<'a, T>(address: *mut u8, len: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), len) }
 }
 
-/// Contiguous runs of a rectangle, as (first row, first column, length), and the stride of a run's
-/// elements in a buffer with leading dimension `ld`.
+/// Splits a rectangle into contiguous runs, along rows or, if `transposed`, along columns. Returns
+/// an iterator of (row, column, length), counted from the rectangle's corner, and the stride
+/// between the elements of a run in a row-major buffer of row length `ld`.
 fn runs(
     matrix: &Matrix,
     tile: Tile,
@@ -109,8 +110,8 @@ fn narrow(dtype: u32, values: &[f32], address: *mut u8) {
     }
 }
 
-/// Loads a rectangle as f32 into `out` with leading dimension `ld`; adds to the present contents if
-/// `add`.
+/// Loads a rectangle as f32 into `out`, row-major with row stride `ld`; if `add`, adds it to the
+/// values there.
 pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add: bool) {
     if tile.rows == 0 || tile.cols == 0 {
         return;
@@ -144,7 +145,7 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
     }
 }
 
-/// Stores a rectangle from `values` with leading dimension `ld`, rounding to the matrix's type.
+/// Stores `values`, row-major with row stride `ld`, into a rectangle, rounded to the matrix's type.
 pub(crate) fn store(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     if tile.rows == 0 || tile.cols == 0 {
         return;
@@ -232,7 +233,11 @@ pub(crate) fn copy(
     to: Tile,
     scratch: &mut Scratch,
 ) -> u64 {
-    assert_eq!((source.dtype, from.rows, from.cols), (target.dtype, to.rows, to.cols), "a copy");
+    assert_eq!(
+        (source.dtype, from.rows, from.cols),
+        (target.dtype, to.rows, to.cols),
+        "type and shape of source and target of a copy"
+    );
     if from.rows == 0 || from.cols == 0 {
         return 0;
     }
@@ -258,7 +263,7 @@ pub(crate) fn copy(
         }
         return bytes;
     }
-    // Through f32, in which every 16-bit value is exact.
+    // The copy converts through f32, in which every 16-bit value is exact.
     let (rows, cols) = (from.rows as usize, from.cols as usize);
     let buffer = grow(&mut scratch.left, rows * cols);
     load(source, from, buffer, cols, false);
@@ -266,7 +271,7 @@ pub(crate) fn copy(
     bytes
 }
 
-/// Adds `values` atomically to a rectangle of an f32 matrix.
+/// Adds `values`, with row stride `ld`, to a rectangle of f32, each element atomically.
 pub(crate) fn add_atomic(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     use std::sync::atomic::{AtomicU32, Ordering};
     if tile.rows == 0 || tile.cols == 0 {
@@ -293,8 +298,8 @@ pub(crate) fn add_atomic(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize)
     }
 }
 
-/// Adds the product of rectangle `left` of A and rectangle `right` of B to `sum`, with leading
-/// dimension `ld`; overwrites `sum` if `first`. Sums are f32.
+/// Adds the product of rectangle `left` of A and rectangle `right` of B to `sum`, a row-major f32
+/// buffer with row stride `ld`; if `first`, overwrites `sum`.
 pub(crate) fn multiply(
     (a, left): (&Matrix, Tile),
     (b, right): (&Matrix, Tile),

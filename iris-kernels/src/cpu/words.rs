@@ -17,21 +17,23 @@ const SPINS: u32 = 100;
 const YIELDS: u32 = 2_000;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Words of a heap as one workgroup of one rank accesses them.
+/// Signal words as one workgroup of one rank accesses them.
 pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// Value of the tests' clock offset, in milliseconds, when the wait began.
+    /// Offset that a test has added to the clock, in milliseconds, when the wait began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,
 }
 
 impl<'a> Words<'a> {
+    /// Makes the accessor for workgroup `group`.
+    ///
     /// # Safety
-    /// The addresses in `args` are those of live mappings of the heap, its control block and device
-    /// words, and of the trace and counters if these are not 0.
+    /// The addresses in `args` must be those of live mappings: segments, control block and device
+    /// words of the heap, and trace and counters where they are not 0.
     pub(crate) unsafe fn new(args: &'a OpArgs, group: u32) -> Self {
         Self {
             args,
@@ -76,7 +78,7 @@ impl<'a> Words<'a> {
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // Added in two halves, because the host reads device words with 32 bits.
+        // The counter is added to in two halves, because the host reads device words with 32 bits.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {
@@ -151,7 +153,7 @@ impl Memory for Words<'_> {
     fn store(&self, word: SymWord, value: i32, access: Access) {
         if access == Access::SignalStore {
             self.count(counter::FLAGS, 1);
-            super::delay::maybe(&self.delays);
+            super::delay::sleep_sometimes(&self.delays);
         }
         self.sym(word).store(value, store_order(access));
     }
@@ -175,7 +177,7 @@ impl Memory for Words<'_> {
 
     fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access) {
         if access == Access::LlStore {
-            super::delay::maybe(&self.delays);
+            super::delay::sleep_sometimes(&self.delays);
         }
         for (place, word) in self.pair(pair).iter().zip(words) {
             place.store(word.to_bits(), store_order(access));
@@ -197,7 +199,7 @@ impl Memory for Words<'_> {
     fn dev_store(&self, word: DevWord, value: i32, access: Access) {
         if access == Access::FlagStore {
             self.count(counter::FLAGS, 1);
-            super::delay::maybe(&self.delays);
+            super::delay::sleep_sometimes(&self.delays);
         }
         self.dev(word).store(value, store_order(access));
     }
@@ -258,7 +260,7 @@ impl Memory for Words<'_> {
     fn begin(&self, span: Span, what: u32) {
         if span == Span::Wait {
             self.count(counter::WAITS, 1);
-            super::delay::maybe(&self.delays);
+            super::delay::sleep_sometimes(&self.delays);
         }
         if self.args.trace != 0 {
             self.span_begin[span as usize].set((now(), what));

@@ -37,16 +37,17 @@ pub(super) struct Call<'a> {
 pub(super) struct Progress {
     /// Whether a peer can see the call.
     pub(super) visible: bool,
-    /// Whether copies on the side stream have not been joined.
+    /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
+    /// for.
     pub(super) forked: bool,
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call with these arguments.
+    /// Makes a call with these arguments; nothing is enqueued yet.
     ///
     /// # Safety
-    /// The conditions of [`Executor::run`] hold for everything that the call enqueues; its methods
-    /// rely on them.
+    /// The conditions of [`Executor::run`] must hold for everything that the call's methods
+    /// enqueue.
     pub(super) unsafe fn new(
         of: &'a Executor,
         (heap, stream): (&'a Arc<SymmetricHeap>, &'a Stream),
@@ -72,7 +73,10 @@ impl<'a> Call<'a> {
                 return Ok(of);
             }
         }
-        Err(unsupported("a call that meets no condition".into(), "its program has no other way"))
+        Err(unsupported(
+            "this call".into(),
+            "no alternative of its program has all its conditions met",
+        ))
     }
 
     /// Whether the call meets a condition of alternative `of`.
@@ -118,7 +122,7 @@ impl<'a> Call<'a> {
         }
         let kept = self.heap.device().kind.traits().host_threads;
         let transfers = self.of.transfers.iter();
-        let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.is_alike());
+        let alike = transfers.map(|&of| self.places().message(of)).all(|it| it.has_same_layout());
         let can = alike && !kept && !self.of.by_workgroups;
         let has = can && self.heap.gpu()?.copies_signal(self.stream)?;
         Ok(*self.engines.get_or_init(|| has))
@@ -207,16 +211,18 @@ impl<'a> Call<'a> {
         work.early() != Early::No && self.heap.sharing() == 1
     }
 
-    /// Tiles of the loop's peer that must have arrived; `None` if the step is skipped.
+    /// Tiles that must have arrived from the peer of the surrounding loop; `None` if the step is
+    /// skipped.
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
-            None => Some(message.all(peer)),
-            Some(part) => Some(message.comes(peer).nth(part as usize)?.tiles),
+            None => Some(message.all_received(peer)),
+            Some(part) => Some(message.received(peer).nth(part as usize)?.tiles),
         }
     }
 
-    /// Enqueues a sum of local rows, spread over all workgroups.
+    /// Enqueues a kernel that adds up rows which have arrived, with enough workgroups for all
+    /// tiles.
     fn spread(
         &self,
         args: OpArgs,

@@ -17,7 +17,8 @@ use crate::whole::WholeProduct;
 #[derive(Debug)]
 pub(super) struct Gemms {
     pub(super) whole: Whole,
-    /// The vendor's library GEMM, or this crate's plain whole-matrix GEMM.
+    /// Plain whole-matrix GEMM, of the vendor's library or built in; `None` if neither supports
+    /// the matrices.
     library: Option<WholeProduct>,
     /// Kernels of the tile GEMM, for products that the library cannot do; `None` if the program has
     /// alternative steps instead.
@@ -61,15 +62,15 @@ impl Gemms {
         })
     }
 
-    /// The same without library GEMMs and whole-matrix GEMMs, for worlds in which not all ranks
-    /// have them.
+    /// Copy of these GEMMs without library GEMMs and whole-matrix GEMMs, for worlds in which not
+    /// all ranks have them.
     pub(super) fn without_library(&self) -> Self {
         Gemms { whole: self.whole, library: None, tiles: self.tiles.clone(), fused: Fused::None }
     }
 
-    /// Names of the libraries whose GEMMs are used; `None` if none is. The GEMM that exchanges few
-    /// rows itself is not named, because ranks need not agree on it: a rank without it does the
-    /// same call in two launches.
+    /// Returns name and version of the GEMM libraries, which ranks compare; `None` if there are
+    /// none. It omits the GEMM that does the message itself ([`Fused::Exchanging`]), because a rank
+    /// without it does the same call in two launches.
     pub(super) fn library(&self) -> Option<String> {
         let fused = match self.fused {
             Fused::Gated(_) => " or gemm_sm90_gather",

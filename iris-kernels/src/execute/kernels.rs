@@ -73,17 +73,17 @@ struct Loaded {
     shared_bytes: u32,
     /// Number of co-resident workgroups. Checked for the variants for pairs of ranks only, which
     /// are not used for larger launches.
-    most: u32,
+    max_groups: u32,
 }
 
 impl KernelSet {
-    /// Loads `kernels` of an operator on the heap's device; compiles those that are not cached. May
-    /// wait for the device, so call it where all ranks make the operator.
+    /// Compiles (if not cached) and loads `kernels` of an operator on the heap's device. It may
+    /// wait for the device, so call it where all ranks create the operator.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
-    /// with an [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
-    /// share the device that not even one workgroup of each is co-resident.
+    /// [`Error::Unsupported`] for a device, type or tile that no kernel supports; [`Error::Other`]
+    /// with a [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
+    /// share the device that not even one workgroup of each is resident.
     pub(super) fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         if heap.device().kind.traits().host_threads {
             return Ok(Self { resident: heap.workgroups(), code: Code::Host(Arc::default()) });
@@ -102,7 +102,7 @@ impl KernelSet {
             }
             let (mut new, fits) = load(heap, &target, op, (kernel, name))?;
             if name != kernel.name() {
-                new.most = fits().unwrap_or(0);
+                new.max_groups = fits().unwrap_or(0);
             } else if !matches!(
                 kernel,
                 Kernel::Barrier { .. } | Kernel::Norm | Kernel::Stamp { .. }
@@ -122,8 +122,8 @@ impl KernelSet {
     /// Enqueues one launch of a kernel; `early`: it may begin before the previous launch has ended.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a kernel that was
-    /// not loaded. Nothing is enqueued then.
+    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a
+    /// kernel that was not loaded. Nothing is enqueued then.
     ///
     /// # Safety
     /// The conditions of [`super::Executor::run`] hold.
@@ -139,13 +139,13 @@ impl KernelSet {
             Code::Host(kept) => return kept.enqueue(heap, stream, (kernel, args), groups.count),
         };
         let of_pair = loaded.iter().find(|known| Some(known.name) == kernel.name_of_pair());
-        let of_pair = of_pair.filter(|it| groups.several_items && groups.count <= it.most);
+        let of_pair = of_pair.filter(|it| groups.several_items && groups.count <= it.max_groups);
         let name = kernel.name();
         let of_name = of_pair.or_else(|| loaded.iter().find(|known| known.name == name));
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
-            unsupported(format!("kernel {name}"), "the operator was made without it")
+            unsupported(format!("kernel {name}"), "the operator was created without this kernel")
         })?;
-        // Norm kernels do not wait, so their workgroups need not be co-resident.
+        // Workgroups of norm kernels wait for nothing, so they need not be co-resident.
         let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
@@ -207,7 +207,8 @@ struct Launch {
     control: Arc<Control>,
     /// Number of workgroups that have not ended.
     left: AtomicU32,
-    /// Announced access to the operands, held until the last workgroup ends.
+    /// Announcement of the launch's operands, which makes host copies of the same bytes wait; held
+    /// from the first workgroup's start until the last one's end.
     access: Mutex<Option<Access>>,
 }
 
@@ -259,7 +260,7 @@ impl HostLaunch {
 impl Launch {
     /// Runs one workgroup of the launch.
     fn run(&self, group: Group) -> Result<()> {
-        let _ended = Ended(self);
+        let _guard = EndGuard(self);
         let mut access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
         access.get_or_insert_with(|| Access::of_kernel(&self.args.operands()));
         drop(access);
@@ -273,9 +274,9 @@ impl Launch {
 }
 
 /// Guard that counts a workgroup as ended on drop, also after a panic.
-struct Ended<'a>(&'a Launch);
+struct EndGuard<'a>(&'a Launch);
 
-impl Drop for Ended<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if self.0.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.access.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -292,12 +293,13 @@ fn load<'a>(
     (kernel, name): (Kernel, &'static str),
 ) -> Result<(Loaded, impl FnOnce() -> Result<u32> + use<'a>)> {
     let build = op.of(kernel, &target.arch).map_err(|what| {
-        unsupported(format!("{} on a GPU: {what}", op.op), "no device source has it")
+        unsupported(format!("{} on a GPU: {what}", op.op), "no device source implements it")
     })?;
     let image = build::compile(&build, target).map_err(Error::other)?;
     let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));
     let function = heap.load(&image)?.function(&format!("iris_{name}"), shared_bytes)?;
-    let new = Loaded { name, function: function.clone(), threads, shared_bytes, most: u32::MAX };
+    let new =
+        Loaded { name, function: function.clone(), threads, shared_bytes, max_groups: u32::MAX };
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 

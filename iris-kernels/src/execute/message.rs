@@ -10,16 +10,16 @@ use crate::schedule::{Grid, SplitGrid, split};
 
 /// Message in which each rank sends rows of its A, in parts, to C of other ranks.
 pub(super) struct Message {
-    /// Arguments for kernels that could send the message in place of an engine.
+    /// Arguments for the kernels that send the message if no copy engine does.
     pub(super) args: OpArgs,
     /// Number of the message's first signal.
     pub(super) first: u32,
-    way: Way,
+    pattern: Pattern,
 }
 
 /// Pattern of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Pattern {
     /// All-gather: A has this rank's own rows, which all ranks get; C has the rows of all ranks.
     Gather,
     /// Scatter: A has all rows, of which each rank gets those that it owns; C has one such block
@@ -36,15 +36,15 @@ pub(super) struct Part {
 
 impl Message {
     pub(super) fn gather(args: OpArgs) -> Self {
-        Self { args, first: 0, way: Way::Gather }
+        Self { args, first: 0, pattern: Pattern::Gather }
     }
 
     pub(super) fn scatter(args: OpArgs) -> Self {
-        Self { args, first: 0, way: Way::Scatter }
+        Self { args, first: 0, pattern: Pattern::Scatter }
     }
 
-    /// The same message with its signals numbered after those of `other`.
-    pub(super) fn behind(self, other: &Self) -> Self {
+    /// This message with its signals numbered after the signals of `other`.
+    pub(super) fn with_signals_after(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }
 
@@ -57,49 +57,51 @@ impl Message {
         self.grid().part(0).across()
     }
 
-    /// Rank whose share of the rows goes from `from` to `to`.
-    fn whose(&self, from: u32, to: u32) -> u32 {
-        match self.way {
-            Way::Gather => from,
-            Way::Scatter => to,
+    /// Rank whose share of the rows is sent from `from` to `to`: the sender's own share in an
+    /// all-gather, the receiver's in a scatter.
+    fn share_of(&self, from: u32, to: u32) -> u32 {
+        match self.pattern {
+            Pattern::Gather => from,
+            Pattern::Scatter => to,
         }
     }
 
-    /// Number of signals of a source; rank 0's share of the rows is the largest.
+    /// Number of signals that each source uses. It is that of rank 0, whose share of the rows is
+    /// the largest.
     fn signals(&self) -> u32 {
         self.grid().part(0).tiles()
     }
 
     /// Parts that this rank sends to `to`.
     pub(super) fn sent(&self, to: u32) -> impl Iterator<Item = Part> + use<> {
-        parts(&self.grid(), self.whose(self.args.channel.rank, to))
+        parts(&self.grid(), self.share_of(self.args.channel.rank, to))
     }
 
     /// Parts that this rank receives from `source`.
-    pub(super) fn comes(&self, source: u32) -> impl Iterator<Item = Part> + use<> {
-        parts(&self.grid(), self.whose(source, self.args.channel.rank))
+    pub(super) fn received(&self, source: u32) -> impl Iterator<Item = Part> + use<> {
+        parts(&self.grid(), self.share_of(source, self.args.channel.rank))
     }
 
-    /// All tiles that come from `source`.
-    pub(super) fn all(&self, source: u32) -> Range<u32> {
-        0..self.grid().part(self.whose(source, self.args.channel.rank)).tiles()
+    /// Numbers of all tiles that this rank receives from `source`.
+    pub(super) fn all_received(&self, source: u32) -> Range<u32> {
+        0..self.grid().part(self.share_of(source, self.args.channel.rank)).tiles()
     }
 
-    /// Rows of this rank's A for the rows `rows` that `to` receives from it.
-    fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
-        let first = match self.way {
-            Way::Gather => 0,
-            Way::Scatter => split(self.args.m, self.args.channel.size, to).start,
+    /// Rows of this rank's A that become the rows `rows` that rank `to` receives from this rank.
+    fn source_rows(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
+        let first = match self.pattern {
+            Pattern::Gather => 0,
+            Pattern::Scatter => split(self.args.m, self.args.channel.size, to).start,
         };
         first + rows.start..first + rows.end
     }
 
-    /// Rows of a peer's C for the rows `rows` of this rank's share.
-    fn placed(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
+    /// Rows of a peer's C to which this rank copies the rows `rows` of what it sends.
+    fn target_rows(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
         let (size, rank) = (self.args.channel.size, self.args.channel.rank);
-        let first = match self.way {
-            Way::Gather => split(self.args.m, size, rank).start,
-            Way::Scatter => {
+        let first = match self.pattern {
+            Pattern::Gather => split(self.args.m, size, rank).start,
+            Pattern::Scatter => {
                 let block = split(self.args.m, size, peer);
                 rank * (block.end - block.start)
             }
@@ -109,7 +111,7 @@ impl Message {
 
     /// Whether source and destination have the same element type and storage order, so that an
     /// engine can copy.
-    pub(super) fn is_alike(&self) -> bool {
+    pub(super) fn has_same_layout(&self) -> bool {
         let OpArgs { a, c, .. } = self.args;
         a.transposed == c.transposed && a.dtype == c.dtype
     }
@@ -119,8 +121,8 @@ impl Message {
         let OpArgs { ref heap, ref channel, n, tile_n, .. } = self.args;
         let (own, rank) = (heap.data[heap.rank as usize], channel.rank);
         let allowed = heap.device_words + 4 * u64::from(channel.flag(0).index);
-        let from = self.taken(peer, &part.rows);
-        let to = self.placed(peer, &part.rows);
+        let from = self.source_rows(peer, &part.rows);
+        let to = self.target_rows(peer, &part.rows);
         part.tiles.zip(0..).flat_map(move |(tile, at)| {
             let cols = at * tile_n..n.min((at + 1) * tile_n);
             let rows = self.copy((&to, &from), &cols);

@@ -16,18 +16,18 @@ use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 const LINE: u64 = 8;
 
 vocabulary! {
-    /// Matrix in the workspace.
+    /// Matrix that a program keeps in the workspace of a call.
     Area {
-        /// A of all ranks, gathered.
+        /// Matrix A gathered from all ranks.
         Gathered = "the gathered A",
-        /// Partial product of this rank, without bias, epilogue and residual.
+        /// This rank's partial product, `m` x `n`, without bias, epilogue and residual.
         Partial = "the partial",
         /// Blocks of the ranks' partials for this rank; each block has room for as many rows as the
         /// largest share.
         Blocks = "blocks of partials",
-        /// Received sums of all ranks.
+        /// Sums of all rows, each received from the rank that added it up.
         Sums = "the sums of all ranks",
-        /// Received rows of C of all ranks.
+        /// Rows of C received from all ranks.
         Rows = "the rows of C of all ranks",
     }
 }
@@ -80,17 +80,17 @@ impl Areas {
         areas
     }
 
-    /// Bytes of the areas for calls of these sizes.
+    /// Returns the bytes that the areas take for calls of these sizes.
     pub fn bytes(self, of: &Sizes) -> u64 {
         self.before(ALL.len(), of)
     }
 
-    /// Leading dimension, in elements, of a workspace matrix with this number of columns.
+    /// Returns the stride, in elements, between lines of a workspace matrix with `cols` columns.
     pub fn line(cols: u32) -> u64 {
         u64::from(cols).next_multiple_of(LINE)
     }
 
-    /// Bytes of the used areas before number `end`.
+    /// Returns the bytes of the used areas that precede area number `end`.
     fn before(self, end: usize, of: &Sizes) -> u64 {
         let used = ALL.into_iter().take(end).filter(|&area| self.0[area as usize]);
         used.fold(0, |sum: u64, area| sum.saturating_add(area.bytes(of)))
@@ -105,7 +105,8 @@ impl Areas {
 }
 
 impl Area {
-    /// Areas from which and to which a transfer moves rows.
+    /// Areas that are the source and the destination of a transfer; `None` for an operand of the
+    /// call.
     fn moved(of: Transfer) -> [Option<Area>; 2] {
         match of {
             Transfer::Shards => [Some(Area::Gathered), None],

@@ -75,7 +75,7 @@ impl fmt::Display for Operands {
         match self {
             Operands::Call => f.write_str("of the operands"),
             Operands::Area(area) => write!(f, "of {area}"),
-            Operands::OwnRows => f.write_str("of the own rows of C"),
+            Operands::OwnRows => f.write_str("of this rank's rows of C"),
             Operands::Of(of) => write!(f, "of {of}"),
         }
     }
@@ -85,7 +85,7 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::Input => f.write_str("A"),
-            Source::Shard => f.write_str("the own shard of A"),
+            Source::Shard => f.write_str("this rank's shard of A"),
             Source::Area(area) => write!(f, "{area}"),
         }
     }
@@ -95,7 +95,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::C | Target::Own => f.write_str("C"),
-            Target::OwnOfC => f.write_str("the own rows of C"),
+            Target::OwnOfC => f.write_str("this rank's rows of C"),
             Target::Area(area) => write!(f, "{area}"),
         }
     }

@@ -5,9 +5,9 @@ use super::{Alternative, Item, Program, Step};
 /// Position of a step in the loops around it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct At {
-    /// Number of the part, if there is a loop over parts.
+    /// Index of the part; `None` outside of a loop over parts.
     pub part: Option<u32>,
-    /// Peer, if there is a loop over peers.
+    /// Rank of the peer; `None` outside of a loop over peers.
     pub peer: Option<u32>,
 }
 

@@ -49,8 +49,8 @@ struct Output {
     bytes: Bytes,
 }
 
-/// Output of a compilation.
-pub(super) struct Made {
+/// Output of one compilation: machine code, and PTX if the compiler makes it.
+pub(super) struct Compiled {
     /// PTX text, from NVRTC only.
     pub(super) text: Vec<u8>,
     /// Machine code; empty for a virtual architecture of NVIDIA (`compute_..`).
@@ -70,7 +70,7 @@ pub(super) struct Api {
     version: Version,
     error: ErrorString,
     create_name: &'static str,
-    // Declared last, so that the functions are dropped before the library that contains them.
+    // Last field, so that it is dropped last: the functions above are in these libraries.
     _libraries: Vec<Library>,
 }
 
@@ -97,8 +97,8 @@ impl Api {
     ) -> std::result::Result<Self, libloading::Error> {
         let mut libraries = Vec::new();
         for file in file.parent().map(|folder| search::named(folder, before)).unwrap_or_default() {
-            // SAFETY: a library of the vendor, from the folder of the compiler itself; loading it
-            // does the same as when the compiler loads it.
+            // SAFETY: this library is part of the compiler and from its folder; the compiler would
+            // load it in the same way.
             libraries.push(unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) }?);
         }
         // SAFETY: the vendor's library, which has no special requirements for loading.
@@ -151,7 +151,7 @@ impl Api {
         headers: &[KernelSource<'_>],
         options: &[String],
         arch: &str,
-    ) -> Result<Made> {
+    ) -> Result<Compiled> {
         let program = self.create(source, headers)?;
         let options = c_strings(options.iter().map(String::as_str), "an option")?;
         let pointers = pointers(&options);
@@ -172,7 +172,7 @@ impl Api {
         let mut text = self.text.map_or(Ok(Vec::new()), |text| self.output(&program, text))?;
         // Drop the terminating zero.
         text.pop();
-        Ok(Made { text, code: self.output(&program, self.code)? })
+        Ok(Compiled { text, code: self.output(&program, self.code)? })
     }
 
     fn create(&self, source: KernelSource<'_>, headers: &[KernelSource<'_>]) -> Result<Handle<'_>> {
@@ -207,7 +207,7 @@ impl Api {
             return Ok(Vec::new());
         }
         let mut bytes = vec![0_u8; size];
-        // SAFETY: the buffer has the size that the library just returned.
+        // SAFETY: `bytes` has room for the size that the library has just returned.
         let code = unsafe { (output.bytes)(program.program, bytes.as_mut_ptr().cast()) };
         self.check(output.name, code)?;
         Ok(bytes)

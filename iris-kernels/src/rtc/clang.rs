@@ -79,7 +79,8 @@ impl Clang {
     }
 }
 
-/// Major and minor version from `clang version 19.1.7 (...)`, whatever the vendor writes before it.
+/// Parses major and minor version from `clang version 19.1.7 (...)`, with any vendor's text before
+/// it.
 fn version_of(text: &str) -> Option<(i32, i32)> {
     let number = text.split_once("clang version ")?.1;
     let mut parts = number.split(|c: char| !c.is_ascii_digit());

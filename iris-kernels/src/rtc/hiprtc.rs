@@ -1,4 +1,4 @@
-//! hiprtc: its location, the architectures that it supports, and its fixed options.
+//! hiprtc: search paths, the architectures that it supports, and the options for every compilation.
 
 use std::path::{Path, PathBuf};
 
@@ -34,8 +34,8 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Loads the library hiprtc, or else the HIP runtime, which contains the same functions in releases
-/// before 7 (in Debian 12 it is the only one that does).
+/// Loads `libhiprtc`, or else the HIP runtime `libamdhip64`, which contains the same functions in
+/// releases before 7 (Debian 12 has no separate `libhiprtc`).
 pub(super) fn load() -> Result<Compiler> {
     let folders = folders();
     let find = |name: &'static str, bare: &[&str]| {
@@ -60,8 +60,8 @@ pub(super) fn load() -> Result<Compiler> {
     Ok(Compiler::new(Vendor::Amd, Tool::Library(api), version))
 }
 
-/// Release of ROCm, as the HIP runtime reports it, because hiprtc itself reports 9.0 in every
-/// release. Without the runtime it is read from the library's file name, such as
+/// Returns the version of ROCm, as reported by the HIP runtime, because hiprtc reports 9.0 in every
+/// release. Without the runtime it is parsed from the library's file name, for example
 /// `libhiprtc.so.6.4.43484`.
 fn version(api: &Api) -> Result<(i32, i32)> {
     const MAJOR: u32 = 10_000_000;
@@ -92,7 +92,7 @@ pub(super) fn knows(release: (i32, i32), arch: &str) -> bool {
     release >= since
 }
 
-pub(super) fn fixed(arch: &str) -> Vec<String> {
+pub(super) fn fixed_options(arch: &str) -> Vec<String> {
     vec![format!("--offload-arch={arch}"), "-std=c++17".into(), "-O3".into()]
 }
 

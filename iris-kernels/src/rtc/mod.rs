@@ -32,7 +32,7 @@ pub use error::{Error, Result};
 
 use crate::cache::{self, Cache, Key};
 use crate::source::{HEADERS, Text};
-use api::{Api, Made};
+use api::{Api, Compiled};
 use clang::Clang;
 
 /// Vendor of a compiler.
@@ -240,7 +240,8 @@ impl Compiler {
         self.compile_with(source, &headers, options, arch)
     }
 
-    /// [`Self::compile`] with headers other than those of [`crate::source::HEADERS`].
+    /// Compiles a source as [`Self::compile`] does, with `headers` in place of
+    /// [`crate::source::HEADERS`].
     ///
     /// # Errors
     /// Errors of [`Self::compile`].
@@ -277,17 +278,17 @@ impl Compiler {
         headers: &[KernelSource<'_>],
         options: &Options,
         arch: &str,
-    ) -> Result<Made> {
+    ) -> Result<Compiled> {
         let mut words = match self.vendor {
-            Vendor::Nvidia => nvrtc::fixed(arch),
-            Vendor::Amd => hiprtc::fixed(arch),
+            Vendor::Nvidia => nvrtc::fixed_options(arch),
+            Vendor::Amd => hiprtc::fixed_options(arch),
         };
         words.extend(options.words());
         match &self.tool {
             Tool::Library(api) => api.compile(source, headers, &words, arch),
             Tool::Program(clang) => {
                 let code = clang.compile(source, headers, &words, arch)?;
-                Ok(Made { text: Vec::new(), code })
+                Ok(Compiled { text: Vec::new(), code })
             }
         }
     }
@@ -315,28 +316,28 @@ pub fn compile(
     let key = key(source, options, arch, Some(compiler.version));
     // Ranks that are threads request the same code at the same time: one compiles, and the others
     // wait.
-    let turn = turn(&key);
-    let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = compile_lock(&key);
+    let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = cache.get(&key) {
         return Ok(code);
     }
-    let say = || {
+    let notify = || {
         let (name, words) = (source.name, options.words().join(" "));
         let folder = cache.folder().display();
         slow::to_stderr(&format!(
-            "iris: compiling {name} for {arch} ({words}); it will be kept in {folder}"
+            "iris: compiling {name} for {arch} ({words}); it will be cached in {folder}"
         ));
     };
-    let code = slow::telling(SLOW, say, || compiler.compile(source, options, arch))?;
+    let code = slow::with_notice(SLOW, notify, || compiler.compile(source, options, arch))?;
     cache.put(&key, &code)?;
     Ok(code)
 }
 
 /// Lock that serialises compilations with this key.
-fn turn(key: &Key) -> Arc<Mutex<()>> {
-    static TURNS: Mutex<Option<HashMap<Key, Arc<Mutex<()>>>>> = Mutex::new(None);
-    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
-    turns.get_or_insert_default().entry(key.clone()).or_default().clone()
+fn compile_lock(key: &Key) -> Arc<Mutex<()>> {
+    static LOCKS: Mutex<Option<HashMap<Key, Arc<Mutex<()>>>>> = Mutex::new(None);
+    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    locks.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
 
 /// Duration after which a compilation is announced on stderr.
@@ -350,7 +351,8 @@ pub fn key(
     arch: &str,
     version: Option<(i32, i32)>,
 ) -> Key {
-    // Hashed once, because the headers are most of the text and equal for all kernels.
+    // The headers are hashed only once, because they are most of the text and equal for all
+    // kernels.
     static OF_HEADERS: OnceLock<[u8; 16]> = OnceLock::new();
     let headers = OF_HEADERS.get_or_init(|| {
         let texts = HEADERS.iter().flat_map(|header| [header.name, header.text]);

@@ -1,4 +1,4 @@
-//! NVRTC: its location and its fixed options.
+//! NVRTC: search paths, and the options for every compilation.
 
 use super::api::{Api, Names};
 use super::{Compiler, Result, Tool, Vendor, search};
@@ -36,6 +36,6 @@ pub(super) fn load() -> Result<Compiler> {
     Ok(Compiler::new(Vendor::Nvidia, Tool::Library(api), version))
 }
 
-pub(super) fn fixed(arch: &str) -> Vec<String> {
+pub(super) fn fixed_options(arch: &str) -> Vec<String> {
     vec![format!("--gpu-architecture={arch}"), "--std=c++17".into()]
 }

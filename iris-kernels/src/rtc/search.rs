@@ -26,7 +26,7 @@ pub(crate) fn first<T, E: std::fmt::Display>(
     };
     let mut bare: Vec<PathBuf> = bare.iter().map(PathBuf::from).collect();
     if told.is_some() {
-        looked.insert(0, format!("{variable_name} says"));
+        looked.insert(0, format!("the path in {variable_name}"));
         bare.clear();
     }
     for file in files.into_iter().chain(bare) {

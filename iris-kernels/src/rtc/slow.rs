@@ -5,18 +5,18 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Runs `work`; if it takes longer than `after`, calls `say` once meanwhile.
-pub(super) fn telling<T>(
+/// Runs `work`; if it takes longer than `after`, calls `notify` once meanwhile.
+pub(super) fn with_notice<T>(
     after: Duration,
-    say: impl FnOnce() + Send,
+    notify: impl FnOnce() + Send,
     work: impl FnOnce() -> T,
 ) -> T {
     thread::scope(|scope| {
-        // Closed when the work ends, also by a panic.
+        // Channel that is closed when the work ends, also by a panic.
         let (_working, over) = channel::<()>();
         let watch = move || {
             if over.recv_timeout(after) == Err(RecvTimeoutError::Timeout) {
-                say();
+                notify();
             }
         };
         // No notice if no thread can be started.
@@ -40,20 +40,24 @@ mod tests {
     #[test]
     fn something_is_said_while_work_takes_long() {
         let (said, heard) = mpsc::channel();
-        let say = move || said.send(()).expect("somebody listens");
+        let notify = move || said.send(()).expect("somebody listens");
         let work = || heard.recv_timeout(Duration::from_secs(20)).is_ok();
-        assert!(telling(Duration::from_millis(1), say, work), "nothing was said during the work");
+        assert!(
+            with_notice(Duration::from_millis(1), notify, work),
+            "nothing was said during the work"
+        );
     }
 
     #[test]
     fn nothing_is_said_of_what_is_quick_or_panics() {
         let count = AtomicUsize::new(0);
-        let say = || {
+        let notify = || {
             count.fetch_add(1, Ordering::Relaxed);
         };
         let long = Duration::from_secs(3600);
-        assert_eq!(telling(long, say, || 7), 7);
-        let panicked = std::panic::catch_unwind(|| telling(long, || (), || panic!("on purpose")));
+        assert_eq!(with_notice(long, notify, || 7), 7);
+        let panicked =
+            std::panic::catch_unwind(|| with_notice(long, || (), || panic!("on purpose")));
         assert!(panicked.is_err());
         assert_eq!(count.load(Ordering::Relaxed), 0);
     }

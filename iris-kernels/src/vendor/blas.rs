@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::dialect::{Dialect, Handle, Tells, Version};
+use super::dialect::{Dialect, Handle, Version, VersionApi};
 use super::problem::{Addresses, Problem, Stored};
 use super::{Error, Result, find, library, open};
 
@@ -63,7 +63,7 @@ library! { Table,
 /// Loaded GEMM library of a vendor.
 pub struct Blas {
     table: Table,
-    tells: Tells,
+    version_api: VersionApi,
     dialect: Dialect,
     path: PathBuf,
 }
@@ -82,8 +82,8 @@ impl Blas {
     pub fn load(dialect: &Dialect, folders: &[PathBuf]) -> Result<Blas> {
         let load = |file: &Path| {
             let table = Table::of(open(file)?, dialect.prefix)?;
-            let tells = (dialect.tells)(open(file)?)?;
-            Ok(Blas { table, tells, dialect: *dialect, path: file.to_owned() })
+            let version_api = (dialect.version_api)(open(file)?)?;
+            Ok(Blas { table, version_api, dialect: *dialect, path: file.to_owned() })
         };
         let Dialect { what, variable, file, bare, .. } = *dialect;
         let usual = (dialect.folders)();
@@ -101,13 +101,13 @@ impl Blas {
     /// # Errors
     /// Errors of [`Multiplier::new`].
     pub fn version(self: &Arc<Self>) -> Result<String> {
-        match &self.tells {
-            Tells::Itself(table) => Ok(table.version().to_string()),
-            Tells::ByHandle(_) => Ok(Multiplier::new(self)?.version.to_string()),
+        match &self.version_api {
+            VersionApi::Global(table) => Ok(table.version().to_string()),
+            VersionApi::ByHandle(_) => Ok(Multiplier::new(self)?.version.to_string()),
         }
     }
 
-    /// Path of the file that it was loaded from, or its bare name if the loader found it.
+    /// Path of the file that the library was loaded from, or its bare name if the loader found it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -117,7 +117,7 @@ impl Blas {
             return Ok(());
         }
         let function = format!("{}{function}", self.dialect.prefix);
-        Err(Error::Call { function, code, name: self.tells.name_of(code) })
+        Err(Error::Call { function, code, name: self.version_api.name_of(code) })
     }
 }
 
@@ -163,7 +163,7 @@ impl Multiplier {
         blas.check("Create", unsafe { (blas.table.Create)(&mut handle) })?;
         let oldest = blas.dialect.oldest;
         let mut new = Multiplier { blas: blas.clone(), handle, version: oldest };
-        match blas.tells.version(handle) {
+        match blas.version_api.version(handle) {
             Ok(version) => new.version = version,
             Err(code) => blas.check("GetVersion", code)?,
         }
@@ -413,17 +413,17 @@ impl Product {
         &self.problem
     }
 
-    /// Enqueues the product. Allocates nothing unless the library fails.
+    /// Enqueues the product. It creates and allocates nothing unless the library fails.
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Safety
-    /// The device is current, and `stream` is a stream of it in the driver's form. The addresses
-    /// are those of the problem's matrices and of its workspace on the device; they are multiples
-    /// of the problem's alignment and live until the stream has finished the product, and every
-    /// replay of a graph that captured it. An addend is C itself, with C's leading dimension, or
-    /// does not overlap C.
+    /// The device must be current, and `stream` one of its streams, as the driver's handle. The
+    /// addresses must be device addresses of the problem's matrices and workspace, with the
+    /// problem's alignment, and stay valid until the stream has finished the product and every
+    /// replay of a graph that captures it. An addend is either C itself, with C's leading
+    /// dimension, or does not overlap it.
     pub unsafe fn enqueue(&self, at: Addresses, stream: u64) -> Result<()> {
         let Product { of, problem, algorithm, .. } = self;
         let described = self.described.lock().unwrap_or_else(PoisonError::into_inner);

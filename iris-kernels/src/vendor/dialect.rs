@@ -28,7 +28,7 @@ pub struct Dialect {
     pub(super) bare: &'static [&'static str],
     /// Usual folders of the library.
     pub(super) folders: fn() -> Vec<PathBuf>,
-    pub(super) tells: fn(Library) -> Result<Tells, String>,
+    pub(super) version_api: fn(Library) -> Result<VersionApi, String>,
     /// Oldest release with these numbers.
     pub(super) oldest: Version,
     pub(super) prefix: &'static str,
@@ -82,7 +82,7 @@ impl Dialect {
         folders: || {
             super::cuda_folders(&["nvidia/cu13/lib", "nvidia/cublas/lib", "nvidia/cu12/lib"])
         },
-        tells: |library| Ok(Tells::Itself(CublasLt::of(library, "cublasLt")?)),
+        version_api: |library| Ok(VersionApi::Global(CublasLt::of(library, "cublasLt")?)),
         oldest: Version([0; 3]),
         prefix: "cublasLt",
         algorithm_words: 8,
@@ -119,7 +119,7 @@ impl Dialect {
         file: "libhipblaslt.so",
         bare: &["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"],
         folders: super::hip_folders,
-        tells: |library| Ok(Tells::ByHandle(HipblasLt::of(library, "hipblasLt")?)),
+        version_api: |library| Ok(VersionApi::ByHandle(HipblasLt::of(library, "hipblasLt")?)),
         oldest: Version([0, 6, 0]),
         prefix: "hipblasLt",
         algorithm_words: 3,
@@ -171,10 +171,10 @@ library! { HipblasLt,
     GetVersion(Handle, *mut c_int) -> c_int;
 }
 
-/// Functions for version and status names, in which the libraries differ.
-pub(super) enum Tells {
+/// Source of the version and of status names, for which the libraries have different functions.
+pub(super) enum VersionApi {
     /// cuBLASLt: functions without a handle.
-    Itself(CublasLt),
+    Global(CublasLt),
     /// hipBLASLt: the version needs a handle of a device; there are no status names.
     ByHandle(HipblasLt),
 }
@@ -195,11 +195,11 @@ const HIPBLAS_STATUS: [&str; 12] = [
     "UNKNOWN",
 ];
 
-impl Tells {
+impl VersionApi {
     /// Name of a status code.
     pub(super) fn name_of(&self, code: c_int) -> String {
         match self {
-            Tells::Itself(table) => {
+            VersionApi::Global(table) => {
                 // SAFETY: the function accepts any number.
                 let name = unsafe { (table.GetStatusName)(code) };
                 if name.is_null() {
@@ -208,7 +208,7 @@ impl Tells {
                 // SAFETY: the library returns a string that lives as long as the library.
                 unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
             }
-            Tells::ByHandle(_) => {
+            VersionApi::ByHandle(_) => {
                 let name = usize::try_from(code).ok().and_then(|at| HIPBLAS_STATUS.get(at));
                 name.map_or_else(|| "unknown".into(), |name| format!("HIPBLAS_STATUS_{name}"))
             }
@@ -218,8 +218,8 @@ impl Tells {
     /// Version of the library that made this handle; on failure the status code.
     pub(super) fn version(&self, handle: Handle) -> Result<Version, c_int> {
         match self {
-            Tells::Itself(table) => Ok(table.version()),
-            Tells::ByHandle(table) => {
+            VersionApi::Global(table) => Ok(table.version()),
+            VersionApi::ByHandle(table) => {
                 let mut version = 0;
                 // SAFETY: the handle is alive; `version` receives the answer.
                 let code = unsafe { (table.GetVersion)(handle, &mut version) };

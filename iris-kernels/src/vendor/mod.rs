@@ -40,7 +40,7 @@ pub use problem::{Addresses, Layout, Problem};
 #[non_exhaustive]
 pub enum Error {
     /// The library was not found.
-    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
         /// Name of the library.
         what: &'static str,
@@ -48,13 +48,16 @@ pub enum Error {
         looked: Vec<String>,
     },
     /// No GEMM library is supported for this kind of device.
-    #[error("no library of products is called on {kind}")]
+    #[error("no GEMM library is supported on {kind}, expected cuda or hip: use Library::None")]
     None {
         /// Kind of device.
         kind: BackendKind,
     },
     /// The library's release is older than the numbers used here.
-    #[error("{library} is older than {oldest}, the oldest that is called")]
+    #[error(
+        "{library} is older than {oldest}, the oldest supported version: install a later one, or use \
+         Library::Ours"
+    )]
     TooOld {
         /// Library and its version.
         library: String,
@@ -62,17 +65,21 @@ pub enum Error {
         oldest: String,
     },
     /// A function of the library failed.
-    #[error("{function}: {name} ({code})")]
+    #[error(
+        "{function}: {name} ({code}), expected success; `iris doctor` says which library is there"
+    )]
     Call {
         /// Name of the function.
         function: String,
-        /// Status code that it returned.
+        /// Status code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,
     },
     /// The library has no algorithm for the problem.
-    #[error("{library} has no algorithm for {problem}")]
+    #[error(
+        "{library} has no algorithm for {problem}, expected one: use Library::Ours or a variant that multiplies itself"
+    )]
     NoAlgorithm {
         /// Library and its version.
         library: String,
@@ -149,11 +156,11 @@ pub fn hip_folders() -> Vec<PathBuf> {
 /// Prefix of the file name of HIP's runtime.
 const HIP_RUNTIME: &str = "libamdhip64.so";
 
-/// Loads a library of a vendor.
+/// Loads a vendor's library.
 ///
 /// # Errors
-/// Reason why it does not load; or that it brings its own HIP runtime, as Python's packages do,
-/// which does not know the streams and memory of the runtime that is already loaded.
+/// The loader's error; or an error if the library brings a second HIP runtime, as Python packages
+/// do, because streams and memory of the runtime that is already loaded would be invalid in it.
 #[allow(unsafe_code, reason = "a library is loaded")]
 pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let before = search::loaded(HIP_RUNTIME);
@@ -161,7 +168,7 @@ pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let library = unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())?;
     let mut more = search::loaded(HIP_RUNTIME).into_iter();
     match more.find(|runtime| !before.is_empty() && !before.contains(runtime)) {
-        Some(other) => Err(format!("it brings a HIP runtime of its own, {}", other.display())),
+        Some(other) => Err(format!("it loads a second HIP runtime, {}", other.display())),
         None => Ok(library),
     }
 }
@@ -171,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_an_error_that_says_where_it_was_looked_for() {
+    fn a_missing_library_is_an_error_with_the_searched_places() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("libnothing.so.1");
         std::fs::write(&file, "no library").expect("room");
@@ -182,6 +189,6 @@ mod tests {
         let text = error.expect_err("there is none").to_string();
         assert!(text.starts_with("nothing (libnothing.so) is not there"), "{text}");
         assert!(text.contains(&format!("{} (it does not open)", file.display())), "{text}");
-        assert!(text.ends_with("libnothing.so (it does not open)"), "{text}");
+        assert!(text.contains("libnothing.so (it does not open): install it"), "{text}");
     }
 }

@@ -21,10 +21,9 @@ use crate::recent::Recent;
 /// plan, too. With another library (hipBLASLt) the heuristic is queried for the maximum number of
 /// rows only, to learn whether such products are supported; the first call of a problem then
 /// queries it for that problem, and later calls reuse the answer.
-/// and those after it take the same.
+///
 /// The first call of a problem describes it to the library. Calls of the last
 /// [`Prepared::PRODUCTS`] problems reuse description and algorithm, and allocate nothing.
-/// description and algorithm, and make and allocate nothing.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,
@@ -39,12 +38,13 @@ pub struct Prepared {
     products: Mutex<Recent<Problem, Option<Product>>>,
 }
 
-/// Smallest number of rows above 1 that has algorithms of its own.
+/// Number of rows of the second bucket; the first bucket has one row.
 const LEAST_ROWS: usize = 16;
 
-/// Properties of a call that select its algorithm, besides the number of rows.
+/// Form of a call, besides its rows: which operands are column-major (`a`, `b`), what is added, and
+/// whether all is aligned to 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Way {
+struct CallForm {
     a: bool,
     b: bool,
     bias: bool,
@@ -52,12 +52,12 @@ struct Way {
     aligned: bool,
 }
 
-impl Way {
+impl CallForm {
     const COUNT: usize = 32;
 
-    fn of(index: usize) -> Way {
+    fn of(index: usize) -> CallForm {
         let bit = |bit: usize| index >> bit & 1 == 1;
-        Way { a: bit(0), b: bit(1), bias: bit(2), addend: bit(3), aligned: bit(4) }
+        CallForm { a: bit(0), b: bit(1), bias: bit(2), addend: bit(3), aligned: bit(4) }
     }
 
     fn index(self) -> usize {
@@ -100,15 +100,16 @@ impl Prepared {
         let last = bucket_of(most, most);
         let first = if new.of.dialect().refuses { 0 } else { last };
         for bucket in first..=last {
-            for way in (0..Way::COUNT).map(Way::of) {
+            for form in (0..CallForm::COUNT).map(CallForm::of) {
                 // Algorithms for other cases round the product before they add the bias; seen with
                 // unaligned rows, and with 45 columns of bf16. The same is assumed for an addend.
                 let whole = [n, k].iter().all(|it| it.is_multiple_of(8));
-                if (way.bias || way.addend) && !(way.aligned && (whole || output == DType::F32)) {
+                if (form.bias || form.addend) && !(form.aligned && (whole || output == DType::F32))
+                {
                     new.algorithms.push(None);
                     continue;
                 }
-                let problem = new.problem(rows_of(bucket, most), way);
+                let problem = new.problem(rows_of(bucket, most), form);
                 let algorithm = match new.of.algorithms(&problem, 1) {
                     Ok(found) => found.first().copied(),
                     Err(error @ Error::NoAlgorithm { .. }) => {
@@ -131,11 +132,12 @@ impl Prepared {
         self.of.title()
     }
 
-    /// Problem with this number of rows and default leading dimensions.
-    fn problem(&self, m: usize, way: Way) -> Problem {
+    /// Returns the problem of a call with `m` rows and this form. Leading dimensions are those of
+    /// contiguous matrices, rounded up to 16 bytes if the form is aligned.
+    fn problem(&self, m: usize, form: CallForm) -> Problem {
         let [n, k] = self.shape;
         let size = self.dtype.size();
-        let ld = |len: usize, size: usize| match way.aligned {
+        let ld = |len: usize, size: usize| match form.aligned {
             true => len.next_multiple_of(16 / size),
             false => len,
         };
@@ -147,13 +149,13 @@ impl Prepared {
         let c = Layout::rows(self.output, ld(n, self.output.size()));
         Problem {
             shape: [m, n, k],
-            a: factor(way.a, m, k),
-            b: factor(way.b, k, n),
+            a: factor(form.a, m, k),
+            b: factor(form.b, k, n),
             c,
-            bias: way.bias,
+            bias: form.bias,
             rounds_once: true,
-            addend: way.addend.then_some(c.ld),
-            alignment: if way.aligned { 16 } else { size.min(self.output.size()) as u32 },
+            addend: form.addend.then_some(c.ld),
+            alignment: if form.aligned { 16 } else { size.min(self.output.size()) as u32 },
             workspace: self.workspace,
         }
     }
@@ -192,7 +194,7 @@ impl Prepared {
             let step = apart(matrix).unwrap_or(0) * dtype.size() as u64;
             (matrix.address | step).is_multiple_of(16)
         };
-        let way = Way {
+        let form = CallForm {
             a: a.transposed != 0,
             b: b.transposed != 0,
             bias: has_bias,
@@ -204,9 +206,9 @@ impl Prepared {
                 && addend.is_none_or(|it| aligned(it, self.output)),
         };
         let bucket = if self.of.dialect().refuses { bucket_of(rows, self.most) } else { 0 };
-        let at = bucket * Way::COUNT + way.index();
+        let at = bucket * CallForm::COUNT + form.index();
         let algorithm = self.algorithms.get(at)?.as_ref()?;
-        let mut problem = self.problem(rows, way);
+        let mut problem = self.problem(rows, form);
         for (layout, matrix) in [(&mut problem.a, &a), (&mut problem.b, &b), (&mut problem.c, &c)] {
             layout.ld = apart(matrix).unwrap_or(layout.ld);
         }
@@ -305,9 +307,9 @@ mod tests {
     }
 
     #[test]
-    fn a_way_has_an_index_of_its_own() {
-        for index in 0..Way::COUNT {
-            assert_eq!(Way::of(index).index(), index);
+    fn a_call_form_has_an_index_of_its_own() {
+        for index in 0..CallForm::COUNT {
+            assert_eq!(CallForm::of(index).index(), index);
         }
     }
 }

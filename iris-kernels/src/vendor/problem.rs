@@ -12,7 +12,7 @@ pub struct Layout {
     /// Whether the matrix is column-major: element (r, c) is `c * ld + r` elements from the first;
     /// otherwise it is row-major, `r * ld + c`.
     pub transposed: bool,
-    /// Leading dimension, in elements.
+    /// Leading dimension in elements: the stride between rows, or between columns if column-major.
     pub ld: u64,
 }
 
@@ -36,9 +36,9 @@ pub struct Problem {
     /// Leading dimension of the addend; `None` if there is none. The addend has C's type and
     /// storage order, and may be C itself.
     pub addend: Option<u64>,
-    /// Alignment of every address in bytes.
+    /// Alignment, in bytes, that every address has at least.
     pub alignment: u32,
-    /// Bytes of workspace that a call may use.
+    /// Maximum bytes of workspace.
     pub workspace: u64,
 }
 
@@ -59,7 +59,7 @@ pub struct Addresses {
     pub workspace: u64,
 }
 
-/// Matrix in a column-major library's view: `rows` x `cols`, column-major.
+/// Column-major matrix as the BLAS library sees it: `rows` x `cols` elements as stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stored {
     pub(super) dtype: DType,
@@ -103,7 +103,7 @@ impl Layout {
             transpose: self.transposed == flipped,
             rows: rows as u64,
             cols: cols as u64,
-            // For a single column the leading dimension is unused, but the library requires at
+            // The stride of a single column is never used, but the library requires it to be at
             // least the number of rows.
             ld: self.ld.max(rows as u64),
         }
@@ -127,17 +127,17 @@ impl fmt::Display for Problem {
         let [m, n, k] = self.shape;
         write!(f, "{m} x {n} x {k}")?;
         for (name, layout) in [("A", self.a), ("B", self.b), ("C", self.c)] {
-            let lies = if layout.transposed { "columns" } else { "rows" };
-            write!(f, ", {name} {} by {lies} of {}", layout.dtype, layout.ld)?;
+            let order = if layout.transposed { "column" } else { "row" };
+            write!(f, ", {name} {} {order}-major, ld {}", layout.dtype, layout.ld)?;
         }
         if self.bias {
-            write!(f, ", a bias")?;
+            write!(f, ", bias")?;
         }
         if let Some(ld) = self.addend {
-            write!(f, ", an addend of {ld}")?;
+            write!(f, ", addend with ld {ld}")?;
         }
         let Problem { alignment, workspace, .. } = self;
-        write!(f, ", aligned to {alignment} bytes, in a workspace of {workspace} bytes")
+        write!(f, ", aligned to {alignment} bytes, workspace of {workspace} bytes")
     }
 }
 
@@ -227,8 +227,8 @@ mod tests {
             alignment: 16,
             workspace: 1024,
         };
-        let expected = "8 x 16 x 24, A bf16 by rows of 32, B bf16 by columns of 24, C f32 by rows \
-                        of 16, a bias, an addend of 24, aligned to 16 bytes, in a workspace of 1024 bytes";
+        let expected = "8 x 16 x 24, A bf16 row-major, ld 32, B bf16 column-major, ld 24, C f32 row-major, \
+                        ld 16, bias, addend with ld 24, aligned to 16 bytes, workspace of 1024 bytes";
         assert_eq!(problem.to_string(), expected);
     }
 }

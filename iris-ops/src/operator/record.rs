@@ -51,6 +51,9 @@ impl Operator {
         if self.plan.alone() {
             return;
         }
+        if call.root != self.plan.request().root {
+            record.fields[Field::Config as usize] ^= hash(&call.root.to_le_bytes());
+        }
         if form.pulls {
             // Peers read A at their own offset and leading dimension, so these must agree: they go
             // into the hash.

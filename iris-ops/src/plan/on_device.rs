@@ -63,7 +63,7 @@ pub(super) fn check_form(row: &Row, form: &Form, device: Device) -> Result<()> {
     }
     let names: Vec<_> = variants(row, device).map(Variant::name).collect();
     Err(Error::Invalid {
-        op: row.op,
+        op: row.op.into(),
         what: format!("variant on {device}"),
         value: form.variant.to_string(),
         expected: format!("auto, {}", names.join(", ")),
@@ -207,14 +207,16 @@ mod tests {
         let error = planned(2, "a100").unwrap_err().to_string();
         assert_eq!(
             error,
-            "matmul_all_reduce: variant on cuda (NVIDIA A100, sm_80, 108 multiprocessors) is epilogue, expected auto, \
-             one_shot, two_shot, spinlock, atomic, unfused, unfused_one_shot, unfused_ll, copy_engine"
+            "matmul_all_reduce of 16384 x 8192 x 3584 bf16: variant on cuda (NVIDIA A100, sm_80, 108 \
+             multiprocessors) is epilogue, expected auto, one_shot, two_shot, spinlock, atomic, unfused, \
+             unfused_one_shot, unfused_ll, copy_engine"
         );
         // With one rank there is no peer to store to.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
         let asked = planned(2, "h200").expect("a plan");
         asked.check_device(named("h100")).expect("kernels");
-        assert_eq!(asked.check_device(named("a100")).unwrap_err().to_string(), error);
+        let refused = asked.check_device(named("a100")).unwrap_err();
+        assert_eq!(refused.labelled(&asked.request().label(None)).to_string(), error);
         // A plan that chose the variant itself falls back on another device.
         plan(named("h200")).check_device(named("a100")).expect("a fallback");
     }

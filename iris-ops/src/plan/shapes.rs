@@ -31,19 +31,20 @@ impl Plan {
     /// ```
     pub fn shapes(&self, size: usize) -> Shapes {
         match self.request.elements {
-            true => self.shapes_of(self.request.m, size),
-            false => self.shapes_of(size, self.request.n),
+            true => self.shapes_of(self.request.m, size, self.request.root),
+            false => self.shapes_of(size, self.request.n, self.request.root),
         }
     }
 
-    /// Shapes of this rank's matrices in a call whose whole product or message is `m` x `n`.
-    pub(crate) fn shapes_of(&self, m: usize, n: usize) -> Shapes {
+    /// Shapes of this rank's matrices in a call whose whole product or message is `m` x `n`, with
+    /// this root.
+    pub(crate) fn shapes_of(&self, m: usize, n: usize, root: usize) -> Shapes {
         let (rank, k) = (self.ranks.rank, self.request.k);
         let Dims { a, b, c } = (self.row().dims)(n, k);
         let own = |len: usize| self.rows_of(rank, len).len();
         let shape = |part: Part, cols: usize| match part {
             Part::All => (m, cols),
-            Part::Root if self.request.root == rank => (m, cols),
+            Part::Root if root == rank => (m, cols),
             Part::Own => (own(m), cols),
             Part::Blocks => (self.ranks.size * own(m), cols),
             Part::Shard => match self.request.shard {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::errors::{unread, usage};
 use crate::gpu_bench;
 use crate::job::Place;
+use crate::progress::Progress;
 use crate::ratios::{Kind, Ratio, RatioJob, Times};
 use options::{Options, Sink, read};
 use origin::{date, device};
@@ -66,6 +67,7 @@ fn on_cpu(options: &Options) -> Result<bool> {
     table.set_header(["ratio", "shape", "time", "base", "ratio", "at most", ""]);
     let mut all_ok = true;
     let device = device();
+    let progress = Progress::new("ratios", 0, cases.ratio.len());
     for ratio in &cases.ratio {
         let job = RatioJob::new(ratio)?;
         let place = Place::new(ratio.ranks, ratio.kind == Kind::Gemm)?;
@@ -87,7 +89,9 @@ fn on_cpu(options: &Options) -> Result<bool> {
         line["commit"] = options.commit().into();
         line["date"] = date(SystemTime::now()).into();
         sink.add(line)?;
+        progress.step();
     }
+    drop(progress);
     say!("{table}")?;
     Ok(all_ok)
 }

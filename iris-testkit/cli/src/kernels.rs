@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use iris_testkit::note;
 
+use crate::progress::Progress;
+
 /// Compile the kernels of all ops into a folder; no GPU is needed.
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -20,7 +22,10 @@ pub(crate) struct Options {
 
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let arches: Vec<&str> = options.arch.iter().map(String::as_str).collect();
-    let count = iris_kernels::ahead::precompile(&options.out, &arches, |_, _| ())?;
+    let total = arches.iter().map(|arch| iris_kernels::ahead::builds(arch).len()).sum();
+    let progress = Progress::new("kernels", 0, total);
+    let count = iris_kernels::ahead::precompile(&options.out, &arches, |_, _| progress.step())?;
+    drop(progress);
     note!("{count} kernels in {}", options.out.display());
     Ok(true)
 }

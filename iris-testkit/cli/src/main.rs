@@ -100,18 +100,9 @@ fn environment() -> &'static [(&'static str, &'static str)] {
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
     launch::with_environment(environment());
-    let done = log().and_then(|()| match task {
-        Task::Run(options) => operator::main(*options),
-        Task::Bench(options) => bench::main(&options),
-        Task::Test(options) => suite::main(&options),
-        Task::Stress(options) => stress::main(&options),
-        Task::Plan(options) => plan::main(&options),
-        Task::Tune(options) => tune::main(&options),
-        Task::Kernels(options) => kernels::main(&options),
-        Task::Record(options) => record::main(&options),
-        Task::Doctor(options) => doctor::main(&options),
-        Task::Report(options) => report::main(&options),
-        Task::Rank(options) => rank::main(&options),
+    let done = log().and_then(|()| {
+        iris_heap::env::tell_unknown();
+        run(task)
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -125,6 +116,27 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(task: Task) -> anyhow::Result<bool> {
+    match task {
+        Task::Run(options) => operator::main(*options),
+        Task::Bench(options) => bench::main(&options),
+        Task::Test(options) => suite::main(&options),
+        Task::Stress(options) => stress::main(&options),
+        Task::Plan(options) => plan::main(&options),
+        Task::Tune(options) => tune::main(&options),
+        Task::Kernels(options) => kernels::main(&options),
+        Task::Record(options) => record::main(&options),
+        Task::Doctor(options) => doctor::main(&options),
+        Task::Report(options) => report::main(&options),
+        Task::Rank(options) => rank::main(&options),
+    }
+}
+
+/// Returns whether the user wants no colours: <https://no-color.org>.
+fn no_color() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
 /// Sends log messages of the libraries to stderr, from the level in `IRIS_LOG` on.
 fn log() -> anyhow::Result<()> {
     let level = std::env::var("IRIS_LOG").unwrap_or_default();
@@ -136,7 +148,7 @@ fn log() -> anyhow::Result<()> {
     };
     tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal() && !no_color())
         .with_writer(std::io::stderr)
         // A full disk behind stderr must not end in a panic.
         .log_internal_errors(false)

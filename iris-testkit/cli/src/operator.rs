@@ -345,7 +345,7 @@ impl Job for OperatorJob {
             Ok(time)
         };
         call(false)?;
-        let mut progress = Progress::new("calls", ranks.rank, self.iterations);
+        let progress = Progress::new("calls", ranks.rank, self.iterations);
         let (mut times, mut before) = (Vec::new(), Vec::new());
         for left in (0..self.iterations).rev() {
             // The last call is drawn, because the first ones touch memory for the first time.

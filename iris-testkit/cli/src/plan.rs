@@ -11,6 +11,7 @@ use iris_testkit::oracle::Meaning;
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
 
+use crate::errors::{unread, usage};
 use crate::gpu_bench;
 use crate::operator::{dtype, op};
 use crate::problem::known_variant;
@@ -42,7 +43,7 @@ pub(crate) struct Options {
     #[arg(long, value_parser = range, conflicts_with = "cases")]
     rows: Option<(usize, usize)>,
     /// Element type: f32, f16 or bf16.
-    #[arg(long, default_value = "bf16", value_parser = dtype)]
+    #[arg(long, default_value = "bf16", value_parser = dtype, conflicts_with = "cases")]
     dtype: DType,
     /// Split A by columns.
     #[arg(long, conflicts_with = "cases")]
@@ -68,6 +69,7 @@ fn range(text: &str) -> Result<(usize, usize), String> {
 }
 
 pub(crate) fn main(options: &Options) -> Result<bool> {
+    options.op.map_or(Ok(()), |op| check_read(options, op))?;
     let device = device(&options.device)?;
     let ranks = Ranks::new(0, options.ranks).on_device(device);
     let mut table = Table::new();
@@ -120,6 +122,31 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// Refuses options that a plan of this operator does not read.
+fn check_read(options: &Options, op: Op) -> Result<()> {
+    let number = |it: Option<usize>| it.map(|number| number.to_string());
+    let rows = options.rows.map(|(first, last)| format!("{first}..{last}"));
+    if op == Op::Barrier {
+        let sizes =
+            [("--m", number(options.m)), ("--n", number(options.n)), ("--rows", rows.clone())];
+        unread("barrier", &sizes)?;
+    }
+    if !op.multiplies() {
+        unread(&format!("{op}, which is no product,"), &[("--k", number(options.k))])?;
+    }
+    if rows.is_some() {
+        unread("a plan with --rows", &[("--m", number(options.m))])?;
+    }
+    if options.columns && !Meaning::of(op).shards().contains(&Shard::Columns) {
+        return Err(usage(
+            "--columns",
+            "given",
+            format!("no such option, since {op} is split by rows"),
+        ));
+    }
+    Ok(())
 }
 
 /// Device with this name.

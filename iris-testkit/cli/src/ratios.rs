@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use crate::errors::usage;
 use crate::job::{Job, gather, median, slowest};
 use crate::problem::known_variant;
-use crate::progress::Progress;
 use iris_heap::DType::F32;
 
 /// Pair of sides to compare.
@@ -142,8 +141,7 @@ type Side<'a> = &'a mut dyn FnMut() -> Result<f64>;
 
 /// Runs the two sides in turns; every other repetition starts with the second side. The first
 /// repetition is a warm-up.
-fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
-    let mut progress = Progress::new("repetitions", rank, ratio.repetitions);
+fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
     let mut times = [Vec::new(), Vec::new()];
     for repetition in 0..=ratio.repetitions {
         for turn in 0..2 {
@@ -153,7 +151,6 @@ fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 
                 times[side].push(time);
             }
         }
-        progress.step();
     }
     Ok(times)
 }
@@ -184,7 +181,7 @@ impl Job for RatioJob {
         let times = match ratio.kind {
             Kind::Gemm => {
                 let mut base = DirectGemm::new(ratio, &bed)?;
-                turns(ratio, ranks.rank, [&mut fused_side, &mut || Ok(base.time())])?
+                turns(ratio, [&mut fused_side, &mut || Ok(base.time())])?
             }
             Kind::Fusion => {
                 let k = split(ratio.k, ranks.size, ranks.rank).len();
@@ -200,7 +197,6 @@ impl Job for RatioJob {
                 let in_place = Operands::new(operands.c, operands.b, operands.c);
                 turns(
                     ratio,
-                    ranks.rank,
                     [&mut fused_side, &mut || {
                         bed.time(&[
                             (&multiply, operands),
@@ -231,7 +227,7 @@ impl Job for RatioJob {
                     world.barrier()?;
                     Ok(time)
                 };
-                let times = turns(ratio, ranks.rank, [&mut fused_side, &mut few_side])?;
+                let times = turns(ratio, [&mut fused_side, &mut few_side])?;
                 drop(made);
                 if let Some(bed) = small {
                     bed.rig.heap.close()?;

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::{Device, Devices};
 use crate::errors::usage;
 use crate::job::{Job, Place, Said, text};
+use crate::progress::Progress;
 use crate::smoke;
 use crate::watch::{Line, give_up, watched};
 
@@ -340,12 +341,21 @@ impl SuiteWorld<'_> {
     /// the number of failures.
     fn to_the_end(&self) -> Result<usize> {
         let (mut first, mut failures) = (0, 0);
+        // A smoke test prints each case.
+        let shown = if self.selection.level > Level::Smoke { self.cases.len() } else { 0 };
+        let progress = (shown > 0).then(|| Progress::new("cases", 0, shown));
+        let tell = |line: Line| {
+            if let (Some(progress), Line::Done(..)) = (&progress, line) {
+                progress.step();
+            }
+            self.tell(line);
+        };
         while first < self.cases.len() {
             let said = Said::default();
             let selection = self.selection.clone();
             let job = SuiteJob { device: self.device, selection, first, said: Some(said.clone()) };
             let run = || self.place.run_with(&job, &said);
-            let done = watched(&said, self.limit, |line| self.tell(line), |at| self.late(at), run);
+            let done = watched(&said, self.limit, tell, |at| self.late(at), run);
             let Err(error) = done else { break };
             // Case that failed: the last one that rank 0 began. If it began none, the world itself
             // failed.

@@ -234,7 +234,7 @@ impl Job for TuneJob {
             ops.push(AnyOp::new(&rig.heap, &self.problem(choice).plan(ranks)?)?);
         }
         let mut times = vec![Vec::new(); ops.len()];
-        let mut progress = Progress::new("turns", ranks.rank, self.iterations);
+        let progress = Progress::new("turns", ranks.rank, self.iterations);
         // The first turn is a warm-up.
         for turn in 0..=self.iterations {
             for (op, times) in ops.iter_mut().zip(&mut times) {

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 
 fn the_real_runtime_says_that_there_is_no_device() {
     let error = BackendKind::Hip.devices().unwrap_err();
-    assert_eq!(error.to_string(), "hipGetDeviceCount: hipErrorNoDevice (code 100)");
+    assert!(error.to_string().starts_with("hipGetDeviceCount: hipErrorNoDevice (code 100)"));
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     // The runtime is installed, because it reports its version.
     assert!(BackendKind::Hip.driver_version().unwrap() >= 50_000_000);
@@ -88,8 +88,8 @@ fn a_run_says_so_before_it_starts_ranks() {
     let output = command.args(["run", "all-gather", "--backend", "hip"]).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
-    let last = error.lines().last();
-    assert_eq!(last, Some("iris: hipGetDeviceCount: hipErrorNoDevice (code 100)"), "{error}");
+    let last = error.lines().last().unwrap_or_default();
+    assert!(last.starts_with("iris: hipGetDeviceCount: hipErrorNoDevice (code 100)"), "{error}");
     assert!(!error.contains("lost"), "no rank was started: {error}");
 }
 
@@ -399,35 +399,39 @@ fn memory_and_streams_of_the_caller() {
 
 fn a_doctor_sees_the_devices() {
     let program = Path::new(env!("CARGO_BIN_EXE_iris"));
-    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &[]);
+    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip", "--no-links"], &[]);
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{out}");
     for expected in [
-        "driver 70253211",
-        "device 1: a fake of HIP gfx942",
+        "HIP 7.2.53211",
+        "device 1    a fake of HIP gfx942",
         "hiprtc of ROCm 7.2.53211",
-        "no RCCL, so that iris bench compares no messages: RCCL (librccl.so) is not there",
-        "no hipBLASLt, so that products of whole matrices are by kernels of ours: hipBLASLt",
+        "RCCL        is not there, so `iris bench` compares no messages: install it, or set IRIS_RCCL",
+        "hipBLASLt   is not there, so GEMMs are kernels of iris's own: install it, or set",
     ] {
         assert!(out.contains(expected), "{expected} in {out}");
     }
-    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &[]);
+    let verbose = ["doctor", "--backend", "hip", "--no-links", "--verbose"];
+    let (output, _) = Fake::with_libraries().run(program, &verbose, &[]);
     let out = String::from_utf8_lossy(&output.stdout);
     for (expected, file) in
-        [("RCCL 2.27.7: ", "librccl.so.1"), ("hipBLASLt 1.2.2: ", "libhipblaslt.so.1")]
+        [("RCCL        2.27.7", "librccl.so.1"), ("hipBLASLt   1.2.2", "libhipblaslt.so.1")]
     {
-        let found = out.lines().any(|line| line.contains(expected) && line.ends_with(file));
+        let mut lines = out.lines().skip_while(|line| !line.contains(expected));
+        let found = lines.next().is_some() && lines.next().is_some_and(|line| line.ends_with(file));
         assert!(found, "{expected} in {out}");
     }
     let none = [("FAKE_BLASLT_NO_KERNELS", "1")];
-    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &none);
+    let (output, _) =
+        Fake::with_libraries().run(program, &["doctor", "--backend", "hip", "--no-links"], &none);
     let out = String::from_utf8_lossy(&output.stdout);
-    let cost = "so that products of whole matrices are by kernels of ours: hipBLASLt 1.2.2 has no";
+    let cost = "cannot be used, so GEMMs are kernels of iris's own: hipBLASLt 1.2.2 has no";
     assert!(output.status.success() && out.contains(cost), "{out}");
     let none = [("FAKE_HIP_DEVICES", "0")];
-    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &none);
+    let (output, _) =
+        Fake::of(7).run(program, &["doctor", "--backend", "hip", "--no-links"], &none);
     let out = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.code() == Some(1) && out.contains("hipErrorNoDevice"), "{out}");
+    assert!(output.status.code() == Some(1) && out.contains("no HIP: no device"), "{out}");
 }
 
 /// Name under which the fake library logs products.
@@ -502,7 +506,7 @@ fn a_library_that_is_of_no_use_is_left_out() {
     for (set, why) in cases {
         let (calls, said) = right(fake, line, &[set, logs]);
         assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
-        assert!(said.contains("the product is ours") && said.contains(why), "{said}");
+        assert!(said.contains("the vendor's library is not used") && said.contains(why), "{said}");
     }
     // All ranks use the library or none does; here one rank has a K that the library does not
     // support.

@@ -63,6 +63,8 @@ pub mod loom_memory;
 pub mod mutants;
 pub mod ops;
 pub mod primitives;
+#[cfg(feature = "checks")]
+pub mod proof;
 pub mod recorder;
 mod report;
 mod rules;

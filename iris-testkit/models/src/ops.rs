@@ -14,12 +14,23 @@ use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Work
 use super::headers::programs;
 use super::{Headers, Op, Place, Scenario, Thread};
 
-const INBOX: u32 = 0;
-const RESULT: u32 = 1;
-const OUT: u32 = 2;
-const SHARD: u32 = 3;
-const WORK: u32 = 4;
-const STAGE: u32 = 5;
+/// Arrays of cells.
+pub(crate) mod array {
+    /// Slots of what a rank sums up or takes.
+    pub(crate) const INBOX: u32 = 0;
+    /// Slots of results, or what engines send on.
+    pub(crate) const RESULT: u32 = 1;
+    /// C.
+    pub(crate) const OUT: u32 = 2;
+    /// What peers pull.
+    pub(crate) const SHARD: u32 = 3;
+    /// What ranks add to under locks, or add up for themselves.
+    pub(crate) const WORK: u32 = 4;
+    /// The staging buffer.
+    pub(crate) const STAGE: u32 = 5;
+}
+
+use array::{INBOX, OUT, RESULT, SHARD, STAGE, WORK};
 
 /// What `rank` produces for element `element` of `tile` in the call with this number.
 pub fn value(rank: u32, call: i32, tile: u32, element: u32) -> i32 {

@@ -19,6 +19,8 @@ pub enum Check {
     Fault(FaultKind),
     /// A word that peers can see was accessed at device scope.
     Scope,
+    /// The rule that is proved does not allow a step.
+    Rule,
 }
 
 impl fmt::Display for Check {
@@ -30,6 +32,7 @@ impl fmt::Display for Check {
             Check::Wrong => f.write_str("wrong value"),
             Check::Fault(kind) => write!(f, "fault {kind:?}"),
             Check::Scope => f.write_str("scope"),
+            Check::Rule => f.write_str("rule"),
         }
     }
 }
@@ -56,6 +59,8 @@ pub enum Failure {
     Fault(ThreadId, Fault),
     /// An access at device scope of a place that peers see.
     Scope(ThreadId, Place),
+    /// A step that the rule does not allow, or that violates one of its properties.
+    Rule(String),
     /// A failure of the model or of a check in the program.
     Other(String),
 }
@@ -70,6 +75,7 @@ impl Failure {
             Failure::Wrong { .. } => Check::Wrong,
             Failure::Fault(_, fault) => Check::Fault(fault.kind),
             Failure::Scope(..) => Check::Scope,
+            Failure::Rule(_) => Check::Rule,
             Failure::Other(_) => return None,
         })
     }

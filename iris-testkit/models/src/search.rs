@@ -111,6 +111,62 @@ pub fn random(scenario: &Scenario, rules: &Rules, seed: u64, runs: u64) -> Repor
     report
 }
 
+/// Who is told of every operation of an execution, in its order.
+pub trait Observer {
+    /// An execution begins.
+    fn begin(&mut self);
+    /// A thread has performed an operation, with this result.
+    ///
+    /// # Errors
+    /// Why that is not allowed; it ends the execution.
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String>;
+    /// Threads have met at a barrier of their workgroup, or between two launches.
+    ///
+    /// # Errors
+    /// As above.
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String>;
+    /// All threads have ended.
+    ///
+    /// # Errors
+    /// As above.
+    fn end(&mut self) -> Result<(), String>;
+}
+
+/// As [`random`], with an observer, and without the search for races: what is not allowed fails as
+/// [`Failure::Rule`].
+pub fn observe(
+    scenario: &Scenario,
+    rules: &Rules,
+    (seed, runs): (u64, u64),
+    observer: &mut dyn Observer,
+) -> Report {
+    let start = Instant::now();
+    let mut machine = Machine::new(scenario, rules);
+    let mut report = Report {
+        scenario: scenario.name().into(),
+        bound: format!("replayed, seeds {seed}.."),
+        executions: 0,
+        seconds: 0.0,
+        failure: None,
+        trace: Vec::new(),
+    };
+    for seed in seed..seed + runs {
+        report.executions += 1;
+        observer.begin();
+        let mut failure = machine.observed(seed, observer);
+        if failure.is_none() {
+            failure = observer.end().err().map(Failure::Rule);
+        }
+        if failure.is_some() {
+            report.failure = failure;
+            report.bound = format!("replayed, seed {seed}");
+            break;
+        }
+    }
+    report.seconds = start.elapsed().as_secs_f64();
+    report
+}
+
 struct Frame {
     state: State,
     choices: Vec<usize>,
@@ -353,6 +409,58 @@ impl<'a> Machine<'a> {
             self.step(&mut state, last, Some(&mut clocks));
             visited.push(state.clone());
         }
+    }
+
+    /// One random schedule, as [`Machine::run`] draws it, told to an observer.
+    fn observed(&mut self, seed: u64, observer: &mut dyn Observer) -> Option<Failure> {
+        let mut random = Random(seed);
+        let mut state = self.first();
+        let stickiness = [0, 50, 80, 95][(random.next() % 4) as usize];
+        let mut last = 0;
+        loop {
+            let choices = self.choices(&state);
+            let failure = self.failure(&state, &choices);
+            if failure.is_some() || choices.is_empty() {
+                return failure;
+            }
+            if !(choices.contains(&last) && random.next() % 100 < stickiness) {
+                last = choices[(random.next() % choices.len() as u64) as usize];
+            }
+            let before = state.clone();
+            self.step(&mut state, last, None);
+            let told = self.tell(&before, &state, last, observer);
+            if let Err(why) = told {
+                return Some(Failure::Rule(why));
+            }
+        }
+    }
+
+    /// Tells an observer what a thread has done between two states.
+    fn tell(
+        &self,
+        before: &State,
+        after: &State,
+        thread: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<(), String> {
+        let id = self.programs.threads[thread];
+        let from = match *self.programs.next(before.at[thread]) {
+            Next::Blocked { head, .. } => head,
+            _ => before.at[thread],
+        };
+        for (op, result) in self.programs.results_between(from, after.at[thread]) {
+            if let Op::Vote { .. } | Op::Boundary = op {
+                let all: Vec<ThreadId> = self
+                    .meeting(thread, &op)
+                    .into_iter()
+                    .map(|other| self.programs.threads[other])
+                    .collect();
+                observer.met(&all, &op)?;
+            } else {
+                observer.performed(id, &op, result)?;
+            }
+        }
+        Ok(())
     }
 
     /// What was done between states that follow each other, as far as the tree still knows it.

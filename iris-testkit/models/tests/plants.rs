@@ -54,7 +54,7 @@ fn plants() -> Vec<Plant> {
     for (file, text, kernel) in [
         ("iris/args.h", "return Launch{args.heap,", "all_gather.cu"),
         ("iris/body/ll.h", "of_result(source).store(item, data);", LL),
-        ("iris/copy.h", "// Rows without gaps are one.", "all_gather.cu"),
+        ("iris/copy.h", "// Contiguous rows are copied as one run.", "all_gather.cu"),
         ("iris/flow/ll.h", "Members to{0}, from{0};", LL),
         ("iris/ll.h", "m.store_pair<Access::LlStore>(m.pair(peer", LL),
         ("iris/body/deliver.h", "const View c = own_c(tile, area);", "all_gather.cu"),

@@ -166,6 +166,11 @@ impl Captured {
         Ok(Captured { standin, raw, stream: Some(stream) })
     }
 
+    /// Calls `f` with the stream, outside of a capture.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(&Stream) -> Result<T>) -> Result<T> {
+        f(self.stream.as_ref().expect("it goes with this"))
+    }
+
     /// Captures the work that `enqueue` enqueues; returns the error code of the capture's end.
     pub(crate) fn capture(&self, enqueue: impl FnOnce(&Stream)) -> Result<(), u32> {
         self.standin.begin_capture(self.raw);

@@ -34,6 +34,8 @@ void standin_fail(const char* function, u64 nth) {
     standin::rank.until = nth;
     standin::rank.failed.clear();
 }
+/// Makes the log of this thread include calls in which the host waits for the device.
+void standin_log_waits(bool waits) { standin::rank.waits = waits; }
 /// Name of the function that failed; "" if none has.
 const char* standin_failed() { return standin::rank.failed.c_str(); }
 /// Creates a stream on behalf of the caller.

@@ -165,6 +165,7 @@ Error cuStreamCreate(Stream** stream, u32 flags) {
 Error cuStreamDestroy_v2(Stream* stream) { return destroy(stream); }
 Error cuStreamSynchronize(Stream* stream) {
     ENTER(cuStreamSynchronize);
+    host_waits("cuStreamSynchronize");
     return finished(stream);
 }
 Error cuStreamQuery(Stream* stream) { return finished(stream); }
@@ -191,7 +192,10 @@ Error cuEventCreate(Event** event, u32 flags) {
 }
 Error cuEventRecord(Event* event, Stream* stream) { return record("cuEventRecord", event, stream); }
 Error cuEventQuery(Event* event) { return event_finished(event); }
-Error cuEventSynchronize(Event* event) { return event_finished(event); }
+Error cuEventSynchronize(Event* event) {
+    host_waits("cuEventSynchronize");
+    return event_finished(event);
+}
 Error cuEventDestroy_v2(Event* event) { return destroy(event); }
 
 Error cuMemcpyAsync(Address to, Address from, u64 bytes, Stream* stream) {
@@ -220,6 +224,7 @@ Error cuMemGetInfo_v2(u64* free, u64* total) {
 }
 Error cuMemAlloc_v2(Address* address, u64 bytes) {
     ENTER(cuMemAlloc);
+    host_waits("cuMemAlloc");
     std::lock_guard guard(lock);
     if (const Error code = check_apart()) return code;
     return current < 0 ? INVALID_CONTEXT : allocate(address, bytes, current);
@@ -230,6 +235,7 @@ Error cuDeviceGetDefaultMemPool(u64* pool, int device) {
 }
 Error cuMemPoolSetAttribute(u64, u32, void*) { return SUCCESS; }
 Error cuMemFree_v2(Address address) {
+    host_waits("cuMemFree");
     std::lock_guard guard(lock);
     return unmap(address, false);
 }
@@ -261,6 +267,7 @@ Error cuMemGetAllocationGranularity(u64* bytes, const Properties*, u32) {
 }
 Error cuMemCreate(Physical** handle, u64 bytes, const Properties* properties, u64 flags) {
     ENTER(cuMemCreate);
+    host_waits("cuMemCreate");
     std::lock_guard guard(lock);
     if (const Error code = check_apart()) return code;
     const int file = file_of(bytes);
@@ -323,6 +330,7 @@ Error cuIpcCloseMemHandle(Address address) {
 
 Error cuModuleLoadData(Module** module, const char* image) {
     ENTER(cuModuleLoadData);
+    host_waits("cuModuleLoadData");
     std::lock_guard guard(lock);
     if (const Error code = check_apart()) return code;
     *module = new Module{current, {}};

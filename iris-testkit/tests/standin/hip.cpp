@@ -113,6 +113,7 @@ Error hipStreamCreateWithFlags(Stream** stream, u32 flags) {
 Error hipStreamDestroy(Stream* stream) { return destroy(stream); }
 Error hipStreamSynchronize(Stream* stream) {
     ENTER(hipStreamSynchronize);
+    host_waits("hipStreamSynchronize");
     return finished(stream);
 }
 Error hipStreamQuery(Stream* stream) { return finished(stream); }
@@ -139,7 +140,10 @@ Error hipEventCreateWithFlags(Event** event, u32 flags) {
 }
 Error hipEventRecord(Event* event, Stream* stream) { return record("hipEventRecord", event, stream); }
 Error hipEventQuery(Event* event) { return event_finished(event); }
-Error hipEventSynchronize(Event* event) { return event_finished(event); }
+Error hipEventSynchronize(Event* event) {
+    host_waits("hipEventSynchronize");
+    return event_finished(event);
+}
 Error hipEventDestroy(Event* event) { return destroy(event); }
 
 Error hipMemcpyAsync(Address to, Address from, u64 bytes, u32 kind, Stream* stream) {
@@ -171,6 +175,7 @@ static Error take(Address* address, u64 bytes) {
 }
 Error hipMalloc(Address* address, u64 bytes) {
     ENTER(hipMalloc);
+    host_waits("hipMalloc");
     return take(address, bytes);
 }
 Error hipExtMallocWithFlags(Address* address, u64 bytes, u32 flags) {

@@ -106,6 +106,7 @@ pub(crate) struct Standin {
     rank: unsafe extern "C" fn(u32),
     log: unsafe extern "C" fn() -> *const c_char,
     clear: unsafe extern "C" fn(),
+    log_waits: unsafe extern "C" fn(bool),
     fail: unsafe extern "C" fn(*const c_char, u64),
     failed: unsafe extern "C" fn() -> *const c_char,
     stream: unsafe extern "C" fn(c_int) -> u64,
@@ -135,6 +136,7 @@ impl Standin {
                 rank: function!(b"standin_rank"),
                 log: function!(b"standin_log"),
                 clear: function!(b"standin_clear"),
+                log_waits: function!(b"standin_log_waits"),
                 fail: function!(b"standin_fail"),
                 failed: function!(b"standin_failed"),
                 stream: function!(b"standin_stream"),
@@ -159,6 +161,13 @@ impl Standin {
         // SAFETY: the log belongs to this thread alone.
         unsafe { (self.clear)() };
         text
+    }
+
+    /// Makes the log of this thread include calls in which the host waits for the device, as lines
+    /// `HOST function`.
+    pub(crate) fn log_waits(&self, waits: bool) {
+        // SAFETY: takes either.
+        unsafe { (self.log_waits)(waits) };
     }
 
     /// Makes call number `number` (from 1) of `function` fail on this thread; with "" any enqueuing

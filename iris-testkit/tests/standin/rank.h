@@ -39,6 +39,8 @@ inline std::mutex lock;
 struct Rank {
     u32 number = 0, allocations = 0, pinned = 0;
     std::string log;
+    /// Whether calls in which the host waits for the device are logged.
+    bool waits = false;
     /// Numbers of streams and events by their first appearance in the log, because the number that
     /// a program creates must not matter.
     struct Numbers {
@@ -65,6 +67,11 @@ inline bool is_to_fail(const char* function, bool enqueues) {
     if (--rank.until > 0) return false;
     rank.failed = function;
     return true;
+}
+
+/// Notes a call in which the host waits for the device.
+inline void host_waits(const char* function) {
+    if (rank.waits) rank.log += std::string("HOST ") + function + "\n";
 }
 
 } // namespace standin

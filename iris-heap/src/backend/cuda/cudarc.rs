@@ -26,6 +26,7 @@ impl Gpu {
             return Err(unsupported("a stream of cudarc's", &why));
         }
         let raw = RawStream(stream.cu_stream() as u64);
+        self.check_default(raw)?;
         // SAFETY: cudarc destroys the stream when its last `Arc` is dropped, and `held` keeps one.
         let queue = unsafe { Queue::held(&self.shared, raw, stream.clone()) }?;
         self.keep(queue).map(Stream::from_backend)
@@ -52,7 +53,7 @@ mod tests {
         }
     }
 
-    /// Holds for every CUDA version that cudarc's types can be built for.
+    /// Passes with every CUDA version for which cudarc's types can be built.
     #[test]
     fn our_numbers_and_structures_are_those_of_cudarc() {
         for (name, ours, theirs) in api::numbers() {

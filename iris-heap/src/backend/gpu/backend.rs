@@ -89,6 +89,34 @@ impl Gpu {
         self.sharing.get().copied().unwrap_or(1)
     }
 
+    /// Checks a handle of the caller's for those of default streams. The legacy default stream (0, or 1) is one stream of all
+    /// threads: where ranks that are threads share a device, a rank's work in it would stand behind another's that waits for
+    /// it. The per-thread default stream (2) is another stream for each thread that names it, so that another thread could
+    /// not wait for it.
+    pub(crate) fn check_default(&self, stream: RawStream) -> Result<()> {
+        const LEGACY: [u64; 2] = [0, 1];
+        const PER_THREAD: u64 = 2;
+        let invalid = |value: &str, expected: &str| {
+            Err(Error::invalid("the caller's stream", value, expected))
+        };
+        match stream.0 {
+            PER_THREAD => invalid(
+                "2, the per-thread default stream",
+                "a stream with a handle of its own, which all threads name alike: of cudarc CudaContext::new_stream, of \
+                 candle CudaDevice::new_with_stream",
+            ),
+            raw if LEGACY.contains(&raw) && self.same_process && self.sharing() > 1 => invalid(
+                &format!(
+                    "{raw}, the legacy default stream, of {} ranks of this process",
+                    self.sharing()
+                ),
+                "a stream of each rank's own, as CudaContext::new_stream of cudarc: in one stream a rank's call would \
+                 wait for that of another behind it",
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// Number of multiprocessors of the device, not divided among the ranks that share it.
     pub fn multiprocessors(&self) -> u32 {
         self.device.multiprocessors()
@@ -290,8 +318,8 @@ impl Backend for Gpu {
     }
 
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
-        // By copies, because a fill of the driver's is a kernel, which would need free
-        // multiprocessors beside kernels that wait for this rank.
+        // The memory is cleared by copies, because the driver's fill is a kernel, which would need
+        // free multiprocessors beside kernels that wait for this rank.
         const CHUNK: u64 = 1 << 20;
         let to = as_gpu(to)?.at(offset, bytes)?;
         let chunk = vec![value; bytes.min(CHUNK) as usize];
@@ -309,6 +337,7 @@ impl Backend for Gpu {
     }
 
     unsafe fn wrap_stream(&self, raw: u64) -> Result<Arc<dyn StreamBackend>> {
+        self.check_default(RawStream(raw))?;
         // SAFETY: the caller guarantees that the stream is alive; the trait requires the same.
         self.keep(unsafe { Queue::caller(&self.shared, RawStream(raw))? })
     }
@@ -370,7 +399,8 @@ impl Backend for Gpu {
 }
 
 impl Drop for Gpu {
-    /// Does not wait: running kernels are told to leave, and their memory is never freed.
+    /// Tells running kernels to leave, and does not wait for them; the memory that they may access
+    /// is never freed.
     fn drop(&mut self) {
         if self.closed.load(Ordering::Relaxed) {
             return;

@@ -5,15 +5,16 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use super::event::GpuEvent;
+use super::mapping::GpuMapping;
 use super::memory::{MemoryDriver, Region, Wanted};
 use super::stream::{GpuStream, Queue, Shared};
 use super::*;
-use crate::backend::{BackendKind, EventBackend, LaunchShape, StreamBackend};
+use crate::backend::{BackendKind, EventBackend, LaunchShape, Mapping, StreamBackend};
 use crate::control::Control;
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream::Stream;
@@ -36,6 +37,8 @@ struct Fake {
     log: Mutex<Vec<String>>,
     /// Name of the driver call that fails.
     fails: Mutex<Option<&'static str>>,
+    /// Whether no event is done.
+    events_are_busy: AtomicBool,
 }
 
 impl Fake {
@@ -130,7 +133,7 @@ impl Driver for Fake {
         self.call("wait_for", format!("{} on {}", event.0, stream.0))
     }
     unsafe fn event_is_done(&self, _: RawEvent) -> bool {
-        true
+        !self.events_are_busy.load(Ordering::Relaxed)
     }
     unsafe fn sync_event(&self, event: RawEvent) -> Result<()> {
         self.call("sync_event", event.0.to_string())
@@ -455,4 +458,33 @@ fn a_stream_of_the_callers_is_left_alone_when_it_was_let_go() {
     shared.finish_rest().unwrap();
     let calls = fake.taken();
     assert!(calls.iter().all(|call| call.starts_with("sync_event")), "{calls:?}");
+}
+
+/// A copy to the host that is let go before it is done keeps the memory that the device still writes; another that is done
+/// gives it back.
+#[test]
+fn a_copy_to_the_host_keeps_its_memory_until_it_is_done() {
+    let (fake, shared) = shared();
+    let stream = stream(&shared);
+    let device: Arc<Fake> = fake.clone();
+    let region = device.region(64, Vec::new());
+    let memory: Arc<dyn Mapping> = Arc::new(GpuMapping::new(region));
+    let read = || stream.read((memory.clone(), 0), 64).unwrap();
+    let free = || super::pinned::buffer(&*fake, 64).unwrap().pointer();
+    let copy = read();
+    assert_eq!(copy.bytes().map(|bytes| bytes.len()), Some(64));
+    drop(copy);
+    // Given back, and taken again.
+    let first = free();
+    assert_eq!(first, free());
+    fake.events_are_busy.store(true, Ordering::Relaxed);
+    let copy = read();
+    assert_eq!(copy.bytes(), None, "it is not done");
+    drop(copy);
+    fake.events_are_busy.store(false, Ordering::Relaxed);
+    assert_ne!(first, free(), "the device may write it still");
+    fake.capture(stream.raw_handle(), Some(7));
+    let error = stream.read((memory.clone(), 0), 64).err().unwrap().to_string();
+    assert!(error.contains("captured"), "{error}");
+    fake.capture(stream.raw_handle(), None);
 }

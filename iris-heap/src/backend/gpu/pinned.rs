@@ -1,7 +1,7 @@
-//! Control blocks in pinned host memory, which kernels can access.
+//! Pinned host memory: control blocks, which kernels can access, and buffers for copies to the host.
 //!
-//! Blocks come from a pool that lives until the process ends. So the host can write abort words and
-//! read faults without driver calls, even while another thread closes the heap.
+//! Control blocks come from a pool that lives until the process ends. So the host can write abort
+//! words and read faults without driver calls, even while another thread closes the heap.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -38,6 +38,54 @@ pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
     // SAFETY: the block is in memory that `allocate` pinned.
     block.address = unsafe { device.pinned_address(NonNull::from(line).cast()) }?;
     Ok(block)
+}
+
+/// Pinned memory for copies to the host that nobody uses: kind of device, address, bytes. It is never given back to the
+/// driver, which may wait for the device then.
+static BUFFERS: Mutex<Vec<(BackendKind, usize, usize)>> = Mutex::new(Vec::new());
+
+/// Pinned memory that a device can copy to.
+pub(crate) struct Buffer {
+    kind: BackendKind,
+    address: usize,
+    bytes: usize,
+}
+
+/// At least `bytes` bytes, from a pool whose sizes are powers of two.
+pub(crate) fn buffer(device: &dyn Driver, bytes: usize) -> Result<Buffer> {
+    const LEAST: usize = 4096;
+    let (kind, bytes) = (device.kind(), bytes.max(LEAST).next_power_of_two());
+    let found = {
+        let mut free = lock(&BUFFERS);
+        let place = free.iter().rposition(|&(of, _, size)| (of, size) == (kind, bytes));
+        place.map(|place| free.swap_remove(place).1)
+    };
+    let address = match found {
+        Some(address) => address,
+        None => device.pin(bytes)?.as_ptr() as usize,
+    };
+    Ok(Buffer { kind, address, bytes })
+}
+
+impl Buffer {
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        self.address as *mut u8
+    }
+
+    /// The first bytes, which no copy writes any more.
+    pub(crate) fn read(&self, bytes: usize) -> Vec<u8> {
+        assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
+        let mut data = vec![0; bytes];
+        // SAFETY: the memory is as long as that, this buffer's alone, and no copy is under way.
+        unsafe { self.pointer().copy_to_nonoverlapping(data.as_mut_ptr(), bytes) };
+        data
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        lock(&BUFFERS).push((self.kind, self.address, self.bytes));
+    }
 }
 
 /// Returns a block to the pool on drop.

@@ -4,6 +4,7 @@
 //! share.
 
 use std::any::Any;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
@@ -11,7 +12,8 @@ use super::driver::{Driver, RawStream, warn};
 use super::event::GpuEvent;
 use super::mapping::as_gpu;
 use super::order::{Keeper, Order, Place};
-use crate::backend::{EventBackend, Mapping, Memory, StreamBackend};
+use super::pinned;
+use crate::backend::{EventBackend, HostCopy, Mapping, Memory, StreamBackend};
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::util::lock;
@@ -70,13 +72,13 @@ impl Shared {
         }
     }
 
-    /// Makes later enqueueing fail, and waits for calls that are just enqueueing.
+    /// Makes later enqueueing fail, and waits for calls that are enqueueing at this moment.
     pub(crate) fn refuse_work(&self) {
         self.closed.store(true, Ordering::Relaxed);
         drop(self.enqueueing.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// `refuse_work` without waiting; returns whether no call is just enqueueing.
+    /// Makes later enqueueing fail, without waiting. Returns false if a call is still enqueueing.
     pub(crate) fn refuse_work_now(&self) -> bool {
         self.closed.store(true, Ordering::Relaxed);
         !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
@@ -153,7 +155,7 @@ impl Shared {
     }
 }
 
-/// Owner of a stream.
+/// Owner of a stream, who keeps it alive and destroys it.
 enum Owner {
     Ours,
     /// Another library, which keeps the stream alive as long as this reference is held.
@@ -167,7 +169,7 @@ enum Owner {
     },
 }
 
-/// Stream of the device.
+/// Stream of the device, with the state that enqueueing in the order of the heap needs.
 pub(crate) struct Queue {
     raw: RawStream,
     number: u64,
@@ -401,6 +403,32 @@ impl Drop for Shared {
     }
 }
 
+/// A copy into pinned memory, which goes back to its pool when the copy is done.
+struct PinnedCopy {
+    event: GpuEvent,
+    buffer: ManuallyDrop<pinned::Buffer>,
+    bytes: usize,
+}
+
+impl HostCopy for PinnedCopy {
+    fn event(&self) -> &dyn EventBackend {
+        &self.event
+    }
+
+    fn bytes(&self) -> Option<Vec<u8>> {
+        self.event.is_done().then(|| self.buffer.read(self.bytes))
+    }
+}
+
+impl Drop for PinnedCopy {
+    fn drop(&mut self) {
+        if self.event.is_done() {
+            // SAFETY: it is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.buffer) };
+        }
+    }
+}
+
 /// Stream in the form that the rest of the crate uses; the last clone of `crate::Stream` drops it.
 pub(crate) struct GpuStream(pub(crate) Arc<Queue>);
 
@@ -421,7 +449,8 @@ impl Drop for GpuStream {
 impl StreamBackend for GpuStream {
     fn sync(&self) -> Result<()> {
         let queue = &self.0;
-        // Held only for the check, so that closing the heap need not wait for this.
+        // The guard is held only for this check, so that closing the heap need not wait for the
+        // sync below.
         drop(queue.shared.open()?);
         let done = queue.finish();
         // The fault record explains more than the driver's error that it may have caused.
@@ -491,6 +520,45 @@ impl StreamBackend for GpuStream {
         let recorded = done.record(queue.raw);
         pending.push((done, data));
         copied.and(recorded)
+    }
+
+    fn read(
+        &self,
+        (from, offset): (Arc<dyn Mapping>, u64),
+        bytes: u64,
+    ) -> Result<Box<dyn HostCopy>> {
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
+        let from = as_gpu(&*from)?.at(offset, bytes)?;
+        if queue.capture()?.is_some() {
+            return Err(unsupported(
+                "a copy to the host on a stream that is being captured",
+                "the graph would write memory that is gone when it is launched: copy between slices instead, and read \
+                 after the launch",
+            ));
+        }
+        let device = &queue.shared.device;
+        let (event, buffer) = (GpuEvent::new(device)?, pinned::buffer(&**device, bytes as usize)?);
+        let copied = match bytes {
+            0 => Ok(()),
+            // SAFETY: the source is mapped, and the heap keeps it; the target is kept until the event behind the copy is
+            // done.
+            _ => unsafe { device.read(buffer.pointer(), from, bytes as usize, queue.raw) },
+        };
+        let recorded = event.record(queue.raw);
+        // Where it could not be recorded, the event is never done, and the memory is kept for good.
+        let read = PinnedCopy { event, buffer: ManuallyDrop::new(buffer), bytes: bytes as usize };
+        copied.and(recorded).map(|()| Box::new(read) as Box<dyn HostCopy>)
+    }
+
+    unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        let queue = &*self.0;
+        let _open = queue.shared.open()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller vouches for both ranges.
+        unsafe { queue.shared.device.copy(to, from, bytes, queue.raw) }
     }
 
     fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()> {

@@ -42,7 +42,7 @@ IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) 
     return item;
 }
 
-/// Stores the elements of an item, which have the matrix's type, to the elements from `first` on.
+/// Stores the elements of an item one by one, from element `first` on; they have the matrix's type.
 IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     IRIS_NO_UNROLL
     for (u32 i = 0; i < 1u << shift && first + i < to.count; ++i) {
@@ -52,7 +52,8 @@ IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     }
 }
 
-/// Values of an item's elements.
+/// Elements of an item (8 bytes of a message), converted to f32: two of f32 or four of a 16-bit
+/// type.
 struct ItemValues {
     float v[4];
 };
@@ -66,8 +67,8 @@ IRIS_COLD void store_value_pieces(Elements to, u64 first, u32 shift, ItemValues 
     }
 }
 
-/// Applies bias and epilogue to the values of the elements from `first` on, in rows of `cols`
-/// elements.
+/// Adds the bias and applies GELU to the values of an item whose first element is `first`, in rows
+/// of `cols` elements.
 IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, ItemValues values) {
     IRIS_UNROLL
     for (u32 i = 0; i < 4; ++i) {
@@ -80,7 +81,7 @@ IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, I
     return values;
 }
 
-/// Rows of a matrix as a sequence of items.
+/// Rows of a matrix as a sequence of items of 8 bytes, the data of one pair of LL words.
 class ItemsOf {
   public:
     IRIS_DEVICE ItemsOf(const View& view, u32 rows, u32 cols, u32 shift)
@@ -166,7 +167,7 @@ class ItemsOf {
     const u32 whole;
 };
 
-/// Body for the items of one thread of a call.
+/// Body of a collective by the LL protocol: loads, adds and stores the items of one thread.
 template <Collective C, u32 N> class ExchangeBody {
   protected:
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;
@@ -356,7 +357,8 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     u32 given[ITEMS][2], own[ITEMS][2];
 };
 
-/// Adds to the values of an item a residual of another type than the transfer type.
+/// Adds the residual to the values of an item, element by element, if its type is not the wire
+/// type.
 IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32 shift,
                                          ItemValues values) {
     IRIS_UNROLL
@@ -607,7 +609,7 @@ IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
     flow::exchange_rows<false>(launch_of(args), rows_of(args, 1 << body.items.shift), body);
 }
 
-/// All-reduce with a residual, whose rows are normalised by the workgroup that received them.
+/// All-reduce with a residual by the LL protocol; the workgroup that takes a row normalises it.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
     // The body keeps a reference to the arguments.
     const OpArgs& args = port::in_place(given);

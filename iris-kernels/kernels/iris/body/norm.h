@@ -66,7 +66,7 @@ IRIS_DEVICE float scale_of(const OpArgs& args, float squares) {
     return 1.0f / port::root(squares / static_cast<float>(args.n) + args.epsilon);
 }
 
-/// Sum of the squares of a vector. A thread adds up those of its vectors of a row.
+/// Returns the sum of the squares of a vector.
 IRIS_DEVICE float squares_of(const Values& values) {
     float sum = 0.0f;
     IRIS_UNROLL
@@ -137,7 +137,7 @@ IRIS_COLD void norm_elements(const OpArgs& args, u32 row, Squares& squares) {
     float sum = 0.0f;
     IRIS_NO_UNROLL
     for (u32 col = first; col < norm.cols; col += step) {
-        // Elements after the end of the row are 0.
+        // load() sets elements beyond the end of the row to 0.
         sum += squares_of(norm.rows.load(row, col, min_of(WIDTH, norm.cols - col)));
     }
     const float scale = scale_of(args, sum_of_threads(squares, sum));
@@ -163,8 +163,7 @@ IRIS_DEVICE void norm_row(const OpArgs& args, u32 row) {
 
 /// Normalises all rows of C, one workgroup per row.
 IRIS_DEVICE void run_norm(const OpArgs& given) {
-    // The arguments in parameter memory, because functions that are not inlined take a reference to
-    // them.
+    // Arguments in place, since functions that are not inlined take a reference to them.
     const OpArgs& args = port::in_place(given);
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
         norm_row(args, row);

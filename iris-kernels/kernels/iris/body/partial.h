@@ -16,7 +16,7 @@ struct Places {
         const u64 address = args.heap.address(at, args.inbox + index * args.slot);
         return View::slot(address, args.tile_n, dtype);
     }
-    /// Stride in bytes from the slot of one source to that of the next.
+    /// Returns the stride in bytes between the slots of two consecutive sources.
     IRIS_DEVICE u64 apart() const { return u64(args.max_tiles) * args.slot; }
     /// Slot of `tile` in the result inbox of rank `at`.
     IRIS_DEVICE View result(u32 at, u32 tile, u32 parity) const {
@@ -51,7 +51,7 @@ IRIS_DEVICE void count_bytes(const OpArgs& args, Counter counter, u64 bytes) {
     Trace(0, 0, args.counters, 0).add(counter, bytes);
 }
 
-/// Producer whose partial tiles are tiles of A.
+/// Producer whose partials are the elements of A, without a product.
 class LoadProducer {
   public:
     struct Shared {};

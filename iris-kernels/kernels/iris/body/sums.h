@@ -18,8 +18,9 @@ IRIS_DEVICE void add_to(Values& sum, const Values& part) {
     for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
 }
 
-/// Addresses of partials: that of `rank` at `own`, those of the others at `slots`, with a stride of
-/// `apart` bytes between sources. The residual is at `residual`; address 0 for none.
+/// Locations of the partials of a tile: that of `rank` at `own`, those of other sources at `slots`
+/// with stride `apart` in bytes. The residual, which is added to the sum, is at `residual`; 0 if
+/// there is none.
 struct Sources {
     u64 own, own_ld, slots, slots_ld, apart;
     u32 rank, first, size;
@@ -88,8 +89,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// add_vectors with the depth that suits the tile: in a small tile a thread has only one or two
-/// vectors, and would load them repeatedly.
+/// Adds up a tile of type DTYPE, with as many vectors in flight per thread as the tile has; more
+/// would only read a thread's first vectors again.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;

@@ -8,9 +8,9 @@
 
 namespace iris::flow {
 
-// Body: copy(peer, part)                write `part` of what the peer gets to it
-
-// Plan: produced(), sent(from, to)      as of deliver
+// Functions that the template arguments must have:
+// Body: copy(peer, part)                write `part` of the data for `peer` to it
+// Plan: produced(), sent(from, to)      numbers of parts, as for deliver() in deliver.h
 
 /// Opens the call: the first launch, of one workgroup. It waits until all peers have entered, so
 /// that data which they read in the previous call may be overwritten, then stores the call number
@@ -26,9 +26,9 @@ IRIS_DEVICE bool open(const Launch& launch) {
     });
 }
 
-/// Copies by workgroups, used if no copy engine does them: each part goes to its peers and is
-/// followed by its signal, the number that open() stored. Part 0 has signal number `first`. Like an
-/// engine, the copies continue if the rank has given up.
+/// Replaces copy engines by workgroups: copies each part to its peers, each followed by a signal
+/// with the number in flag 0. `first` is the number of the first signal. It runs even if the rank
+/// has given up, as an engine would.
 template <class Plan, class Body>
 IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
@@ -52,9 +52,10 @@ IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
     });
 }
 
-/// Arrival waits of a single thread, inside a kernel that reads parts while copies are running. The
-/// kernel must run between open(), which has checked agreement with all peers, and close(). It does
-/// not count workgroups and ends no call.
+/// Waits for parts of copied data inside a launch that reads them while copies are still running. A
+/// single thread of a workgroup uses it, for itself and for the copies to shared memory that it
+/// then starts. The launch lies between open, which has compared the records, and close, so it
+/// neither counts workgroups nor ends the call.
 class Arrivals {
   public:
     IRIS_DEVICE explicit Arrivals(const Launch& launch)

@@ -66,8 +66,8 @@ impl Body<'_> {
         self.args.channel.rank
     }
 
-    /// Elements of an item, as (index in the item, row, column); rows count from the first row of
-    /// the part.
+    /// Returns the elements of an item: for each, its index in the item, and its row and column,
+    /// counted from the first row of the part.
     fn elements(&self, rows: u32, item: u32) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
         let Items { cols, per_item, .. } = self.items;
         let first = u64::from(item) * u64::from(per_item);

@@ -77,7 +77,7 @@ impl<'a> Partial<'a> {
         Matrix { address: heap.data[at as usize] + offset, rows, ..self.args.c }
     }
 
-    /// Tile-sized matrix at this offset of the data segment of rank `at`.
+    /// Returns a tile at a byte offset of the data segment of rank `at`.
     pub(crate) fn tile_at(&self, at: u32, offset: u64, dtype: u32) -> Matrix {
         let address = self.args.heap.data[at as usize] + offset;
         let (rows, cols) = (self.args.tile_m, self.args.tile_n);
@@ -85,7 +85,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// The same tile moved to row 0, column 0: its position in a slot.
+/// This tile moved to row 0, column 0: its position in a slot.
 pub(crate) fn in_slot(tile: Tile) -> Tile {
     Tile { row: 0, col: 0, ..tile }
 }

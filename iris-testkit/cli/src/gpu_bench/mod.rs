@@ -37,6 +37,7 @@ mod home;
 mod norm;
 mod shape;
 mod sides;
+mod step;
 mod torch;
 mod tuned;
 mod vendor;
@@ -64,6 +65,8 @@ struct Row {
     workgroups: Option<usize>,
     /// Epsilon of an RMSNorm with residual that is fused into the op.
     rms_norm: Option<f32>,
+    /// Number of layers of a decoder's step: then graphs of so many calls are timed, too, and of half as many.
+    layers: Option<usize>,
 }
 
 fn auto() -> Vec<String> {
@@ -88,6 +91,8 @@ pub(crate) struct Shape {
     /// Options of the plan, except variant and tile.
     pub(crate) options: OpOptions,
     beside: Beside,
+    /// Layers of a step that is timed besides.
+    layers: Option<usize>,
 }
 
 /// Variant and tile.
@@ -263,7 +268,8 @@ pub(crate) fn read(
             let tile = row.tile.map(|[m, n]| TileShape { m, n });
             let choice = |variant: &String| Choice { variant: variant.clone(), tile };
             let choices = variants.iter().map(choice).collect();
-            shapes.push(Shape { op, choices, options, beside: Beside::Libraries });
+            let (beside, layers) = (Beside::Libraries, row.layers);
+            shapes.push(Shape { op, choices, options, beside, layers });
         }
     }
     if shapes.is_empty() {
@@ -336,6 +342,16 @@ fn print_line(value: &Value) -> Result<()> {
         &time("product_us", 1),
     ]);
     let note = value["note"].as_str().map(|note| format!("  {note}")).unwrap_or_default();
+    let marginal = |name: &str| value[format!("marginal{name}_us")].as_f64();
+    let layer = |name: &str| {
+        let [plain, between] = [name.to_owned(), format!("{name}_between")].map(|it| marginal(&it));
+        Some(format!("{:.2} us, {:.2} behind a small kernel", plain?, between?))
+    };
+    let steps = layer("").map(|own| {
+        let theirs = layer("_baseline").map(|theirs| format!("; baseline {theirs}"));
+        format!("  a further layer: {own}{}", theirs.unwrap_or_default())
+    });
+    let note = note + &steps.unwrap_or_default();
     let error = is_wrong(value).then(|| format!("  WRONG: off by {}", value["rel_error"]));
     say!("{printed}{note}{}", error.unwrap_or_default())?;
     Ok(())
@@ -445,9 +461,15 @@ mod tests {
         let norms = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/norm.toml");
         let norms = read(BackendKind::Cuda, Some(Path::new(norms)), None).unwrap();
         assert!(norms.iter().all(|shape| shape.options.rms_norm.is_some()));
+        let steps = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/decode.toml");
+        let steps = read(BackendKind::Cuda, Some(Path::new(steps)), None).unwrap();
+        let bytes = |shape: &Shape| shape.options.m * shape.options.n * shape.options.dtype.size();
+        assert_eq!((bytes(&steps[0]), bytes(&steps[steps.len() - 1])), (8 << 10, 128 << 10));
+        assert!(steps.iter().all(|shape| shape.layers == Some(80) && shape.op == Op::AllReduce));
         let large = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/large.toml");
         let large = read(BackendKind::Cuda, Some(Path::new(large)), None).unwrap();
-        for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms).chain(&large) {
+        for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms).chain(&steps).chain(&large)
+        {
             shape.choices.iter().for_each(|choice| {
                 shape.plan(choice, Ranks::new(0, 4)).unwrap();
             });

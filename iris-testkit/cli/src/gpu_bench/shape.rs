@@ -1,5 +1,6 @@
 //! Measurement of one shape: its matrices, its sides, and the result lines.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -16,6 +17,7 @@ use super::baseline::{Baseline, Buffers};
 use super::contents::{Noise, Sampled, relative};
 use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times};
+use super::step::{Between, Step, Steps, Sum};
 use super::vendor::{Multiplier, Window};
 use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
@@ -31,6 +33,8 @@ impl Shape {
 /// Plans of a rank.
 struct Plans {
     variants: Vec<Plan>,
+    /// Whether the first of them is made once more, for steps.
+    steps: bool,
     /// M, N, K and plan of this rank's product alone; `None` if the op has no product.
     alone: Option<([usize; 3], Plan)>,
     /// Plan of the op without its RMSNorm; `None` if it has none.
@@ -46,7 +50,7 @@ impl Plans {
         let apart = || suite::plan(shape.op, "auto", ranks, &plain);
         let apart = rms_norm.map(|_| apart()).transpose()?;
         if !shape.op.multiplies() {
-            return Ok(Plans { variants, alone: None, apart });
+            return Ok(Plans { variants, steps: shape.layers.is_some(), alone: None, apart });
         }
         let m = match Meaning::of(shape.op).gives {
             Rows::Own => split(m, ranks.size, ranks.rank).len(),
@@ -54,12 +58,18 @@ impl Plans {
         };
         let options = OpOptions::new(m, n, k).dtype(dtype).backend(shape.options.backend);
         let alone = suite::plan(Op::Matmul, "auto", ranks, &options)?;
-        Ok(Plans { variants, alone: Some(([m, n, k], alone)), apart })
+        Ok(Plans {
+            variants,
+            steps: shape.layers.is_some(),
+            alone: Some(([m, n, k], alone)),
+            apart,
+        })
     }
 
     fn room(&self) -> Room {
         let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart);
-        let all = self.variants.iter().chain(others);
+        let again = self.variants.iter().take(usize::from(self.steps));
+        let all = self.variants.iter().chain(again).chain(others);
         let words = Room { data: 0, signal: 60 << 10 };
         all.fold(words, |room, plan| room.and(plan.into()))
     }
@@ -235,7 +245,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
     };
     // If neither library exists, this is reported once before all shapes.
-    match libraries(nccl) {
+    match libraries(nccl.clone()) {
         _ if shape.beside == Beside::First => base = Some(0),
         // The libraries have no RMSNorm, so there is no vendor baseline.
         _ if plans.apart.is_some() => {}
@@ -268,6 +278,18 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         windowed = Some(sides.len());
         sides.push(Side::libraries(libraries(Ok(of))?, "the same in windows"));
     }
+
+    let steps = match shape.layers {
+        None => None,
+        Some(layers) => {
+            let library =
+                if base.is_some() && plans.apart.is_none() { libraries(nccl).ok() } else { None };
+            let op = (AnyOp::new(heap, &plans.variants[0])?, operands);
+            let OpOptions { m, n, .. } = shape.options;
+            let between = Between::new(heap, (m, n), dtype, matrices.c)?;
+            Some(add_steps(&mut sides, layers, op, library, between))
+        }
+    };
 
     // One call of each side is compared; then all are timed.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
@@ -362,10 +384,49 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let error = errors.fold(0.0, worse);
         let error = if error.is_nan() { "NaN".into() } else { Value::from(error) };
         set("rel_error", base.map(|_| error));
+        if let Some(steps) = steps.filter(|_| at == 0) {
+            let us = |side: usize| median(samples(side, calls));
+            let kernels = steps.marginal(steps.none, us);
+            set("layers", Some(steps.layers.into()));
+            set("marginal_kernel_us", Some(round(kernels, 100.0).into()));
+            for (name, sides) in [("", Some(steps.op)), ("_baseline", steps.library)] {
+                let marginal = |with: usize| sides.map(|sides| steps.marginal(sides[with], us));
+                set(&format!("marginal{name}_us"), marginal(0).map(|us| round(us, 100.0).into()));
+                // Without what the kernels take by themselves.
+                let between = marginal(1).map(|us| round(us - kernels, 100.0).into());
+                set(&format!("marginal{name}_between_us"), between);
+            }
+        }
         set("note", note.clone().map(Value::from));
         line
     });
     Ok(lines.collect())
+}
+
+/// Adds the sides of a step: each whole, and of half as many layers.
+fn add_steps<'a>(
+    sides: &mut Vec<Side<'a>>,
+    layers: usize,
+    op: (AnyOp, Operands),
+    library: Option<Baseline<'a>>,
+    between: Between,
+) -> Steps {
+    let (op, library, between) = (Rc::new(op), library.map(Rc::new), Rc::new(between));
+    let mut add = |sum: &dyn Fn() -> Sum<'a>, with: bool| {
+        [layers, layers / 2].map(|layers| {
+            let between = with.then(|| between.clone());
+            sides.push(Side::step(Step { layers, sum: sum(), between }));
+            sides.len() - 1
+        })
+    };
+    let of_op = || Sum::Op(op.clone());
+    let op_sides = [false, true].map(|with| add(&of_op, with));
+    let library = library.map(|library| {
+        let of_library = || Sum::Library(library.clone());
+        [false, true].map(|with| add(&of_library, with))
+    });
+    let none = add(&|| Sum::None, true);
+    Steps { layers, op: op_sides, library, none }
 }
 
 /// Quartiles of the values; `None` if there are no values.

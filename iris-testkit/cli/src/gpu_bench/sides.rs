@@ -15,6 +15,7 @@ use super::bare::Bare;
 use super::baseline::Baseline;
 use super::home::Events;
 use super::norm::Apart;
+use super::step::Step;
 use crate::job::gather;
 use crate::watch::give_up;
 
@@ -47,6 +48,8 @@ pub(super) enum Work<'a> {
     Apart(Box<Apart>),
     /// Library calls, and their name in messages.
     Libraries(Baseline<'a>, &'static str),
+    /// All-reduces of many layers, one after the other.
+    Step(Step<'a>),
     /// Copies by the copy engines of the data that the links must carry, to each of these peers.
     Copies {
         heap: Arc<SymmetricHeap>,
@@ -88,6 +91,10 @@ impl<'a> Side<'a> {
         Self::of(Work::Apart(Box::new(apart)))
     }
 
+    pub(super) fn step(step: Step<'a>) -> Self {
+        Self::of(Work::Step(step))
+    }
+
     pub(super) fn libraries(baseline: Baseline<'a>, name: &'static str) -> Self {
         Self::of(Work::Libraries(baseline, name))
     }
@@ -113,6 +120,7 @@ impl<'a> Side<'a> {
             Work::Op(called) => format!("{:?}", called.0),
             Work::Apart(apart) => format!("{:?}, and its norm", apart.op),
             Work::Libraries(_, name) => (*name).into(),
+            Work::Step(step) => step.name(),
             Work::Copies { .. } => "copies by engines".into(),
         }
     }
@@ -123,6 +131,7 @@ impl<'a> Side<'a> {
         match self.work {
             Work::Op(called) => called.0.free()?,
             Work::Apart(apart) => apart.op.free()?,
+            Work::Step(step) => step.free()?,
             Work::Libraries(..) | Work::Copies { .. } => {}
         }
         Ok(())
@@ -150,6 +159,10 @@ impl<'a> Clock<'a> {
             match &mut side.work {
                 Work::Op(called) => called.0.run(&called.1, &self.stream)?,
                 Work::Apart(apart) => apart.run(&self.stream)?,
+                Work::Step(step) => {
+                    let library = |it: &Baseline<'_>| self.rank.home.current(|| it.run(self.raw));
+                    step.run(&self.stream, library)?;
+                }
                 Work::Libraries(baseline, _) => {
                     self.rank.home.current(|| baseline.run(self.raw))?
                 }

@@ -77,7 +77,7 @@ pub(crate) fn timed(
     let shape = |(op, options, variants): &(Op, OpOptions, Vec<String>)| {
         let choice = |variant: &String| Choice { variant: variant.clone(), tile: None };
         let (choices, options) = (variants.iter().map(choice).collect(), options.clone());
-        Shape { op: *op, choices, options, beside: Beside::First }
+        Shape { op: *op, choices, options, beside: Beside::First, layers: None }
     };
     let shapes: Vec<_> = cases.iter().map(shape).collect();
     let lines = Mutex::new(Vec::new());

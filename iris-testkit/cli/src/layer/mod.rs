@@ -253,12 +253,12 @@ impl Job for LayerJob {
         let rig = Rig::open(world, self.device.heap(world), self.room(&block, ranks.size)?)?;
         let dtypes = Self::dtypes(&block);
         let calls = dtypes.len() * WAYS.len() * (self.iterations + 1);
-        let mut progress = Progress::new("calls", ranks.rank, calls);
+        let progress = Progress::new("calls", ranks.rank, calls);
         let (mut rows, mut traces) = (Vec::new(), Vec::new());
         for dtype in dtypes {
             for (way, ops) in WAYS {
                 let part = Part { block: &block, rig: &rig, ranks, dtype };
-                let steps = self.run_way(&part, ops, &mut progress)?;
+                let steps = self.run_way(&part, ops, &progress)?;
                 for (which, (step, op)) in steps.into_iter().zip(ops).enumerate() {
                     let mut all: Vec<Step> = gather(world, &step)?;
                     traces.extend(all.iter_mut().map(|step| step.trace.clone()));
@@ -275,7 +275,7 @@ impl Job for LayerJob {
 
 impl LayerJob {
     /// Runs up and down `iterations` times, after one warm-up.
-    fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &mut Progress) -> Result<[Step; 2]> {
+    fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &Progress) -> Result<[Step; 2]> {
         let Part { block, rig, ranks, dtype } = *part;
         let heap = &rig.heap;
         let sequence = ops[0] == Op::AllGatherMatmul;

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use iris_kernels::schedule::{Grid, Shard, Units};
+use iris_sync::RESTAMP_PERIOD;
 use iris_sync::barrier::Members;
 
 use crate::ll::{self, Pattern};
@@ -183,6 +184,26 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add("accumulate", 2, ops::accumulate(2, 1, 1, plain), exhaustive);
     }
     all
+}
+
+/// Scenarios in whose first or second call all words are refreshed, in both sources.
+pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
+    let before = RESTAMP_PERIOD - 1;
+    let scenarios = [
+        ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
+        ops::one_shot(3, 1, 3).calls(3, before),
+        ops::two_shot(2, 2, 3, true).calls(3, before).threads(2).groups(&[2, 1]),
+        ops::pull(2, 1, 3).calls(3, before),
+        ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
+        ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
+        ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
+    ];
+    let both = |scenario: Scenario| {
+        let on_headers = scenario.on_headers();
+        let on_headers = on_headers.map(|scenario| (Implementation::Headers, scenario));
+        [(Implementation::Rust, scenario)].into_iter().chain(on_headers)
+    };
+    scenarios.into_iter().flat_map(both).collect()
 }
 
 /// See [`super::tuned_shapes`].

@@ -6,12 +6,15 @@ mod catalogue;
 pub mod device_code;
 mod summary;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use rayon::prelude::*;
 
 use crate::mutants::{self, Mutant};
-use crate::{headers, schedule};
+use crate::proof::replay::replay;
+use crate::proof::report::{self, Extent};
+use crate::{Report, Rules, headers, schedule};
 
 pub use catalogue::{Implementation, Model, catalogue};
 pub use device_code::{Arch, Compiled, Finding, Outcome};
@@ -54,6 +57,8 @@ pub fn run(options: Options) -> Summary {
         });
         summary.controls = controls.collect();
         compare(&mut summary, options.full);
+        summary.replayed = replays(options.full);
+        summary.proof = report::run(Extent::Clauses);
     };
     let ((), compiled) = rayon::join(models, compile);
     summary.compiled = compiled;
@@ -64,6 +69,9 @@ pub fn run(options: Options) -> Summary {
             headers::COMPILER
         ));
     }
+    if summary.proof.solver.is_none() {
+        summary.skipped.push("the proof: no program z3; Debian's package z3 has it".into());
+    }
     for Compiled { arch, outcome, .. } in &summary.compiled {
         if let Outcome::Skipped(why) = outcome {
             let line = format!("{}: {why}", arch.name);
@@ -72,6 +80,34 @@ pub fn run(options: Options) -> Summary {
         }
     }
     summary
+}
+
+/// Executions of one scenario that were replayed against the rule that is proved.
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    /// The source.
+    pub implementation: Implementation,
+    /// How many, and the first that left the rule.
+    pub report: Report,
+    /// Steps of the rule, by the name of the action.
+    pub steps: BTreeMap<&'static str, u64>,
+}
+
+/// Replays random executions of all scenarios of the catalogue in which ranks enter calls, and of calls that refresh
+/// words.
+pub fn replays(full: bool) -> Vec<Replayed> {
+    let runs = if full { 400 } else { 20 };
+    let mut seen = std::collections::HashSet::new();
+    let models = catalogue(full).into_iter().map(|it| (it.implementation, it.scenario));
+    let mut all: Vec<_> = models.chain(catalogue::refreshing()).collect();
+    all.retain(|(implementation, scenario)| {
+        seen.insert((scenario.name().to_string(), *implementation))
+    });
+    let replayed = all.into_par_iter().filter_map(|(implementation, scenario)| {
+        let (report, steps) = replay(&scenario, &Rules::default(), runs)?;
+        Some(Replayed { implementation, report, steps })
+    });
+    replayed.collect()
 }
 
 /// The mutants of both implementations.

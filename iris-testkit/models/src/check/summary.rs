@@ -1,10 +1,12 @@
+use std::collections::BTreeSet;
 use std::fmt;
 
 use comfy_table::{Table, presets};
 use serde_json::json;
 
-use super::{Compiled, Finding, Implementation, Model, Outcome};
+use super::{Compiled, Finding, Implementation, Model, Outcome, Replayed};
 use crate::mutants::Mutant;
+use crate::proof::report::Proof;
 use crate::{Report, sequence::Compared};
 
 /// What was found.
@@ -22,6 +24,10 @@ pub struct Summary {
     pub sequences: Option<Compared>,
     /// Shapes of tuning tables, and how many answers of schedule.h were equal to those of schedule.rs.
     pub schedules: Option<(usize, u64)>,
+    /// Executions that were replayed against the rule that is proved.
+    pub replayed: Vec<Replayed>,
+    /// The proof, and its clauses switched off.
+    pub proof: Proof,
     /// The architectures.
     pub compiled: Vec<Compiled>,
     /// Required checks that were left out, and why.
@@ -61,6 +67,13 @@ impl Summary {
             }
         }
         failed.extend(self.survivors());
+        for Replayed { implementation, report, .. } in &self.replayed {
+            if let Some(failure) = &report.failure {
+                let (scenario, by) = (&report.scenario, implementation.name());
+                failed.push(format!("replay of {scenario} ({by}): {failure:?}"));
+            }
+        }
+        failed.extend(self.proof.failures.iter().map(|what| format!("proof: {what}")));
         for (implementation, report) in &self.controls {
             if report.failure.is_some() {
                 failed.push(format!("control ({}): {report}", implementation.name()));
@@ -79,6 +92,11 @@ impl Summary {
             failed.extend(self.skipped.iter().map(|what| format!("skipped: {what}")));
         }
         failed
+    }
+
+    /// Steps of the rule that were replayed.
+    pub fn replayed_steps(&self) -> u64 {
+        self.replayed.iter().flat_map(|it| it.steps.values()).sum()
     }
 
     /// What a program that prints this ends with: 0, or 1 if anything failed.
@@ -112,6 +130,13 @@ impl Summary {
                 "caught": self.mutants.len() - self.survivors().len(),
             },
             "controls": self.controls.len(),
+            "replayed_executions": self.replayed.iter().map(|it| it.report.executions).sum::<u64>(),
+            "replayed_steps": self.replayed_steps(),
+            "proved": self.proof.conditions() - self.proof.open(),
+            "clauses": {
+                "total": self.proof.weakened.len(),
+                "caught": self.proof.caught(),
+            },
             "operations_compared": self.sequences.as_ref().map(|compared| compared.events),
             "schedule_answers_compared": self.schedules.map(|(_, answers)| answers),
             "tuned_shapes_compared": self.schedules.map(|(tuned, _)| tuned),
@@ -180,6 +205,26 @@ impl fmt::Display for Summary {
             compiled.add_row([arch.name, &kernels, &probes, &twice, &seconds, &result]);
         }
         writeln!(f, "{compiled}\n")?;
+        let mut replayed = table(&["action of the rule", "replayed, rust", "replayed, c++"]);
+        let names: BTreeSet<_> = self.replayed.iter().flat_map(|it| it.steps.keys()).collect();
+        for name in names {
+            let times = |of: Implementation| -> u64 {
+                let of_source = self.replayed.iter().filter(|it| it.implementation == of);
+                of_source.filter_map(|it| it.steps.get(name)).sum()
+            };
+            let sources = [Implementation::Rust, Implementation::Headers];
+            let [rust, headers] = sources.map(|of| times(of).to_string());
+            replayed.add_row([*name, &rust, &headers]);
+        }
+        writeln!(f, "{replayed}\n")?;
+        writeln!(
+            f,
+            "replayed: {} executions of {} scenarios, {} steps of the rule",
+            self.replayed.iter().map(|it| it.report.executions).sum::<u64>(),
+            self.replayed.len(),
+            self.replayed_steps(),
+        )?;
+        writeln!(f, "{}", self.proof)?;
         if let Some(Compared { cases, events, faults, .. }) = &self.sequences {
             let what = format!("{events} operations, {faults} faults, in {cases} cases");
             writeln!(f, "headers and iris-sync: equal in {what}")?;

@@ -134,6 +134,21 @@ impl<'a> Programs<'a> {
         ops
     }
 
+    /// The operations on the way from one node to another below it, with their results.
+    pub(super) fn results_between(&self, from: u32, to: u32) -> Vec<(Op, i64)> {
+        let mut ops = Vec::new();
+        let mut at = to;
+        while at != from {
+            let Some(parent) = self.nodes[at as usize].parent else { break };
+            if let Next::Op(op) = self.nodes[parent as usize].next {
+                ops.push((op, self.nodes[at as usize].result));
+            }
+            at = parent;
+        }
+        ops.reverse();
+        ops
+    }
+
     fn results(&self, mut node: u32) -> Vec<i64> {
         let mut results = Vec::new();
         while let Some(parent) = self.nodes[node as usize].parent {

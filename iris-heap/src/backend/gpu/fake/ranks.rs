@@ -159,3 +159,42 @@ fn the_callers_stream_and_memory_come_as_numbers() {
     let calls = fake.taken();
     assert!(!calls.contains(&format!("destroy_stream {stream}")), "it is the caller's: {calls:?}");
 }
+
+/// The default streams: one that all threads name alike, and one that each thread has of its own.
+#[test]
+fn default_streams_are_taken_or_refused_by_name() {
+    let join = |ordinals: [i32; 2], same_process: bool| {
+        let ranks = ordinals.map(|ordinal| gpu(ordinal, same_process));
+        if same_process {
+            let made: Vec<_> =
+                ranks.iter().map(|(_, gpu)| gpu.allocate(Purpose::Signal, 64).unwrap()).collect();
+            for ((_, gpu), own) in ranks.iter().zip(&made) {
+                gpu.join(&**own, made.clone()).unwrap();
+            }
+        }
+        ranks
+    };
+    // SAFETY: the fake's handles are numbers.
+    let taken = |gpu: &Gpu, raw: u64| unsafe { gpu.wrap_stream(raw) }.map(drop);
+    for (ordinals, same_process) in [([0, 1], true), ([0, 0], false)] {
+        let [(_, gpu), _] = join(ordinals, same_process);
+        for legacy in [0, 1] {
+            taken(&gpu, legacy).unwrap();
+        }
+        let error = taken(&gpu, 2).unwrap_err().to_string();
+        assert!(
+            error.contains("per-thread default stream") && error.contains("new_stream"),
+            "{error}"
+        );
+    }
+    // In one stream the call of one rank would stand behind that of the other, which waits for it.
+    let [(_, gpu), _] = join([0, 0], true);
+    for legacy in [0, 1] {
+        let error = taken(&gpu, legacy).unwrap_err().to_string();
+        assert!(
+            error.contains("legacy default stream, of 2 ranks") && error.contains("new_stream"),
+            "{error}"
+        );
+    }
+    taken(&gpu, 99).unwrap();
+}

@@ -1,0 +1,98 @@
+//! Runs the model in every way that this host has, and compares the tokens with those of one rank.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::config::Config;
+use crate::llama::make_weights;
+use crate::{NEW_TOKENS, Ways, generate_by_threads};
+
+/// Most lines that differ between an engine over NCCL and over iris.
+const SWAP_LINES: usize = 40;
+
+pub fn run() -> Result<()> {
+    let [before, after] = [include_str!("../swap/before.rs"), include_str!("../swap/after.rs")];
+    let differing = |one: &str, other: &str| {
+        one.lines().filter(|line| !other.lines().any(|known| known == *line)).count()
+    };
+    let lines = differing(before, after) + differing(after, before);
+    ensure!((1..SWAP_LINES).contains(&lines), "the swap from NCCL takes {lines} lines");
+    println!("the swap from NCCL takes {lines} lines");
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("weights.safetensors");
+    make_weights(&Config::small(), &file)?;
+    let alone = generate_by_threads(&file, 1, Ways::default())?.swap_remove(0);
+    ensure!(alone.len() == NEW_TOKENS, "{alone:?}");
+    let kinds = alone.iter().collect::<std::collections::HashSet<_>>().len();
+    ensure!(kinds > NEW_TOKENS / 2, "a model that repeats itself shows little: {alone:?}");
+    println!("one rank: {alone:?}");
+    for fused in [false, true] {
+        let ways = Ways { fused, ..Ways::default() };
+        let fusion = if fused { "fused" } else { "product, then all-reduce" };
+        for size in [1, 2, 3, 4] {
+            for (rank, tokens) in generate_by_threads(&file, size, ways)?.into_iter().enumerate() {
+                ensure!(tokens == alone, "rank {rank} of {size} threads, {fusion}: {tokens:?}");
+            }
+            println!("{size} threads, {fusion}: the same tokens");
+        }
+        for size in [2, 3] {
+            let tokens = by_loop(&file, size, fused)?;
+            ensure!(tokens == alone, "{size} processes by a loop, {fusion}: {tokens:?}");
+            println!("{size} processes by a loop, {fusion}: the same tokens");
+        }
+        match by_mpirun(&file, 2, fused)? {
+            None => println!("2 processes by mpirun, {fusion}: skipped, since there is no mpirun"),
+            Some(tokens) => {
+                ensure!(tokens == alone, "2 processes by mpirun, {fusion}: {tokens:?}");
+                println!("2 processes by mpirun, {fusion}: the same tokens");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Arguments of a rank.
+fn arguments(file: &Path, fused: bool) -> Vec<std::ffi::OsString> {
+    let mut arguments = vec!["run".into(), file.into()];
+    arguments.extend(fused.then(|| "--fused".into()));
+    arguments
+}
+
+/// What `for r in 0 1; do RANK=$r WORLD_SIZE=2 program & done; wait` does.
+fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
+    let program = std::env::current_exe()?;
+    let start = |rank: usize| {
+        let mut command = Command::new(&program);
+        command.args(arguments(file, fused)).stdout(Stdio::piped());
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+        command.env("WORLD_SIZE", size.to_string());
+        Ok(command.spawn()?)
+    };
+    let ranks = (0..size).map(start).collect::<Result<Vec<Child>>>()?;
+    let outputs = ranks.into_iter().map(Child::wait_with_output).collect::<Result<Vec<_>, _>>()?;
+    let failed = outputs.iter().find(|output| !output.status.success());
+    ensure!(failed.is_none(), "a rank failed: {failed:?}");
+    tokens(&outputs[0].stdout)
+}
+
+/// None where there is no mpirun.
+fn by_mpirun(file: &Path, size: usize, fused: bool) -> Result<Option<Vec<u32>>> {
+    let mut command = Command::new("mpirun");
+    // As root and on few cores, as in CI.
+    command.args(["--allow-run-as-root", "--oversubscribe", "-n", &size.to_string()]);
+    let command = command.arg(std::env::current_exe()?).args(arguments(file, fused));
+    let output = match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        output => output?,
+    };
+    ensure!(output.status.success(), "mpirun: {output:?}");
+    tokens(&output.stdout).map(Some)
+}
+
+fn tokens(line: &[u8]) -> Result<Vec<u32>> {
+    let text = String::from_utf8_lossy(line);
+    let words = text.split_whitespace().map(|word| word.parse().context(text.to_string()));
+    words.collect()
+}

@@ -1,0 +1,213 @@
+//! The model: a Llama with grouped-query attention, rotary positions and a cache of keys and values.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use candle_core::{D, DType, Device, IndexOp, Tensor, safetensors};
+use iris_ops::comm::Comm;
+use iris_ops::Plan;
+
+use crate::config::Config;
+use crate::parallel::{ColumnParallel, RowParallel, Shard};
+
+/// Writes the weights of a model, made from a fixed seed, in Llama's names and layout: N x K.
+pub fn make_weights(config: &Config, file: &Path) -> Result<()> {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut uniform = || {
+        // xorshift64*: the same on every machine.
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    let mut tensors = HashMap::new();
+    let mut add = |name: String, rows: usize, cols: usize| -> Result<()> {
+        let scale = 3.0 / (cols as f32).sqrt();
+        let values: Vec<f32> = (0..rows * cols).map(|_| uniform() * scale).collect();
+        tensors.insert(name, Tensor::from_vec(values, (rows, cols), &Device::Cpu)?);
+        Ok(())
+    };
+    let Config { vocabulary, hidden, kv_heads, feed_forward, .. } = *config;
+    let kv = kv_heads * config.head();
+    add("embed_tokens".into(), vocabulary, hidden)?;
+    for layer in 0..config.layers {
+        for (name, rows, cols) in [
+            ("q_proj", hidden, hidden),
+            ("k_proj", kv, hidden),
+            ("v_proj", kv, hidden),
+            ("o_proj", hidden, hidden),
+            ("gate_proj", feed_forward, hidden),
+            ("up_proj", feed_forward, hidden),
+            ("down_proj", hidden, feed_forward),
+        ] {
+            add(format!("layers.{layer}.{name}"), rows, cols)?;
+        }
+    }
+    add("lm_head".into(), vocabulary, hidden)?;
+    Ok(safetensors::save(&tensors, file)?)
+}
+
+struct Attention {
+    query: ColumnParallel,
+    key: ColumnParallel,
+    value: ColumnParallel,
+    output: RowParallel,
+    /// Keys and values of the tokens so far: heads of this rank x tokens x head.
+    cache: Option<(Tensor, Tensor)>,
+    /// Heads of queries for each head of keys and values.
+    group: usize,
+    head: usize,
+}
+
+struct Layer {
+    attention: Attention,
+    gate: ColumnParallel,
+    up: ColumnParallel,
+    down: RowParallel,
+}
+
+/// One rank's part of the model.
+pub struct Llama {
+    embedding: Tensor,
+    layers: Vec<Layer>,
+    lm_head: Tensor,
+    /// Number of tokens in the cache.
+    seen: usize,
+}
+
+impl Llama {
+    /// Reads this rank's part of the weights. With `plans`, row-parallel layers are one operator with their sum:
+    /// collective.
+    pub fn load(
+        config: &Config,
+        file: &Path,
+        device: &Device,
+        shard: Shard,
+        comm: &Arc<Comm>,
+        plans: Option<&[Plan; 2]>,
+    ) -> Result<Self> {
+        let tensors = safetensors::load(file, device)?;
+        let get = |name: &str| tensors.get(name).cloned().with_context(|| name.to_string());
+        let head = config.head();
+        let group = config.heads / config.kv_heads;
+        // Whole heads of keys and values, with their queries, and columns of the feed-forward layer.
+        let kv = shard.of(config.kv_heads);
+        let (kv, queries) = (scaled(&kv, head), scaled(&kv, group * head));
+        let middle = shard.of(config.feed_forward);
+        let [output, down] = [0, 1].map(|which| plans.map(|plans| &plans[which]));
+        let output = RowParallel::maker(comm, output)?;
+        let down = RowParallel::maker(comm, down)?;
+        let layers = (0..config.layers).map(|layer| {
+            let get = |name: &str| get(&format!("layers.{layer}.{name}"));
+            Ok(Layer {
+                attention: Attention {
+                    query: ColumnParallel::new(&get("q_proj")?, &queries)?,
+                    key: ColumnParallel::new(&get("k_proj")?, &kv)?,
+                    value: ColumnParallel::new(&get("v_proj")?, &kv)?,
+                    output: output.layer(&get("o_proj")?, &queries)?,
+                    cache: None,
+                    group,
+                    head,
+                },
+                gate: ColumnParallel::new(&get("gate_proj")?, &middle)?,
+                up: ColumnParallel::new(&get("up_proj")?, &middle)?,
+                down: down.layer(&get("down_proj")?, &middle)?,
+            })
+        });
+        Ok(Self {
+            embedding: get("embed_tokens")?,
+            layers: layers.collect::<Result<_>>()?,
+            lm_head: get("lm_head")?,
+            seen: 0,
+        })
+    }
+
+    /// Number of tokens that the cache holds.
+    pub fn seen(&self) -> usize {
+        self.seen
+    }
+
+    /// Logits of the token after `tokens`, which follow those in the cache.
+    pub fn forward(&mut self, tokens: &Tensor) -> Result<Tensor> {
+        let mut x = self.embedding.index_select(tokens, 0)?;
+        for layer in &mut self.layers {
+            x = (&x + layer.attention.forward(&norm(&x)?, self.seen)?)?;
+            let y = norm(&x)?;
+            let gate = layer.gate.forward(&y)?.silu()?;
+            x = (&x + layer.down.forward(&(gate * layer.up.forward(&y)?)?)?)?;
+        }
+        self.seen += tokens.elem_count();
+        let last = norm(&x.i(x.dim(0)? - 1..)?)?;
+        Ok(last.matmul(&self.lm_head.t()?)?.squeeze(0)?)
+    }
+}
+
+impl Attention {
+    fn forward(&mut self, x: &Tensor, seen: usize) -> Result<Tensor> {
+        let (count, head) = (x.dim(0)?, self.head);
+        // Heads x tokens x head.
+        let heads = |x: Tensor| -> Result<Tensor> {
+            let heads = x.dim(1)? / head;
+            Ok(x.reshape((count, heads, head))?.transpose(0, 1)?.contiguous()?)
+        };
+        let query = rotated(&heads(self.query.forward(x)?)?, seen)?;
+        let mut key = rotated(&heads(self.key.forward(x)?)?, seen)?;
+        let mut value = heads(self.value.forward(x)?)?;
+        if let Some((keys, values)) = &self.cache {
+            key = Tensor::cat(&[keys, &key], 1)?;
+            value = Tensor::cat(&[values, &value], 1)?;
+        }
+        self.cache = Some((key.clone(), value.clone()));
+        // Queries of one group share a head of keys: tokens of the group follow each other.
+        let (kv_heads, all) = (key.dim(0)?, key.dim(1)?);
+        let query = query.reshape((kv_heads, self.group * count, head))?;
+        let scores = (query.matmul(&key.t()?.contiguous()?)? / (head as f64).sqrt())?;
+        let scores = scores.reshape((kv_heads * self.group, count, all))?;
+        let scores = scores.broadcast_add(&mask(count, seen, x.device())?)?;
+        let weights = softmax(&scores)?.reshape((kv_heads, self.group * count, all))?;
+        let y = weights.matmul(&value.contiguous()?)?;
+        let y = y.reshape((kv_heads * self.group, count, head))?.transpose(0, 1)?.contiguous()?;
+        self.output.forward(&y.reshape((count, kv_heads * self.group * head))?)
+    }
+}
+
+/// A range of items as one of their elements.
+fn scaled(range: &std::ops::Range<usize>, by: usize) -> std::ops::Range<usize> {
+    range.start * by..range.end * by
+}
+
+/// RMSNorm with weights of one.
+fn norm(x: &Tensor) -> Result<Tensor> {
+    let mean = (x.sqr()?.sum_keepdim(D::Minus1)? / x.dim(D::Minus1)? as f64)?;
+    Ok(x.broadcast_div(&(mean + 1e-5)?.sqrt()?)?)
+}
+
+fn softmax(x: &Tensor) -> Result<Tensor> {
+    let x = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
+    Ok(x.broadcast_div(&x.sum_keepdim(D::Minus1)?)?)
+}
+
+/// Zero where a token sees another, the token `seen + i` all up to itself; minus infinity elsewhere.
+fn mask(count: usize, seen: usize, device: &Device) -> Result<Tensor> {
+    let all = seen + count;
+    let sees = |i: usize, j: usize| if j <= seen + i { 0.0 } else { f32::NEG_INFINITY };
+    let values = (0..count).flat_map(|i| (0..all).map(move |j| sees(i, j)));
+    Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), (count, all), device)?)
+}
+
+/// Rotary positions, of tokens from number `seen` on.
+fn rotated(x: &Tensor, seen: usize) -> Result<Tensor> {
+    let (_, count, head) = x.dims3()?;
+    let half = head / 2;
+    let angle = |i: usize, j: usize| (seen + i) as f32 / 10_000_f32.powf(j as f32 / half as f32);
+    let angles: Vec<f32> = (0..count).flat_map(|i| (0..half).map(move |j| angle(i, j))).collect();
+    let angles = Tensor::from_vec(angles, (1, count, half), x.device())?;
+    let (sin, cos) = (angles.sin()?, angles.cos()?);
+    let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
+    let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let second = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
+    debug_assert_eq!(x.dtype(), DType::F32);
+    Ok(Tensor::cat(&[first, second], 2)?)
+}

@@ -1,0 +1,144 @@
+//! A small Llama, tensor-parallel over ranks of one host, with candle for what a rank computes and iris for what ranks
+//! exchange.
+//!
+//! ```text
+//! iris-candle check                    # makes weights, runs one rank and several in every way, compares tokens
+//! iris-candle weights FILE             # weights from a fixed seed
+//! iris-candle run FILE [--threads N] [--fused] [--cuda]
+//! ```
+//!
+//! `run` without `--threads` is one rank of those that a launcher has started: `RANK` and `WORLD_SIZE` in the environment,
+//! or mpirun.
+
+mod check;
+mod config;
+mod llama;
+mod parallel;
+#[cfg(feature = "cuda")]
+#[allow(dead_code, reason = "compared with what it was over NCCL, and compiled")]
+#[path = "../swap/after.rs"]
+mod swap;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use candle_core::{Device, Tensor};
+use iris_heap::{BackendKind, World};
+use iris_ops::comm::{Comm, OnStream, Options};
+use iris_ops::Ranks;
+
+use config::Config;
+use llama::Llama;
+use parallel::{RowParallel, Shard};
+
+/// Tokens of the prompt.
+const PROMPT: [u32; 7] = [1, 17, 96, 5, 200, 33, 2];
+
+/// Number of tokens that are generated.
+const NEW_TOKENS: usize = 24;
+
+/// How the ranks compute and exchange.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ways {
+    /// Whether row-parallel layers are one operator with their sum.
+    fused: bool,
+    cuda: bool,
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["check"] => check::run(),
+        ["weights", file] => llama::make_weights(&Config::small(), Path::new(file)),
+        ["run", file, ref options @ ..] => run(PathBuf::from(file), options),
+        _ => bail!("expected check, weights FILE, or run FILE [--threads N] [--fused] [--cuda]"),
+    }
+}
+
+/// Generates tokens, as threads or as one process of several, and prints those of rank 0.
+fn run(file: PathBuf, options: &[&str]) -> Result<()> {
+    let mut ways = Ways::default();
+    let mut threads = None;
+    let mut rest = options.iter();
+    while let Some(&option) = rest.next() {
+        match option {
+            "--fused" => ways.fused = true,
+            "--cuda" => ways.cuda = true,
+            "--threads" => {
+                let number = rest.next().context("--threads without a number")?;
+                threads = Some(number.parse().context("--threads")?);
+            }
+            other => bail!("unknown option {other}"),
+        }
+    }
+    let (rank, tokens) = match threads {
+        Some(size) => (0, generate_by_threads(&file, size, ways)?.swap_remove(0)),
+        None => {
+            let world = World::from_env()?;
+            let tokens = generate(&world, &file, ways)?;
+            world.close()?;
+            (world.rank(), tokens)
+        }
+    };
+    if rank == 0 {
+        let words: Vec<_> = tokens.iter().map(u32::to_string).collect();
+        println!("{}", words.join(" "));
+    }
+    Ok(())
+}
+
+/// Tokens of each rank, as a thread.
+fn generate_by_threads(file: &Path, size: usize, ways: Ways) -> Result<Vec<Vec<u32>>> {
+    World::run_threads(size, |world| generate(&world, file, ways))
+}
+
+/// Tokens that one rank generates together with the others.
+fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
+    let (device, stream) = device(world, ways)?;
+    let config = Config::small();
+    // Each rank has the heads, and the columns of the feed-forward layer, that fall to it, evenly or not.
+    let shard = Shard { rank: world.rank(), size: world.size() };
+    let ranks = Ranks::from(world).on(if ways.cuda { BackendKind::Cuda } else { BackendKind::Cpu });
+    // Planning is local. Row-parallel layers that are operators need room in the heap beside the communicator.
+    let plans = RowParallel::plans(&config, PROMPT.len(), shard, ranks)?;
+    let sizes = Options::new().max_bytes(1 << 16).operators(&plans.each_ref());
+    let comm = std::sync::Arc::new(Comm::from_world(stream, world, &sizes)?);
+    let mut llama = Llama::load(&config, file, &device, shard, &comm, ways.fused.then_some(&plans))?;
+    let mut tokens = PROMPT.to_vec();
+    for _ in 0..NEW_TOKENS {
+        // All of the prompt first, then one token at a time: the cache has the rest.
+        let seen = llama.seen();
+        let input = Tensor::new(&tokens[seen..], &device)?;
+        let best = llama.forward(&input)?.argmax(0)?.to_scalar::<u32>()?;
+        // As a server does that samples on one rank: the others get its token.
+        let mut token = if world.rank() == 0 { [best] } else { [0] };
+        match &device {
+            Device::Cpu => comm.broadcast_in_place(&mut token, 0)?,
+            // All ranks have the same bits, so that all find the same token.
+            _ => token = [best],
+        }
+        tokens.push(token[0]);
+    }
+    drop(llama);
+    comm.close()?;
+    Ok(tokens.split_off(PROMPT.len()))
+}
+
+/// candle's device of this rank, and the stream of its communicator.
+fn device(world: &World, ways: Ways) -> Result<(Device, OnStream)> {
+    if !ways.cuda {
+        return Ok((Device::Cpu, BackendKind::Cpu.into()));
+    }
+    #[cfg(feature = "cuda")]
+    {
+        let device = candle_core::CudaDevice::new_with_stream(world.local_rank())?;
+        let stream = device.cuda_stream();
+        Ok((Device::Cuda(device), stream.into()))
+    }
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = world;
+        bail!("built without the feature `cuda`")
+    }
+}

@@ -1,0 +1,345 @@
+//! Communicator with the shape of NCCL's: collectives by element count, on the program's own memory and stream.
+//!
+//! **Problem.** A program that calls NCCL has buffers and a stream of its own, and calls of any size. The operators of
+//! this crate want a heap, a plan and a workspace for each first.
+//!
+//! **Solution.** A [`Comm`] makes all of that once, in one collective step, and has one method for each collective. After
+//! that no host waits for another: calls are enqueued on the communicator's stream, and may be captured in graphs.
+//!
+//! ```
+//! use iris_heap::{BackendKind, World};
+//! use iris_ops::comm::{Comm, Options, ReduceOp};
+//!
+//! // Two ranks as threads. As processes: Comm::from_rank(BackendKind::Cpu, rank, world_size, id).
+//! let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
+//!     let comm = Comm::from_world(BackendKind::Cpu, &world, &Options::new().max_bytes(1 << 16))?;
+//!     let (part, mut sum) = (vec![1.0 + comm.rank() as f32; 5], vec![0.0; 5]);
+//!     comm.all_reduce(&part, &mut sum, &ReduceOp::Sum)?;
+//!     let mut tokens = vec![0_u32; 6];
+//!     comm.all_gather(&[7, 8, comm.rank() as u32], &mut tokens)?; // data of any plain type
+//!     assert_eq!(tokens, [7, 8, 0, 7, 8, 1]);
+//!     comm.close()?;
+//!     Ok(sum)
+//! })?;
+//! assert_eq!(sums, [[3.0; 5], [3.0; 5]]);
+//! # anyhow::Ok(())
+//! ```
+//!
+//! # From `cudarc::nccl::Comm`
+//!
+//! With the feature `cudarc-0-19` the methods take cudarc's slices and views, and wait for and hold up work on them by
+//! cudarc's own events, as the methods of `cudarc::nccl::Comm` do.
+//!
+//! | `cudarc::nccl` | here |
+//! | --- | --- |
+//! | `Id::new`, `internal`, `uninit` | the same, 128 bytes: [`Id`] |
+//! | `Comm::from_rank(stream, rank, world_size, id)` | the same: [`Comm::from_rank`]; sizes by [`Comm::from_rank_with`] |
+//! | `Comm::from_devices` | missing, a rank needs a thread of its own: `World::threads` and [`Comm::from_world`] |
+//! | `rank`, `world_size` | the same |
+//! | `stream`, `context`, `ordinal` | [`Comm::stream`] is a `Stream` of the heap; cudarc's is the one that was given |
+//! | `all_reduce`, `all_reduce_in_place` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
+//! | `all_gather`, `broadcast`, `broadcast_in_place` | the same, for any plain type |
+//! | `reduce_scatter` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
+//! | | [`Comm::all_to_all`], [`Comm::barrier`] |
+//! | `ReduceOp::Prod`, `Max`, `Min`, `Avg`; sums of integers and of f64 | missing; the operation is refused by name, the type by the compiler |
+//! | `reduce`, `reduce_in_place` | missing: [`Comm::all_reduce`], or [`Comm::reduce_scatter`] |
+//! | `send`, `recv` | missing: [`Comm::all_to_all`], or `SymmetricHeap::copy_on` and [`Comm::barrier`] |
+//! | `group`, `group_start`, `group_end` | missing: calls of a communicator are one after the other |
+//! | in-place `all_gather` and `reduce_scatter` by a slice of the other buffer | refused by name, as memory that overlaps |
+//! | `Drop` aborts | the same: peers that still wait get an error. [`Comm::close`] ends a communicator in order |
+//! | returns `NcclStatus` or `NcclError` | returns `()` or [`OpError`](crate::OpError), which has `Debug` and `Display` |
+//!
+//! A `Comm` is `Send` and `Sync`. Threads may share one; all ranks must issue the calls in the same order, which is up to
+//! the program, as with NCCL.
+
+mod calls;
+mod id;
+mod memory;
+mod options;
+mod stream;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use iris_heap::{DType, Element, RawSlice, Stream, SymmetricHeap, World};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::kind::Op;
+use crate::operator::Operator;
+use crate::plan::Plan;
+use crate::ranks::Ranks;
+use crate::workspace::Workspace;
+use options::Plans;
+use stream::CommStream;
+
+pub use id::Id;
+pub use memory::{Source, Target};
+pub use options::{Footprint, Options};
+pub use stream::OnStream;
+
+/// Operation of a reduction. [`ReduceOp::Sum`] is the one that there is; the others are those of NCCL, and are refused by
+/// name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReduceOp {
+    /// Sum over ranks.
+    Sum,
+    /// Product: refused.
+    Prod,
+    /// Maximum: refused.
+    Max,
+    /// Minimum: refused.
+    Min,
+    /// Average: refused.
+    Avg,
+}
+
+/// Element types that are summed: f32, f16 and bf16. Sums are f32, and rounded once to the type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be summed over ranks",
+    label = "sums are of f32, f16 and bf16",
+    note = "data of any plain type can be moved: all_gather, all_to_all, broadcast"
+)]
+pub trait Summand: Element + sealed::Summand {}
+
+mod sealed {
+    pub trait Summand {}
+}
+
+macro_rules! summands {
+    ($($type:ty),*) => {$(
+        impl sealed::Summand for $type {}
+        impl Summand for $type {}
+    )*};
+}
+summands!(f32, half::f16, half::bf16);
+
+/// A rank's communicator: see [the module](self).
+///
+/// Calls are enqueued on the communicator's stream and return then. Memory of the host, on the CPU, is borrowed only for the
+/// call, so that such a call returns when it is done.
+///
+/// A call with more bytes than [`Options::max_bytes`] is done in parts, each a launch of its own.
+pub struct Comm {
+    heap: Arc<SymmetricHeap>,
+    /// The world, if the communicator closes it.
+    owned: Option<World>,
+    /// Whether the communicator closes the heap.
+    owns_heap: bool,
+    stream: CommStream,
+    /// Held during a call, so that the parts of two do not mix. None once it is closed.
+    operators: Mutex<Option<Operators>>,
+}
+
+/// The operators of a communicator, by the element type that they are planned for.
+struct Operators {
+    all_reduce: Vec<(DType, Operator)>,
+    reduce_scatter: Vec<(DType, Operator)>,
+    all_gather: Vec<(DType, Operator)>,
+    all_to_all: Vec<(DType, Operator)>,
+    broadcast: Vec<(DType, Operator)>,
+    barrier: Operator,
+    workspace: Arc<Workspace>,
+    /// Buffers for types without alignment: what is sent, and what is got.
+    stage: [RawSlice; 2],
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Comm(rank {} of {})", self.rank(), self.world_size())
+    }
+}
+
+impl Comm {
+    /// Opens a communicator of `world_size` processes, or threads, of this host that have the same `id`: collective.
+    /// `stream` is a `BackendKind`, for a stream of the communicator's own, or, with the feature `cudarc-0-19`, an
+    /// `Arc<CudaStream>`.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] for an `id` that is none, a rank out of range, ranks that do not come by the deadline, or a device
+    /// that cannot be opened; those of `new` of an operator.
+    #[track_caller]
+    pub fn from_rank(
+        stream: impl Into<OnStream>,
+        rank: usize,
+        world_size: usize,
+        id: Id,
+    ) -> Result<Self> {
+        Comm::from_rank_with(stream, rank, world_size, id, &Options::new())
+    }
+
+    /// Opens a communicator as [`Comm::from_rank`] does, with these sizes, which all ranks have alike.
+    ///
+    /// # Errors
+    /// As [`Comm::from_rank`]; [`Error::Invalid`] for options that no communicator can have.
+    #[track_caller]
+    pub fn from_rank_with(
+        stream: impl Into<OnStream>,
+        rank: usize,
+        world_size: usize,
+        id: Id,
+        options: &Options,
+    ) -> Result<Self> {
+        let world = World::from_unique_id(&id.unique()?, rank, world_size).map_err(Error::comm)?;
+        // No closure: collective calls name the place of the caller.
+        let mut comm = Comm::from_world(stream, &world, options)?;
+        comm.owned = Some(world);
+        Ok(comm)
+    }
+
+    /// Opens a communicator of the ranks of a world, in a heap of its own: collective. The world stays the program's, to
+    /// be closed after the communicator.
+    ///
+    /// # Errors
+    /// As [`Comm::from_rank_with`].
+    #[track_caller]
+    pub fn from_world(
+        stream: impl Into<OnStream>,
+        world: &World,
+        options: &Options,
+    ) -> Result<Self> {
+        let stream = stream.into();
+        let (backend, index) = stream.device()?;
+        let ranks = match index {
+            Some(index) => {
+                let device = Device::of_rank(backend, index).map_err(Error::comm)?;
+                Ranks::from(world).on_device(device)
+            }
+            None => Ranks::from(world).on(backend),
+        };
+        let plans = options.plans(ranks)?;
+        let mut opened = options.heap_options(&plans);
+        opened.device = index;
+        let heap = SymmetricHeap::open(world, opened).map_err(Error::comm)?;
+        let mut comm = Comm::make(stream, &heap, &plans)?;
+        comm.owns_heap = true;
+        Ok(comm)
+    }
+
+    /// Makes a communicator in a heap that is open, beside operators of the program's: collective.
+    /// [`Options::footprint`] says what it takes of the heap.
+    ///
+    /// # Errors
+    /// Those of `new` of an operator; [`Error::Comm`] for a stream of another heap or device.
+    #[track_caller]
+    pub fn in_heap(
+        stream: impl Into<OnStream>,
+        heap: &Arc<SymmetricHeap>,
+        options: &Options,
+    ) -> Result<Self> {
+        Comm::make(stream.into(), heap, &options.plans(heap.into())?)
+    }
+
+    #[track_caller]
+    fn make(stream: OnStream, heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<Self> {
+        let stream = stream.open(heap);
+        let told =
+            stream.as_ref().map(drop).map_err(|error| iris_heap::Error::other(error.clone()));
+        let told = heap.world().all_ok("communicator", told).map_err(Error::comm);
+        let stream = stream?;
+        told?;
+        let workspace = Workspace::for_plans(heap, &plans.sharing())?;
+        let mut stage = [None; 2];
+        for slice in &mut stage {
+            *slice = Some(heap.alloc::<u8>(plans.stage as usize).map_err(Error::comm)?);
+        }
+        let [Some(sent), Some(got)] = stage else { unreachable!("both were allocated") };
+        let operators = Operators {
+            all_reduce: within(&workspace, &plans.all_reduce)?,
+            reduce_scatter: within(&workspace, &plans.reduce_scatter)?,
+            all_gather: within(&workspace, &plans.all_gather)?,
+            all_to_all: within(&workspace, &plans.all_to_all)?,
+            broadcast: within(&workspace, &plans.broadcast)?,
+            barrier: Operator::new(Op::Barrier, heap, &plans.barrier)?,
+            workspace,
+            stage: [sent, got],
+        };
+        let heap = heap.clone();
+        let operators = Mutex::new(Some(operators));
+        Ok(Self { heap, owned: None, owns_heap: false, stream, operators })
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.heap.rank()
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.heap.size()
+    }
+
+    /// The stream on which calls are enqueued.
+    pub fn stream(&self) -> &Stream {
+        &self.stream.ours
+    }
+
+    /// The heap in which it is made, for operators and symmetric memory beside it.
+    pub fn heap(&self) -> &Arc<SymmetricHeap> {
+        &self.heap
+    }
+
+    /// The fault that enqueued calls left, if any. It waits for nothing, and may be asked at any time.
+    ///
+    /// # Errors
+    /// That fault, as [`Error::Comm`]. The communicator is then of no further use: drop it on all ranks, and open another
+    /// with a new [`Id`].
+    pub fn check(&self) -> Result<()> {
+        self.heap.check().map_err(Error::comm)
+    }
+
+    /// Ends the communicator: collective. It waits for its calls on all ranks, and gives back the heap and the world that it
+    /// has opened. Calls that follow are refused.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if it was closed, if a rank is lost, or if a call of this rank has failed and nobody has been told. What
+    /// is local is closed all the same, so that another communicator can be opened, with another [`Id`].
+    #[track_caller]
+    pub fn close(&self) -> Result<()> {
+        let operators = self.lock().take();
+        let operators = operators
+            .ok_or_else(|| Error::comm(iris_heap::Error::Closed { what: "the communicator" }))?;
+        let freed = if self.owns_heap {
+            drop(operators);
+            self.heap.close().map_err(Error::comm)
+        } else {
+            operators.free(&self.heap)
+        };
+        // In any case: a rank that is lost leaves nothing open here.
+        let closed = match &self.owned {
+            Some(world) => world.close().map_err(Error::comm),
+            None => Ok(()),
+        };
+        freed.and(closed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Operators>> {
+        self.operators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Operators {
+    /// Gives back what they have of the heap: collective.
+    #[track_caller]
+    fn free(self, heap: &SymmetricHeap) -> Result<()> {
+        let Operators { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
+        let sharing = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
+        for (_, operator) in sharing.into_iter().flatten() {
+            operator.free()?;
+        }
+        self.barrier.free()?;
+        self.workspace.free()?;
+        heap.free_many(&self.stage).map_err(Error::comm)
+    }
+}
+
+/// The operators of these plans in one workspace: collective.
+#[track_caller]
+fn within(workspace: &Arc<Workspace>, plans: &[(DType, Plan)]) -> Result<Vec<(DType, Operator)>> {
+    let mut operators = Vec::with_capacity(plans.len());
+    // No closure: collective calls name the place of the caller.
+    for (dtype, plan) in plans {
+        operators.push((*dtype, Operator::within(plan.op(), workspace, plan)?));
+    }
+    Ok(operators)
+}

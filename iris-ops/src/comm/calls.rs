@@ -1,0 +1,371 @@
+//! The collectives of a communicator, done in parts that the workspace holds.
+
+use bytemuck::Pod;
+use half::f16;
+use iris_heap::{DType, Element};
+
+use super::memory::{Bytes, Lent, Source, Target};
+use super::{Comm, Operators, ReduceOp, Summand};
+use crate::args::Matrices;
+use crate::error::{Error, InOp, Result};
+use crate::kind::Op;
+use crate::matrix::MatRef;
+use crate::operator::Operator;
+
+impl Comm {
+    /// Sum over ranks of `input`, to `output` on all ranks, which get the same bits. Both have the same number of elements.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for other lengths, another operation than [`ReduceOp::Sum`], a type that
+    /// [`Options::sums`](super::Options::sums) leaves out, or memory of another device; [`Error::Overlap`] if the two share
+    /// some elements; [`Error::Poisoned`] after a fault. On the CPU, with memory of the host, those of the call.
+    pub fn all_reduce<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+        &self,
+        input: &S,
+        output: &mut R,
+        operation: &ReduceOp,
+    ) -> Result<()> {
+        let (input, output) = (input.lend(&self.stream), output.lend_mut(&self.stream));
+        self.sum::<T>(Op::AllReduce, Some(input), output, *operation)
+    }
+
+    /// Sum over ranks of `data`, in its place, on all ranks, which get the same bits.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn all_reduce_in_place<T: Summand, R: Target<T> + ?Sized>(
+        &self,
+        data: &mut R,
+        operation: &ReduceOp,
+    ) -> Result<()> {
+        self.sum::<T>(Op::AllReduce, None, data.lend_mut(&self.stream), *operation)
+    }
+
+    /// Sum over ranks of `input`, of which rank r gets part r: `input` has [`Comm::world_size`] times as many elements as
+    /// `output`.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn reduce_scatter<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+        &self,
+        input: &S,
+        output: &mut R,
+        operation: &ReduceOp,
+    ) -> Result<()> {
+        let (input, output) = (input.lend(&self.stream), output.lend_mut(&self.stream));
+        self.sum::<T>(Op::ReduceScatter, Some(input), output, *operation)
+    }
+
+    /// Every rank's `input`, by rank, to `output` on all ranks, which has [`Comm::world_size`] times as many elements.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn all_gather<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+        &self,
+        input: &S,
+        output: &mut R,
+    ) -> Result<()> {
+        let (input, output) = (input.lend(&self.stream), output.lend_mut(&self.stream));
+        self.travel::<T>(Op::AllGather, Some(input), output, 0)
+    }
+
+    /// Part r of `input` to rank r, which gets it as part [`Comm::rank`] of its `output`. Both have the same number of
+    /// elements, a multiple of [`Comm::world_size`].
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn all_to_all<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+        &self,
+        input: &S,
+        output: &mut R,
+    ) -> Result<()> {
+        let (input, output) = (input.lend(&self.stream), output.lend_mut(&self.stream));
+        self.travel::<T>(Op::AllToAll, Some(input), output, 0)
+    }
+
+    /// `input` of rank `root` to `output` of all ranks, this one included. The input of other ranks may be `None` and is not
+    /// read.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a root without input.
+    pub fn broadcast<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
+        &self,
+        input: Option<&S>,
+        output: &mut R,
+        root: i32,
+    ) -> Result<()> {
+        let root = self.root(root)?;
+        let input = input.filter(|_| root == self.rank());
+        if input.is_none() && root == self.rank() {
+            let expected = "memory to send, since this rank is the root; Comm::broadcast_in_place sends what it gets";
+            return Err(invalid(Op::Broadcast, "input", "None".into(), expected.into()));
+        }
+        let (input, output) =
+            (input.map(|input| input.lend(&self.stream)), output.lend_mut(&self.stream));
+        self.travel::<T>(Op::Broadcast, input, output, root)
+    }
+
+    /// `data` of rank `root` to `data` of all ranks.
+    ///
+    /// # Errors
+    /// As [`Comm::broadcast`].
+    pub fn broadcast_in_place<T: Pod, R: Target<T> + ?Sized>(
+        &self,
+        data: &mut R,
+        root: i32,
+    ) -> Result<()> {
+        let root = self.root(root)?;
+        self.travel::<T>(Op::Broadcast, None, data.lend_mut(&self.stream), root)
+    }
+
+    /// Barrier of all ranks on their streams: what a rank's stream did before it is done, and seen by what any rank's stream
+    /// does after it. The host does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] after a fault.
+    pub fn barrier(&self) -> Result<()> {
+        let operators = self.lock();
+        let barrier = &open(&operators)?.barrier;
+        self.stream.enqueue(|| barrier.run(&self.stream.ours, &Matrices::default()))
+    }
+
+    fn root(&self, root: i32) -> Result<usize> {
+        let found = usize::try_from(root).ok().filter(|&root| root < self.world_size());
+        found.ok_or_else(|| {
+            let expected = format!("a rank, from 0 to {}", self.world_size() - 1);
+            invalid(Op::Broadcast, "root", root.to_string(), expected)
+        })
+    }
+
+    /// A sum: of `output` in its place if there is no input.
+    fn sum<T: Summand>(
+        &self,
+        op: Op,
+        input: Option<Lent<'_>>,
+        output: Lent<'_>,
+        operation: ReduceOp,
+    ) -> Result<()> {
+        if operation != ReduceOp::Sum {
+            let expected = "Sum, the one operation of this communicator".into();
+            return Err(invalid(
+                op,
+                "operation of a reduction",
+                format!("{operation:?}"),
+                expected,
+            ));
+        }
+        let parts = if op == Op::ReduceScatter { self.world_size() } else { 1 };
+        let message = self.message(op, (input.as_ref(), parts), (&output, 1), size_of::<T>())?;
+        let operators = self.lock();
+        let all = open(&operators)?;
+        let family = if op == Op::ReduceScatter { &all.reduce_scatter } else { &all.all_reduce };
+        let operator = find(op, family, T::DTYPE)?;
+        self.stream.enqueue(|| message.in_words::<T>(operator, &self.stream.ours, None))?;
+        self.done(&[input.as_ref(), Some(&output)])
+    }
+
+    /// A message that nobody computes with: `output` as it is at the root if there is no input there.
+    fn travel<T: Pod>(
+        &self,
+        op: Op,
+        input: Option<Lent<'_>>,
+        output: Lent<'_>,
+        root: usize,
+    ) -> Result<()> {
+        let size = self.world_size();
+        let (sent, got) = match op {
+            Op::AllGather => (1, size),
+            Op::AllToAll => (size, size),
+            _ => (1, 1),
+        };
+        let message = self.message(op, (input.as_ref(), sent), (&output, got), size_of::<T>())?;
+        let operators = self.lock();
+        let all = open(&operators)?;
+        let family = match op {
+            Op::AllGather => &all.all_gather,
+            Op::AllToAll => &all.all_to_all,
+            _ => &all.broadcast,
+        };
+        let root = (op == Op::Broadcast).then_some(root);
+        // By the type alone, so that all ranks do the same.
+        let stream = &self.stream.ours;
+        self.stream.enqueue(|| match align_of::<T>() {
+            _ if size == 1 => message.copy(self),
+            1 => message.by_stage(self, all, find(op, family, DType::F32)?, root),
+            2 => message.in_words::<f16>(find(op, family, DType::F16)?, stream, root),
+            _ => message.in_words::<f32>(find(op, family, DType::F32)?, stream, root),
+        })?;
+        self.done(&[input.as_ref(), Some(&output)])
+    }
+
+    /// The bytes of a message whose parts have the same length on both sides.
+    fn message(
+        &self,
+        op: Op,
+        (input, sent): (Option<&Lent<'_>>, usize),
+        (output, got): (&Lent<'_>, usize),
+        element: usize,
+    ) -> Result<Message> {
+        let (rank, size) = (self.rank(), self.world_size());
+        let count = output.len() / got;
+        let expected = |parts: usize| match parts {
+            1 => format!("{count} elements, since the output has {}", output.len()),
+            _ => format!("{count} elements for each of {size} ranks"),
+        };
+        if count * got != output.len() {
+            let expected = format!("a multiple of {size}, a part from each rank");
+            return Err(invalid(op, "length of the output", output.len().to_string(), expected));
+        }
+        if let Some(input) = input
+            && Some(input.len()) != count.checked_mul(sent)
+        {
+            return Err(invalid(
+                op,
+                "length of the input",
+                input.len().to_string(),
+                expected(sent),
+            ));
+        }
+        let bytes = |lent: &Lent<'_>| lent.bytes(op, &self.heap, element as u64);
+        let (own, output) = (input.map(bytes).transpose()?, bytes(output)?);
+        if let Some(own) = own {
+            let apart = own.address + own.bytes <= output.address
+                || output.address + output.bytes <= own.address;
+            let same = (own.address, own.bytes) == (output.address, output.bytes);
+            let in_place = same && matches!(op, Op::AllReduce | Op::Broadcast);
+            if !(apart || in_place) {
+                return Err(Error::Overlap { op: op.into(), first: "output", second: "input" });
+            }
+        }
+        // In its place: the output of a sum, or of a root.
+        let input = own.unwrap_or(output);
+        Ok(Message { op, rank, input, sent, output, got, part: (count * element) as u64 })
+    }
+
+    /// Waits for the call if memory of the host is lent to it.
+    fn done(&self, lent: &[Option<&Lent<'_>>]) -> Result<()> {
+        if lent.iter().flatten().any(|lent| lent.is_host()) {
+            return self.stream.ours.sync().map_err(Error::comm);
+        }
+        Ok(())
+    }
+}
+
+fn invalid(op: Op, what: &str, value: String, expected: String) -> Error {
+    Error::Invalid { op: op.into(), what: what.into(), value, expected }
+}
+
+fn open(operators: &Option<Operators>) -> Result<&Operators> {
+    let closed = || Error::comm(iris_heap::Error::Closed { what: "the communicator" });
+    operators.as_ref().ok_or_else(closed)
+}
+
+fn find(op: Op, family: &[(DType, Operator)], dtype: DType) -> Result<&Operator> {
+    let found = family.iter().find(|(known, _)| *known == dtype).map(|(_, operator)| operator);
+    found.ok_or_else(|| {
+        let names: Vec<_> = family.iter().map(|(known, _)| known.name()).collect();
+        let expected = format!("one of Options::sums of the communicator: {}", names.join(", "));
+        invalid(op, "element type", dtype.to_string(), expected)
+    })
+}
+
+/// A call of any length.
+struct Message {
+    op: Op,
+    rank: usize,
+    input: Bytes,
+    /// Parts of the input, which follow each other.
+    sent: usize,
+    output: Bytes,
+    /// Parts of the output.
+    got: usize,
+    /// Bytes of a part.
+    part: u64,
+}
+
+impl Message {
+    /// Ranges of a part that one launch takes, if it takes so many bytes.
+    fn ranges(&self, most: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let part = self.part;
+        (0..part).step_by(most as usize).map(move |from| (from, most.min(part - from)))
+    }
+
+    /// Done by an operator of elements of `T`, on the memory as it is.
+    fn in_words<T: Element>(
+        &self,
+        operator: &Operator,
+        stream: &iris_heap::Stream,
+        root: Option<usize>,
+    ) -> Result<()> {
+        let size = size_of::<T>() as u64;
+        let most = operator.plan().largest() as u64 * size;
+        for (from, bytes) in self.ranges(most) {
+            let shape = |parts| (parts, (bytes / size) as usize, (self.part / size) as usize);
+            let a = self.input.matrix::<T>(self.op, from, shape(self.sent))?;
+            let c = self.output.matrix::<T>(self.op, from, shape(self.got))?;
+            run(operator, stream, a, c, root)?;
+        }
+        Ok(())
+    }
+
+    /// Done by way of buffers of the communicator's, since neither addresses nor lengths are those of words.
+    fn by_stage(
+        &self,
+        comm: &Comm,
+        all: &Operators,
+        operator: &Operator,
+        root: Option<usize>,
+    ) -> Result<()> {
+        let parts = self.sent.max(self.got);
+        let [sent, got] = all.stage;
+        // Whole words, of each part.
+        let most = sent.bytes() / parts as u64 / 4 * 4;
+        let [sent, got] =
+            [Bytes::of(&comm.heap, sent, self.op)?, Bytes::of(&comm.heap, got, self.op)?];
+        let reads = root.is_none_or(|root| root == self.rank);
+        for (from, bytes) in self.ranges(most) {
+            let padded = bytes.next_multiple_of(4);
+            let words = (padded / 4) as usize;
+            for part in 0..if reads { self.sent as u64 } else { 0 } {
+                let source = self.input.address + part * self.part + from;
+                self.copy_raw(comm, sent.address + part * padded, source, bytes)?;
+            }
+            let a = sent.matrix::<f32>(self.op, 0, (self.sent, words, words))?;
+            let c = got.matrix::<f32>(self.op, 0, (self.got, words, words))?;
+            run(operator, &comm.stream.ours, a, c, root)?;
+            for part in 0..self.got as u64 {
+                let target = self.output.address + part * self.part + from;
+                self.copy_raw(comm, target, got.address + part * padded, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Done by a rank that is alone: the output is the input.
+    fn copy(&self, comm: &Comm) -> Result<()> {
+        match self.input.address == self.output.address {
+            true => Ok(()),
+            false => {
+                self.copy_raw(comm, self.output.address, self.input.address, self.output.bytes)
+            }
+        }
+    }
+
+    #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
+    fn copy_raw(&self, comm: &Comm, to: u64, from: u64, bytes: u64) -> Result<()> {
+        // SAFETY: one side lies in a buffer of the communicator's, which only its calls use, on one stream; or both are
+        // lent. What is lent stays until the call is enqueued; after that the stream's order keeps cudarc's memory and the
+        // heap its own, and the call waits for the host's.
+        unsafe { comm.heap.copy_raw_on(&comm.stream.ours, to, from, bytes) }.in_op(self.op)
+    }
+}
+
+fn run(
+    operator: &Operator,
+    stream: &iris_heap::Stream,
+    a: MatRef,
+    c: MatRef,
+    root: Option<usize>,
+) -> Result<()> {
+    operator.run(stream, &Matrices { a: Some(a), c: Some(c), root, ..Matrices::default() })
+}

@@ -1,0 +1,93 @@
+//! The identity of a communicator, as bytes that a program passes from rank 0 to the others.
+
+use std::ffi::c_char;
+use std::fmt;
+
+use iris_heap::UniqueId;
+
+use crate::error::{Error, Result};
+
+/// Bytes of an [`Id`], as many as NCCL's has.
+const BYTES: usize = 128;
+
+/// First bytes of an [`Id`], which tell it from other bytes.
+const MAGIC: &[u8; 8] = b"iris-id1";
+
+/// Identity of a communicator: one rank makes it, all ranks give it to [`Comm::from_rank`](crate::comm::Comm::from_rank).
+///
+/// It has the size and the methods of `cudarc::nccl::Id`, so that a program passes it on as it passed that one: by a
+/// file, a pipe or MPI.
+///
+/// ```
+/// use iris_ops::comm::Id;
+/// let id = Id::new()?;
+/// let bytes: Vec<u8> = id.internal().iter().map(|&byte| byte as u8).collect(); // 128, for the other ranks
+/// let same = Id::uninit(std::array::from_fn(|index| bytes[index] as std::ffi::c_char));
+/// assert_eq!(same, id);
+/// # iris_ops::OpResult::Ok(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Id {
+    internal: [c_char; BYTES],
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.unique() {
+            Ok(unique) => write!(f, "Id({unique})"),
+            Err(_) => f.write_str("Id(not of iris)"),
+        }
+    }
+}
+
+impl Id {
+    /// Makes a new identity from the system's random numbers.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the system has none.
+    pub fn new() -> Result<Self> {
+        let unique = UniqueId::new().map_err(Error::comm)?.to_string();
+        let mut bytes = MAGIC.iter().chain(unique.as_bytes()).map(|&byte| byte as c_char);
+        Ok(Self { internal: std::array::from_fn(|_| bytes.next().unwrap_or_default()) })
+    }
+
+    /// The identity whose bytes another rank has passed on. Bytes that are not of an identity are refused by
+    /// [`Comm::from_rank`](crate::comm::Comm::from_rank).
+    pub fn uninit(internal: [c_char; BYTES]) -> Self {
+        Self { internal }
+    }
+
+    /// The bytes, to be passed on.
+    pub fn internal(&self) -> &[c_char; BYTES] {
+        &self.internal
+    }
+
+    /// The number of the world that ranks with this identity form.
+    pub(super) fn unique(&self) -> Result<UniqueId> {
+        let bytes = self.internal.map(|byte| byte as u8);
+        let digits = bytes.strip_prefix(MAGIC).and_then(|rest| rest.get(..32));
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| {
+            Error::comm(iris_heap::Error::Invalid {
+                what: "Id".into(),
+                value: format!("{:02x?}...", &bytes[..MAGIC.len()]),
+                expected: "the 128 bytes of iris_ops::comm::Id::new of another rank; an Id of NCCL is none".into(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_its_bytes() {
+        let (id, other) = (Id::new().unwrap(), Id::new().unwrap());
+        assert_ne!(id, other);
+        let same = Id::uninit(*id.internal());
+        assert_eq!(same.unique().unwrap(), id.unique().unwrap());
+        let error = Id::uninit([7; 128]).unique().unwrap_err().to_string();
+        assert!(error.contains("[07, 07") && error.contains("NCCL"), "{error}");
+    }
+}

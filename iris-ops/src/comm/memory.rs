@@ -1,0 +1,256 @@
+//! Memory that calls of a communicator take: of the heap, of the host, or of cudarc.
+
+use iris_heap::{BackendKind, Element, RawSlice, SymSlice, SymmetricHeap};
+
+#[cfg(feature = "cudarc-0-19")]
+use cudarc::driver::{
+    CudaSlice, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+};
+
+use super::stream::CommStream;
+use crate::error::{Error, InOp, Result};
+use crate::kind::Op;
+use crate::matrix::MatRef;
+
+/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) reads: `[T]`, `Vec<T>` or `[T; N]` on the CPU;
+/// [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19` `CudaSlice<T>`, `CudaView<T>` and
+/// `CudaViewMut<T>`.
+pub trait Source<T>: sealed::Source<T> {}
+
+/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) writes: `[T]`, `Vec<T>` or `[T; N]` on the CPU;
+/// [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19` `CudaSlice<T>` and `CudaViewMut<T>`.
+pub trait Target<T>: sealed::Target<T> {}
+
+impl<T, S: sealed::Source<T> + ?Sized> Source<T> for S {}
+impl<T, S: sealed::Target<T> + ?Sized> Target<T> for S {}
+
+pub(super) mod sealed {
+    use super::*;
+
+    pub trait Source<T> {
+        /// The memory, for a call that is enqueued on `stream` while what is returned lives.
+        fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a>;
+    }
+
+    pub trait Target<T> {
+        /// As that of [`Source`], to be written.
+        fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a>;
+    }
+}
+
+/// Where lent memory is.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// Of the host.
+    Host(u64),
+    /// Of cudarc; an error where the stream is none of cudarc's.
+    #[cfg(feature = "cudarc-0-19")]
+    Cuda(Option<u64>),
+    /// Of cudarc, on another device than the stream's: its number.
+    #[cfg(feature = "cudarc-0-19")]
+    OtherDevice(usize),
+    /// Of the symmetric heap.
+    Sym(RawSlice),
+}
+
+/// Memory that is borrowed until a call is enqueued; on the host, until it is done.
+pub struct Lent<'a> {
+    place: Place,
+    /// Number of elements.
+    len: usize,
+    writable: bool,
+    /// Makes later work of cudarc's wait for the call.
+    #[cfg(feature = "cudarc-0-19")]
+    _until: Option<SyncOnDrop<'a>>,
+    _memory: std::marker::PhantomData<&'a ()>,
+}
+
+impl Lent<'_> {
+    fn new(place: Place, len: usize, writable: bool) -> Self {
+        Self {
+            place,
+            len,
+            writable,
+            #[cfg(feature = "cudarc-0-19")]
+            _until: None,
+            _memory: std::marker::PhantomData,
+        }
+    }
+
+    /// Number of elements.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the call must be waited for, because only the borrow keeps the memory.
+    pub(super) fn is_host(&self) -> bool {
+        matches!(self.place, Place::Host(_))
+    }
+
+    /// The memory as bytes that the device of this heap can access.
+    pub(super) fn bytes(&self, op: Op, heap: &SymmetricHeap, elements: u64) -> Result<Bytes> {
+        let backend = heap.options().backend;
+        let invalid = |value: &str, expected: String| Error::Invalid {
+            op: op.into(),
+            what: "memory of a message".into(),
+            value: value.into(),
+            expected,
+        };
+        let bytes = (self.len as u64).saturating_mul(elements);
+        let (address, sym) = match self.place {
+            Place::Sym(slice) => (heap.resolve(slice, heap.rank()).in_op(op)? as u64, Some(slice)),
+            Place::Host(address) if backend == BackendKind::Cpu => (address, None),
+            Place::Host(_) => {
+                let expected =
+                    format!("memory of the {backend} device: a slice of cudarc's, or a SymSlice");
+                return Err(invalid("of the host", expected));
+            }
+            #[cfg(feature = "cudarc-0-19")]
+            Place::Cuda(Some(address)) => (address, None),
+            #[cfg(feature = "cudarc-0-19")]
+            Place::OtherDevice(ordinal) => {
+                let expected = format!("memory of device {}", heap.device().index);
+                return Err(invalid(&format!("of device {ordinal}"), expected));
+            }
+            #[cfg(feature = "cudarc-0-19")]
+            Place::Cuda(None) => {
+                let expected = "memory of the host or a SymSlice, unless the communicator is made with a stream of \
+                                cudarc's, Arc<CudaStream>";
+                return Err(invalid("of cudarc", expected.into()));
+            }
+        };
+        Ok(Bytes { address, bytes, sym, writable: self.writable })
+    }
+}
+
+/// Bytes that the device can access while a [`Lent`] is held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bytes {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    sym: Option<RawSlice>,
+    writable: bool,
+}
+
+impl Bytes {
+    /// A slice of the heap.
+    pub(super) fn of(heap: &SymmetricHeap, slice: RawSlice, op: Op) -> Result<Self> {
+        let address = heap.resolve(slice, heap.rank()).in_op(op)? as u64;
+        Ok(Self { address, bytes: slice.bytes(), sym: Some(slice), writable: true })
+    }
+
+    /// `rows` rows of `cols` elements of `T`, which begin `from` bytes from the start and are `ld` elements apart.
+    #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
+    pub(super) fn matrix<T: Element>(
+        &self,
+        op: Op,
+        from: u64,
+        (rows, cols, ld): (usize, usize, usize),
+    ) -> Result<MatRef> {
+        let len = if rows == 0 { 0 } else { (rows - 1) * ld + cols };
+        let end = from + (len * size_of::<T>()) as u64;
+        debug_assert!(end <= self.bytes, "{from} to {end} of {self:?}");
+        let matrix = match self.sym {
+            Some(slice) => {
+                let part = slice.slice(from as usize..end as usize).in_op(op)?;
+                MatRef::sym(part.cast::<T>().in_op(op)?, rows, cols)
+            }
+            // SAFETY: the memory is borrowed by the `Lent` that it was made of, which its call holds until the call is
+            // enqueued; after that the stream's order keeps cudarc's memory, and the call waits for the host's.
+            None if self.writable => unsafe {
+                MatRef::external_mut((self.address + from) as *mut T, len, rows, cols)
+            },
+            // SAFETY: as above; it is only read.
+            None => unsafe { MatRef::external((self.address + from) as *const T, len, rows, cols) },
+        };
+        Ok(matrix.with_ld(ld))
+    }
+}
+
+impl<T> sealed::Source<T> for [T] {
+    fn lend<'a>(&'a self, _: &'a CommStream) -> Lent<'a> {
+        Lent::new(Place::Host(self.as_ptr() as u64), self.len(), false)
+    }
+}
+
+impl<T> sealed::Target<T> for [T] {
+    fn lend_mut<'a>(&'a mut self, _: &'a CommStream) -> Lent<'a> {
+        Lent::new(Place::Host(self.as_mut_ptr() as u64), self.len(), true)
+    }
+}
+
+macro_rules! as_slice {
+    ($([$($generic:tt)*] $type:ty),*) => {$(
+        impl<$($generic)*> sealed::Source<T> for $type {
+            fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a> {
+                sealed::Source::lend(&self[..], stream)
+            }
+        }
+
+        impl<$($generic)*> sealed::Target<T> for $type {
+            fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a> {
+                sealed::Target::lend_mut(&mut self[..], stream)
+            }
+        }
+    )*};
+}
+as_slice!([T] Vec<T>, [T, const N: usize] [T; N]);
+
+impl<T: Element> sealed::Source<T> for SymSlice<T> {
+    fn lend<'a>(&'a self, _: &'a CommStream) -> Lent<'a> {
+        Lent::new(Place::Sym(self.raw()), self.len(), true)
+    }
+}
+
+impl<T: Element> sealed::Target<T> for SymSlice<T> {
+    fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a> {
+        sealed::Source::lend(self, stream)
+    }
+}
+
+#[cfg(feature = "cudarc-0-19")]
+mod theirs {
+    use super::*;
+
+    /// Memory that was allocated on a stream of some device, with the guard of a call.
+    fn lent<'a>(
+        (address, until): (Option<u64>, Option<SyncOnDrop<'a>>),
+        (allocated, on): (usize, &'a CommStream),
+        len: usize,
+        writable: bool,
+    ) -> Lent<'a> {
+        let place = match on.theirs() {
+            Some(stream) if stream.context().ordinal() != allocated => {
+                Place::OtherDevice(allocated)
+            }
+            _ => Place::Cuda(address),
+        };
+        Lent { _until: until, ..Lent::new(place, len, writable) }
+    }
+
+    fn ordinal<T>(memory: &impl DeviceSlice<T>) -> usize {
+        memory.stream().context().ordinal()
+    }
+
+    macro_rules! device_memory {
+        (read $($type:ty),*; written $($target:ty),*) => {
+            $(impl<T> sealed::Source<T> for $type {
+                fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a> {
+                    let pointer = stream.theirs().map(|stream| self.device_ptr(stream)).unzip();
+                    lent(pointer, (ordinal(self), stream), DeviceSlice::len(self), false)
+                }
+            })*
+            $(impl<T> sealed::Target<T> for $target {
+                fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a> {
+                    let (len, ordinal) = (DeviceSlice::len(self), ordinal(self));
+                    let pointer = stream.theirs().map(|stream| self.device_ptr_mut(stream)).unzip();
+                    lent(pointer, (ordinal, stream), len, true)
+                }
+            })*
+        };
+    }
+    device_memory!(
+        read CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>;
+        written CudaSlice<T>, CudaViewMut<'_, T>
+    );
+}

@@ -1,0 +1,205 @@
+//! Sizes of a communicator: what its operators are planned for, and the memory that this takes.
+
+use iris_heap::{ALIGNMENT, DType, HeapOptions};
+use iris_sync::LINE_WORDS;
+
+use crate::error::{Error, Result};
+use crate::kind::Op;
+use crate::needs::{Extent, OWN_WORDS};
+use crate::ops;
+use crate::options::Request;
+use crate::plan::Plan;
+use crate::ranks::Ranks;
+
+/// Types of which sums are.
+pub(super) const SUMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Types as which data is moved without a look at it: in words of four bytes, or of two.
+pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
+
+/// Most bytes of a call of types without alignment, which go by buffers of the communicator's own.
+const STAGE_BYTES: u64 = 1 << 20;
+
+/// Smallest [`Options::max_bytes`].
+const LEAST_BYTES: u64 = 4096;
+
+/// Sizes of a [`Comm`](super::Comm).
+///
+/// The workspace is symmetric memory in which peers leave their parts. Calls with more bytes than
+/// [`max_bytes`](Options::max_bytes) are done in parts, one launch after the other; so a small workspace costs time for
+/// large messages, and no memory.
+///
+/// # Workspace
+/// [`Options::footprint`] tells bytes for a device. With sums of f32, f16 and bf16, for each rank:
+///
+#[doc = include_str!("footprint.md")]
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    max_bytes: u64,
+    sums: Vec<DType>,
+    /// What else a heap that the communicator opens has room for.
+    beside: Footprint,
+}
+
+/// Memory that a [`Comm`](super::Comm) takes of its heap, on each rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Footprint {
+    /// Bytes of the data segment.
+    pub data_bytes: u64,
+    /// Bytes of the signal segment, in which small messages travel.
+    pub signal_bytes: u64,
+    /// Device-local words of four bytes.
+    pub device_words: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { max_bytes: 8 << 20, sums: SUMS.to_vec(), beside: Footprint::default() }
+    }
+}
+
+impl Options {
+    /// The defaults: 8 MiB a launch, sums of f32, f16 and bf16, no room for other allocations.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the largest message of one launch in bytes, at least 4096: the larger of what a rank gives and gets.
+    #[must_use]
+    pub fn max_bytes(self, bytes: u64) -> Self {
+        Self { max_bytes: bytes, ..self }
+    }
+
+    /// Sets the element types that can be summed: f32, f16, bf16 or some of them. Fewer types are made in less time.
+    #[must_use]
+    pub fn sums(self, dtypes: &[DType]) -> Self {
+        Self { sums: dtypes.to_vec(), ..self }
+    }
+
+    /// Adds bytes of data for allocations of the program's to the heap, if the communicator opens it.
+    #[must_use]
+    pub fn room(mut self, bytes: u64) -> Self {
+        self.beside.data_bytes = self.beside.data_bytes.saturating_add(bytes);
+        self
+    }
+
+    /// Adds room for the operators of these plans to the heap, if the communicator opens it.
+    #[must_use]
+    pub fn operators(mut self, plans: &[&Plan]) -> Self {
+        for plan in plans {
+            let Footprint { data_bytes, signal_bytes, device_words } = &mut self.beside;
+            *data_bytes = data_bytes.saturating_add(plan.data_bytes());
+            *signal_bytes = signal_bytes.saturating_add(plan.signal_bytes());
+            *device_words = device_words.saturating_add(plan.device_words());
+        }
+        self
+    }
+
+    /// Memory that a communicator of these options takes of its heap on each rank.
+    ///
+    /// ```
+    /// use iris_ops::{Device, Ranks, comm};
+    /// let ranks = Ranks::new(0, 8).on_device(Device::named("h200")?);
+    /// println!("{:?}", comm::Options::new().max_bytes(64 << 20).footprint(ranks)?);
+    /// # iris_ops::OpResult::Ok(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for options that no communicator can have.
+    pub fn footprint(&self, ranks: impl Into<Ranks>) -> Result<Footprint> {
+        Ok(self.plans(ranks.into())?.footprint())
+    }
+
+    /// A heap with room for a communicator of these plans, and for what was added.
+    pub(super) fn heap_options(&self, plans: &Plans) -> HeapOptions {
+        let (own, beside) = (plans.footprint(), self.beside);
+        let options = HeapOptions::new().backend(plans.barrier.ranks().device.backend);
+        let reserved = iris_heap::abi::SIGNAL_RESERVED;
+        let words = own.device_words.saturating_add(beside.device_words).max(options.device_words);
+        options
+            .data_bytes(own.data_bytes.saturating_add(beside.data_bytes))
+            .signal_bytes(
+                own.signal_bytes.saturating_add(beside.signal_bytes).saturating_add(reserved),
+            )
+            .device_words(words)
+    }
+
+    /// Plans of the operators, by each rank for itself.
+    pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
+        let Self { max_bytes, sums, .. } = self;
+        let max_bytes = *max_bytes;
+        if max_bytes < LEAST_BYTES {
+            let (value, expected) = (max_bytes.to_string(), format!("at least {LEAST_BYTES}"));
+            return Err(Error::Invalid {
+                op: Op::AllReduce.into(),
+                what: "max_bytes".into(),
+                value,
+                expected,
+            });
+        }
+        let size = ranks.size as u64;
+        let whole = |dtype: DType| (max_bytes / dtype.size() as u64) as usize;
+        let part = |dtype: DType| whole(dtype) / ranks.size.max(1);
+        let plan = |request: &Request| Plan::new(ranks, request);
+        let each = |dtypes: &[DType], request: &dyn Fn(DType) -> Request| {
+            let plans = dtypes.iter().map(|&dtype| Ok((dtype, plan(&request(dtype))?)));
+            plans.collect::<Result<Vec<_>>>()
+        };
+        let of = |op: Op, dtype: DType, count: usize| {
+            let mut request = Request::new(ops::row(op), (0, count, 0));
+            (request.elements, request.dtype) = (true, dtype);
+            request
+        };
+        Ok(Plans {
+            all_reduce: each(sums, &|it| of(Op::AllReduce, it, whole(it)))?,
+            reduce_scatter: each(sums, &|it| of(Op::ReduceScatter, it, part(it)))?,
+            all_gather: each(&WORDS, &|it| of(Op::AllGather, it, part(it)))?,
+            all_to_all: each(&WORDS, &|it| of(Op::AllToAll, it, part(it)))?,
+            broadcast: each(&WORDS, &|it| of(Op::Broadcast, it, whole(it)))?,
+            barrier: plan(&Request::new(ops::row(Op::Barrier), (0, 0, 0)))?,
+            stage: STAGE_BYTES.min(max_bytes) / size / 4 * 4 * size,
+        })
+    }
+}
+
+/// Plans of the operators of a communicator, by the element type that they are made for.
+#[derive(Clone, Debug)]
+pub(super) struct Plans {
+    pub(super) all_reduce: Vec<(DType, Plan)>,
+    pub(super) reduce_scatter: Vec<(DType, Plan)>,
+    pub(super) all_gather: Vec<(DType, Plan)>,
+    pub(super) all_to_all: Vec<(DType, Plan)>,
+    pub(super) broadcast: Vec<(DType, Plan)>,
+    pub(super) barrier: Plan,
+    /// Bytes of each of two buffers for types without alignment: whole words for each rank.
+    pub(super) stage: u64,
+}
+
+impl Plans {
+    /// Plans of the operators that share a workspace: all but the barrier.
+    pub(super) fn sharing(&self) -> Vec<&Plan> {
+        let Self { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
+        let all = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
+        all.into_iter().flatten().map(|(_, plan)| plan).collect()
+    }
+
+    fn footprint(&self) -> Footprint {
+        let (sharing, barrier) = (self.sharing(), &self.barrier);
+        let extent = sharing.iter().map(|plan| plan.extent()).reduce(Extent::max);
+        let extent = extent.unwrap_or_default();
+        let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
+        let line = u64::from(LINE_WORDS);
+        let words = |words: usize| (words as u64).next_multiple_of(line);
+        let data = extent.data_blocks().into_iter().map(|(_, bytes)| aligned(bytes)).sum::<u64>();
+        Footprint {
+            data_bytes: data + barrier.data_bytes() + 2 * aligned(self.stage),
+            signal_bytes: aligned(extent.signal_bytes()) + barrier.signal_bytes(),
+            // Those of each operator, and a line for the word that counts calls.
+            device_words: words(extent.device_words())
+                + sharing.len() as u64 * words(OWN_WORDS)
+                + barrier.device_words()
+                + line,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The stream of a communicator.
+
+use std::fmt;
+
+use iris_heap::{BackendKind, Stream, SymmetricHeap};
+
+#[cfg(feature = "cudarc-0-19")]
+use cudarc::driver::CudaStream;
+#[cfg(feature = "cudarc-0-19")]
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// Stream on which a communicator is to enqueue its calls, and with it the device.
+///
+/// It is made from a [`BackendKind`], for a new stream of the heap; from a [`Stream`] of the heap; and, with the feature
+/// `cudarc-0-19`, from an `Arc<CudaStream>`, whose device is the communicator's. A stream of its own
+/// (`CudaContext::new_stream`, `CudaDevice::new_with_stream` of candle) is best. The legacy default stream is taken, except
+/// where ranks that are threads share a device. The per-thread default stream, which `CudaDevice::new` of candle 0.11 has, is
+/// taken at the cost of two events a call, since calls then go on a stream of the communicator's.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum OnStream {
+    /// A new stream of the heap, on a device of this kind.
+    New(BackendKind),
+    /// A stream of the heap in which the communicator is made.
+    Heap(Stream),
+    /// A stream of cudarc's.
+    #[cfg(feature = "cudarc-0-19")]
+    Cudarc(Arc<CudaStream>),
+}
+
+impl fmt::Debug for OnStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OnStream::New(backend) => write!(f, "OnStream::New({backend})"),
+            OnStream::Heap(stream) => write!(f, "OnStream::Heap({stream:?})"),
+            #[cfg(feature = "cudarc-0-19")]
+            OnStream::Cudarc(stream) => write!(f, "OnStream::Cudarc({:p})", stream.cu_stream()),
+        }
+    }
+}
+
+impl From<BackendKind> for OnStream {
+    fn from(backend: BackendKind) -> Self {
+        OnStream::New(backend)
+    }
+}
+
+impl From<Stream> for OnStream {
+    fn from(stream: Stream) -> Self {
+        OnStream::Heap(stream)
+    }
+}
+
+impl From<&Stream> for OnStream {
+    fn from(stream: &Stream) -> Self {
+        OnStream::Heap(stream.clone())
+    }
+}
+
+#[cfg(feature = "cudarc-0-19")]
+impl From<Arc<CudaStream>> for OnStream {
+    fn from(stream: Arc<CudaStream>) -> Self {
+        OnStream::Cudarc(stream)
+    }
+}
+
+#[cfg(feature = "cudarc-0-19")]
+impl From<&Arc<CudaStream>> for OnStream {
+    fn from(stream: &Arc<CudaStream>) -> Self {
+        OnStream::Cudarc(stream.clone())
+    }
+}
+
+impl OnStream {
+    /// Kind of device, and its number where the stream says it, for a communicator that opens a heap.
+    pub(super) fn device(&self) -> Result<(BackendKind, Option<usize>)> {
+        match self {
+            OnStream::New(backend) => Ok((*backend, None)),
+            OnStream::Heap(_) => Err(Error::comm(iris_heap::Error::Invalid {
+                what: "stream".into(),
+                value: "one of a heap".into(),
+                expected: "a BackendKind or a stream of cudarc's; a communicator in a heap that is open is made by \
+                           Comm::in_heap"
+                    .into(),
+            })),
+            #[cfg(feature = "cudarc-0-19")]
+            OnStream::Cudarc(stream) => Ok((BackendKind::Cuda, Some(stream.context().ordinal()))),
+        }
+    }
+
+    pub(super) fn open(self, heap: &SymmetricHeap) -> Result<CommStream> {
+        let ours = match &self {
+            OnStream::New(_) => heap.stream(),
+            OnStream::Heap(stream) => {
+                heap.check_stream("a communicator", stream).map(|()| stream.clone())
+            }
+            #[cfg(feature = "cudarc-0-19")]
+            OnStream::Cudarc(stream) => return CommStream::of(stream.clone(), heap),
+        };
+        Ok(CommStream {
+            ours: ours.map_err(Error::comm)?,
+            #[cfg(feature = "cudarc-0-19")]
+            theirs: None,
+            #[cfg(feature = "cudarc-0-19")]
+            apart: None,
+        })
+    }
+}
+
+/// The stream of an open communicator.
+pub struct CommStream {
+    /// That of its calls.
+    pub(super) ours: Stream,
+    /// The program's.
+    #[cfg(feature = "cudarc-0-19")]
+    theirs: Option<Arc<CudaStream>>,
+    /// That of its calls, if it is not the program's.
+    #[cfg(feature = "cudarc-0-19")]
+    apart: Option<Arc<CudaStream>>,
+}
+
+#[cfg(not(feature = "cudarc-0-19"))]
+impl CommStream {
+    /// Enqueues a call.
+    pub(super) fn enqueue(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        call()
+    }
+}
+
+#[cfg(feature = "cudarc-0-19")]
+impl CommStream {
+    /// The per-thread default stream is another one for each thread, so that calls go on a stream of the communicator's,
+    /// behind what the calling thread has enqueued and before what it enqueues next.
+    fn of(theirs: Arc<CudaStream>, heap: &SymmetricHeap) -> Result<Self> {
+        const PER_THREAD: u64 = 2;
+        let apart = match theirs.cu_stream() as u64 {
+            PER_THREAD => Some(theirs.context().new_stream().map_err(driver)?),
+            _ => None,
+        };
+        let ours = heap.gpu().and_then(|gpu| gpu.stream_of(apart.as_ref().unwrap_or(&theirs)));
+        Ok(Self { ours: ours.map_err(Error::comm)?, theirs: Some(theirs), apart })
+    }
+
+    pub(super) fn theirs(&self) -> Option<&CudaStream> {
+        self.theirs.as_deref()
+    }
+
+    /// Enqueues a call in the order of the program's stream.
+    pub(super) fn enqueue(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+        let (Some(theirs), Some(apart)) = (&self.theirs, &self.apart) else { return call() };
+        apart.join(theirs).map_err(driver)?;
+        let outcome = call();
+        // Also behind a call that failed: some of its steps may be out.
+        let joined = theirs.join(apart).map_err(driver);
+        outcome.and(joined)
+    }
+}
+
+#[cfg(feature = "cudarc-0-19")]
+fn driver(error: cudarc::driver::DriverError) -> Error {
+    Error::comm(iris_heap::Error::other(error))
+}

@@ -1,0 +1,307 @@
+//! Matrices in memory that is lent to a call: of cudarc, or of the host.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use iris_heap::{BackendKind, Element, Stream, SymmetricHeap};
+
+#[cfg(feature = "cudarc-0-19")]
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+
+#[cfg(feature = "cudarc-0-19")]
+use crate::error::InOp;
+use crate::error::{Error, Result};
+use crate::kind::Op;
+use crate::matrix::MatRef;
+
+/// A matrix of a call in memory that is borrowed for it. Arguments of a call are [`MatRef`]s or operands:
+/// `MatmulArgs::new(a, b, c)` takes three of either, and `Operand::from(mat_ref)` makes one of the other.
+///
+/// An operand of cudarc's memory ([`Operand::read`], [`Operand::write`], with the feature `cudarc-0-19`) is made for one
+/// stream. That stream waits for earlier work on the memory, as far as cudarc knows of it; and work on the memory that
+/// cudarc is given later, and its end, wait for the calls that took the operand. So the memory may be dropped as soon as
+/// [`run`](crate::MatmulAllReduce::run) has returned, also if an error follows.
+///
+/// An operand of memory of the host, on the CPU, is made in a [`scope`], which waits for the calls.
+///
+/// ```no_run
+/// # #[cfg(feature = "cudarc-0-19")]
+/// # fn layer(
+/// #     heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
+/// #     stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+/// # ) -> anyhow::Result<()> {
+/// use iris_ops::{MatmulAllReduce, MatmulArgs, Operand, matmul_all_reduce::Options};
+/// # let (m, n, k) = (16, 8192, 3584);
+/// let op = MatmulAllReduce::new(heap, &Options::new(m, n, k).plan(heap)?)?;
+/// let ours = heap.gpu()?.stream_of(stream)?; // the program's own stream
+/// let (x, weight) = (stream.alloc_zeros::<f32>(m * k)?, stream.alloc_zeros::<f32>(n * k)?);
+/// let mut y = stream.alloc_zeros::<f32>(m * n)?;
+/// let args = MatmulArgs::new(
+///     Operand::read(&x, stream, m, k),
+///     Operand::read(&weight, stream, n, k).transposed(),
+///     Operand::write(&mut y, stream, m, n),
+/// );
+/// op.run(&args, &ours)?; // enqueues
+/// drop(args);
+/// drop(x); // is given back behind the call
+/// # Ok(())
+/// # }
+/// ```
+pub struct Operand<'a> {
+    matrix: MatRef,
+    lent: Lent<'a>,
+}
+
+/// For which stream memory is lent.
+enum Lent<'a> {
+    /// For any: the heap's, or a maker of a `MatRef` vouches for it.
+    Always,
+    /// For calls of one stream of cudarc's, whose guard records when they are done.
+    #[cfg(feature = "cudarc-0-19")]
+    Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
+    /// Memory of the host, for calls of the stream that a scope waits for.
+    Host(&'a Stream),
+}
+
+impl fmt::Debug for Operand<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Operand({:?})", self.matrix)
+    }
+}
+
+impl From<MatRef> for Operand<'_> {
+    fn from(matrix: MatRef) -> Self {
+        Self { matrix, lent: Lent::Always }
+    }
+}
+
+impl<'a> Operand<'a> {
+    /// An input of `rows` x `cols`, row-major without gaps, in memory of cudarc's: a `CudaSlice`, a `CudaView` or a
+    /// `CudaViewMut`. It is for calls on `stream`.
+    #[cfg(feature = "cudarc-0-19")]
+    #[allow(unsafe_code, reason = "the guard keeps the memory until a call is enqueued")]
+    pub fn read<T: Element>(
+        memory: &'a impl DevicePtr<T>,
+        stream: &'a CudaStream,
+        rows: usize,
+        cols: usize,
+    ) -> Self {
+        let (address, until) = memory.device_ptr(stream);
+        // SAFETY: the memory is borrowed for `'a`; `enqueued` and the guard record the calls, for which cudarc waits
+        // before it writes the memory or gives it back.
+        let matrix = unsafe { MatRef::external(address as *const T, memory.len(), rows, cols) };
+        Self { matrix, lent: Lent::Cudarc { stream, until } }
+    }
+
+    /// A matrix of `rows` x `cols`, row-major without gaps, that may be an output, in memory of cudarc's: a `CudaSlice` or
+    /// a `CudaViewMut`. It is for calls on `stream`.
+    #[cfg(feature = "cudarc-0-19")]
+    #[allow(unsafe_code, reason = "the guard keeps the memory until a call is enqueued")]
+    pub fn write<T: Element>(
+        memory: &'a mut impl DevicePtrMut<T>,
+        stream: &'a CudaStream,
+        rows: usize,
+        cols: usize,
+    ) -> Self {
+        let len = memory.len();
+        let (address, until) = memory.device_ptr_mut(stream);
+        // SAFETY: as in `read`; the memory is borrowed exclusively.
+        let matrix = unsafe { MatRef::external_mut(address as *mut T, len, rows, cols) };
+        Self { matrix, lent: Lent::Cudarc { stream, until } }
+    }
+
+    /// The same matrix with rows (columns, if transposed) `ld` elements apart.
+    #[must_use]
+    pub fn with_ld(self, ld: usize) -> Self {
+        Self { matrix: self.matrix.with_ld(ld), ..self }
+    }
+
+    /// The matrix whose rows are this one's columns: the same memory, read the other way.
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        Self { matrix: self.matrix.transposed(), ..self }
+    }
+}
+
+/// A matrix among the arguments of a call: a [`MatRef`] or an [`Operand`].
+pub trait MatrixArg: sealed::MatrixArg {}
+
+impl MatrixArg for MatRef {}
+impl MatrixArg for Operand<'_> {}
+
+pub(crate) mod sealed {
+    use super::*;
+
+    pub trait MatrixArg {
+        /// The matrix.
+        fn matrix(&self) -> MatRef;
+
+        /// Checks that its memory is lent to calls on this stream.
+        fn check(&self, _: Op, _: &SymmetricHeap, _: &Stream) -> Result<()> {
+            Ok(())
+        }
+
+        /// Notes that a call that takes it was enqueued.
+        fn enqueued(&self, _: Op) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    impl MatrixArg for MatRef {
+        fn matrix(&self) -> MatRef {
+            *self
+        }
+    }
+}
+
+impl sealed::MatrixArg for Operand<'_> {
+    fn matrix(&self) -> MatRef {
+        self.matrix
+    }
+
+    fn check(&self, op: Op, heap: &SymmetricHeap, stream: &Stream) -> Result<()> {
+        let backend = heap.options().backend;
+        let invalid = |what: &str, value: String, expected: &str| {
+            Err(Error::Invalid {
+                op: op.into(),
+                what: what.into(),
+                value,
+                expected: expected.into(),
+            })
+        };
+        match &self.lent {
+            Lent::Always => Ok(()),
+            Lent::Host(_) if backend != BackendKind::Cpu => {
+                let expected =
+                    "memory of its device: of the heap, or Operand::read and write of cudarc's";
+                invalid("operand", format!("memory of the host, on {backend}"), expected)
+            }
+            Lent::Host(of) if !of.is_same(stream) => {
+                invalid("stream", format!("{stream:?}"), "the one of the scope of the operands")
+            }
+            Lent::Host(_) => Ok(()),
+            #[cfg(feature = "cudarc-0-19")]
+            Lent::Cudarc { stream: theirs, .. } => {
+                let handle = theirs.cu_stream() as u64;
+                let (ordinal, index) = (theirs.context().ordinal(), heap.device().index);
+                if backend != BackendKind::Cuda || ordinal != index {
+                    let value =
+                        format!("memory of CUDA device {ordinal}, on {backend} device {index}");
+                    return invalid("operand", value, "memory of the heap's device");
+                }
+                if handle != stream.raw_handle() {
+                    let value = format!("{:#x}", stream.raw_handle());
+                    let expected = format!(
+                        "{handle:#x}, for which the operands are made: Gpu::stream_of of that stream"
+                    );
+                    return invalid("stream", value, &expected);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn enqueued(&self, op: Op) -> Result<()> {
+        #[cfg(feature = "cudarc-0-19")]
+        if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } = &self.lent {
+            // Not by the guard alone, which a program may leak.
+            let recorded = event.record(stream);
+            return recorded.map_err(iris_heap::Error::other).in_op(op);
+        }
+        let _ = op;
+        Ok(())
+    }
+}
+
+/// Calls whose matrices lie in memory of the host: see [`scope`].
+#[derive(Debug)]
+pub struct Scope<'scope, 'env: 'scope> {
+    stream: Stream,
+    _scope: PhantomData<&'scope mut &'scope ()>,
+    _env: PhantomData<&'env mut &'env ()>,
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    /// An input of `rows` x `cols`, row-major without gaps.
+    #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
+    pub fn read<T: Element>(
+        &'scope self,
+        memory: &'env [T],
+        rows: usize,
+        cols: usize,
+    ) -> Operand<'scope> {
+        // SAFETY: the memory is borrowed until the scope has waited for its stream, on which alone the operand is taken.
+        let matrix = unsafe { MatRef::external(memory.as_ptr(), memory.len(), rows, cols) };
+        Operand { matrix, lent: Lent::Host(&self.stream) }
+    }
+
+    /// A matrix of `rows` x `cols`, row-major without gaps, that may be an output.
+    #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
+    pub fn write<T: Element>(
+        &'scope self,
+        memory: &'env mut [T],
+        rows: usize,
+        cols: usize,
+    ) -> Operand<'scope> {
+        let (pointer, len) = (memory.as_mut_ptr(), memory.len());
+        // SAFETY: as in `read`; the memory is borrowed exclusively.
+        let matrix = unsafe { MatRef::external_mut(pointer, len, rows, cols) };
+        Operand { matrix, lent: Lent::Host(&self.stream) }
+    }
+}
+
+/// Lends memory of the host to calls on `stream`, on the CPU, and returns when they are done, also if `f` fails or panics.
+/// The error of `f` comes before that of a call. What the stream had to do before is waited for first.
+///
+/// ```
+/// use iris_heap::{HeapOptions, SymmetricHeap, World};
+/// use iris_ops::{MatmulAllReduce, MatmulArgs, matmul_all_reduce::Options, scope};
+///
+/// let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
+///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+///     let op = MatmulAllReduce::new(&heap, &Options::new(1, 2, 3).plan(&heap)?)?;
+///     let (x, weight, mut y) = ([1.0_f32; 3], [2.0_f32; 6], vec![0.0_f32; 2]);
+///     let stream = heap.stream()?;
+///     scope(&heap, &stream, |scope| {
+///         let (x, weight) = (scope.read(&x, 1, 3), scope.read(&weight, 3, 2));
+///         op.run(&MatmulArgs::new(x, weight, scope.write(&mut y, 1, 2)), &stream)
+///     })?;
+///     Ok(y)
+/// })?;
+/// assert_eq!(sums, [[12.0; 2]; 2]);
+/// # anyhow::Ok(())
+/// ```
+///
+/// The memory cannot be given back before the calls are done:
+/// ```compile_fail
+/// # fn f(heap: &iris_heap::SymmetricHeap, stream: &iris_heap::Stream) {
+/// let x = vec![1.0_f32; 3];
+/// iris_ops::scope(heap, stream, |scope| {
+///     let operand = scope.read(&x, 1, 3);
+///     drop(x);
+///     iris_ops::OpResult::Ok(())
+/// });
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of `f`; else those of the calls, as [`Stream::sync`] returns them.
+pub fn scope<'env, T, E: From<Error>>(
+    heap: &SymmetricHeap,
+    stream: &Stream,
+    f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+) -> Result<T, E> {
+    // The heap is borrowed so that it is not dropped, which would leave a call running.
+    heap.check_stream("a scope", stream).map_err(Error::comm)?;
+    // Whether this thread may wait at all is asked before anything is lent.
+    stream.sync().map_err(Error::comm)?;
+    let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
+    let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));
+    let done = stream.sync();
+    match outcome {
+        Err(panic) => resume_unwind(panic),
+        Ok(Ok(value)) => done.map(|()| value).map_err(|error| Error::comm(error).into()),
+        Ok(failed) => failed,
+    }
+}

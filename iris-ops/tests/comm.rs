@@ -1,0 +1,306 @@
+//! Communicators on the CPU: every collective, of any count and type, by threads and by an id.
+
+use std::fmt;
+use std::sync::{Condvar, Mutex};
+
+use anyhow::Result;
+use bytemuck::Pod;
+use half::{bf16, f16};
+use iris_heap::{BackendKind, DType, HeapOptions, Segment, SymSlice, SymmetricHeap, World};
+use iris_ops::comm::{Comm, Footprint, Id, Options, ReduceOp, Summand};
+use iris_ops::{Device, OpResult, Ranks};
+
+const CPU: BackendKind = BackendKind::Cpu;
+
+/// Calls of more than 4096 bytes are done in parts.
+fn small() -> Options {
+    Options::new().max_bytes(4096).room(1 << 16)
+}
+
+fn ranks(size: usize, f: impl Fn(&Comm) -> Result<()> + Sync) {
+    let rank = |world: World| -> Result<()> {
+        let comm = Comm::from_world(CPU, &world, &small())?;
+        f(&comm)?;
+        comm.close()?;
+        Ok(world.close()?)
+    };
+    World::run_threads(size, rank).unwrap();
+}
+
+/// The value that `rank` has at `index`: its sums are exact in all types.
+fn value(rank: usize, index: usize) -> f64 {
+    ((index * 7 + rank * 3) % 16) as f64
+}
+
+fn sums<T: Summand + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.world_size());
+    let own: Vec<T> = (0..count).map(|index| T::from_f64(value(rank, index))).collect();
+    let sum = |index| T::from_f64((0..size).map(|rank| value(rank, index)).sum());
+    let expected: Vec<T> = (0..count).map(sum).collect();
+    let mut all = vec![T::from_f64(-1.0); count];
+    comm.all_reduce(&own, &mut all, &ReduceOp::Sum)?;
+    assert_eq!(all, expected, "all_reduce of {count} {}", T::DTYPE);
+    let mut own = own;
+    comm.all_reduce_in_place(&mut own, &ReduceOp::Sum)?;
+    assert_eq!(own, expected, "in place");
+    let parts: Vec<T> = (0..count * size).map(|index| T::from_f64(value(rank, index))).collect();
+    let mut part = vec![T::from_f64(-1.0); count];
+    comm.reduce_scatter(&parts, &mut part, &ReduceOp::Sum)?;
+    let expected: Vec<T> = (rank * count..(rank + 1) * count).map(sum).collect();
+    assert_eq!(part, expected, "reduce_scatter of {count} {}", T::DTYPE);
+    Ok(())
+}
+
+/// Every bit pattern comes through, also those that are no numbers in the types in which words are moved.
+fn moves<T: Pod + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.world_size());
+    let elements = |rank: usize, from: usize, count: usize| -> Vec<T> {
+        let bytes = |index: usize| {
+            let bytes = (0..size_of::<T>()).map(move |byte| {
+                let all = (index + rank * 1000).wrapping_mul(0x9E37_79B9).wrapping_add(byte << 20);
+                (all >> 12) as u8
+            });
+            bytemuck::pod_read_unaligned(&bytes.collect::<Vec<u8>>())
+        };
+        (from..from + count).map(bytes).collect()
+    };
+    let zero = T::zeroed();
+    let own = elements(rank, 0, count);
+    let mut all = vec![zero; count * size];
+    comm.all_gather(&own, &mut all)?;
+    let expected: Vec<T> = (0..size).flat_map(|rank| elements(rank, 0, count)).collect();
+    assert_eq!(all, expected, "all_gather of {count} elements of {} bytes", size_of::<T>());
+    let parts = elements(rank, 0, count * size);
+    let mut got = vec![zero; count * size];
+    comm.all_to_all(&parts, &mut got)?;
+    let expected: Vec<T> = (0..size).flat_map(|from| elements(from, rank * count, count)).collect();
+    assert_eq!(got, expected, "all_to_all of {count} elements of {} bytes", size_of::<T>());
+    for root in 0..size {
+        let mut got = vec![zero; count];
+        comm.broadcast(Some(&own), &mut got, root as i32)?;
+        assert_eq!(got, elements(root, 0, count), "broadcast of {count} from {root}");
+        let mut data = own.clone();
+        comm.broadcast_in_place(&mut data, root as i32)?;
+        assert_eq!(data, elements(root, 0, count), "broadcast in place of {count} from {root}");
+    }
+    Ok(())
+}
+
+#[test]
+fn calls_of_any_count_and_type_are_right() {
+    for size in [1, 2, 3, 4] {
+        ranks(size, |comm| {
+            for count in [0, 1, 2, 5, 341, 1024, 1025, 5000] {
+                sums::<f32>(comm, count)?;
+                sums::<f16>(comm, count)?;
+                sums::<bf16>(comm, count)?;
+                moves::<u32>(comm, count)?;
+                moves::<u64>(comm, count)?;
+                moves::<u16>(comm, count)?;
+                moves::<u8>(comm, count)?;
+                moves::<[u8; 3]>(comm, count)?;
+                moves::<[u16; 3]>(comm, count)?;
+                comm.barrier()?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Each call is of another length than the last, so that peers write where another call has written.
+#[test]
+fn calls_follow_each_other_without_waits_of_the_host_in_the_heap() {
+    ranks(3, |comm| {
+        let heap = comm.heap().clone();
+        let (rank, len) = (comm.rank(), 500);
+        let slices = [heap.alloc::<f32>(len), heap.alloc(len), heap.alloc(len)];
+        let [x, mut y, mut z] = slices.map(|slice| slice.unwrap());
+        let values: Vec<f32> = (0..len).map(|index| value(rank, index) as f32).collect();
+        heap.write(x, &values)?;
+        for len in (1..len).step_by(37) {
+            let part = |slice: SymSlice<f32>| slice.slice(..len).unwrap();
+            comm.all_reduce(&part(x), &mut part(y), &ReduceOp::Sum)?;
+            comm.broadcast(Some(&part(y)), &mut part(z), (len % 3) as i32)?;
+        }
+        comm.all_reduce(&x, &mut y, &ReduceOp::Sum)?;
+        comm.broadcast(Some(&y), &mut z, 1)?;
+        comm.stream().sync()?;
+        let sum = |index: usize| (0..3).map(|rank| value(rank, index) as f32).sum::<f32>();
+        let expected: Vec<f32> = (0..len).map(sum).collect();
+        assert_eq!(heap.read(z)?, expected);
+        Ok(())
+    });
+}
+
+#[test]
+fn wrong_calls_are_refused_by_name_and_harm_nobody() {
+    ranks(2, |comm| {
+        let says = |outcome: OpResult<()>, words: &[&str]| {
+            let error = outcome.unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        };
+        let (x, mut y) = ([1.0_f32; 4], [0.0_f32; 4]);
+        for operation in [ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg] {
+            let outcome = comm.all_reduce(&x, &mut y, &operation);
+            says(outcome, &["all_reduce", &format!("{operation:?}"), "Sum"]);
+        }
+        says(comm.all_reduce(&x, &mut y[..3], &ReduceOp::Sum), &["length of the input is 4", "3"]);
+        says(
+            comm.all_gather(&x, &mut y),
+            &["length of the input is 4", "2 elements, since the output has 4"],
+        );
+        says(comm.all_gather(&x, &mut [0.0; 7]), &["length of the output is 7", "multiple of 2"]);
+        says(comm.reduce_scatter(&x, &mut y, &ReduceOp::Sum), &["input is 4", "each of 2 ranks"]);
+        says(comm.all_to_all(&x[..3], &mut y[..3]), &["length of the output is 3"]);
+        for root in [-1, 2] {
+            says(comm.broadcast(Some(&x), &mut y, root), &["root is", "from 0 to 1"]);
+        }
+        if comm.rank() == 1 {
+            says(comm.broadcast(None::<&[f32]>, &mut y, 1), &["broadcast: input is None", "root"]);
+        }
+        let slice = comm.heap().zeros::<f32>(8)?;
+        let (head, mut tail) = (slice.slice(..5).unwrap(), slice.slice(3..).unwrap());
+        says(comm.all_reduce(&head, &mut tail, &ReduceOp::Sum), &["output and input overlap"]);
+        sums::<f32>(comm, 9)
+    });
+    let of_f32 = |world: World| -> Result<()> {
+        let options = small().sums(&[DType::F32]);
+        let comm = Comm::from_world(CPU, &world, &options)?;
+        sums::<f32>(&comm, 9)?;
+        let mut data = [bf16::ONE; 3];
+        let error = comm.all_reduce_in_place(&mut data, &ReduceOp::Sum).unwrap_err().to_string();
+        assert!(error.contains("bf16") && error.contains("Options::sums"), "{error}");
+        comm.close()?;
+        let error = comm.all_reduce_in_place(&mut data, &ReduceOp::Sum).unwrap_err().to_string();
+        assert!(error.contains("communicator is closed"), "{error}");
+        Ok(())
+    };
+    World::run_threads(2, of_f32).unwrap();
+    let error = small().max_bytes(100).footprint(Ranks::new(0, 2)).unwrap_err().to_string();
+    assert!(error.contains("max_bytes is 100, expected at least 4096"), "{error}");
+}
+
+/// Ranks that know an id and nothing else of each other, here as threads of a process.
+#[test]
+fn ranks_meet_by_an_id() {
+    let id = Id::new().unwrap();
+    let rank = |rank: usize| -> Result<()> {
+        let comm = Comm::from_rank_with(CPU, rank, 3, Id::uninit(*id.internal()), &small())?;
+        assert_eq!((comm.rank(), comm.world_size()), (rank, 3));
+        sums::<f32>(&comm, 5000)?;
+        moves::<u8>(&comm, 3)?;
+        Ok(comm.close()?)
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..3).map(|number| scope.spawn(move || rank(number))).collect();
+        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+    let error = Comm::from_rank(CPU, 3, 3, id).unwrap_err().to_string();
+    assert!(error.contains("rank is 3"), "{error}");
+}
+
+/// What a server does that goes on: ranks that are left close what they have, and open another with a new id.
+#[test]
+fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
+    let ids = [Id::new().unwrap(), Id::new().unwrap()];
+    let lost = std::sync::Barrier::new(2);
+    let rank = |rank: usize| -> Result<()> {
+        let comm = Comm::from_rank_with(CPU, rank, 2, ids[0], &small())?;
+        sums::<f32>(&comm, 10)?;
+        if rank == 1 {
+            drop(comm);
+        } else {
+            // Its peer does not come.
+            let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("rank 1"), "{error}");
+            assert!(comm.check().is_err());
+            let error = comm.all_gather(&[1_u32], &mut [0_u32; 2]).unwrap_err().to_string();
+            assert!(error.contains("poisoned"), "{error}");
+            let error = comm.close().unwrap_err().to_string();
+            assert!(error.contains("rank 1"), "{error}");
+        }
+        lost.wait();
+        let comm = Comm::from_rank_with(CPU, rank, 2, ids[1], &small())?;
+        sums::<f32>(&comm, 10)?;
+        Ok(comm.close()?)
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+}
+
+/// The order of calls is the program's: here threads hand a turn on, while each enqueues calls of several parts.
+#[test]
+fn threads_share_a_communicator() {
+    ranks(2, |comm| {
+        let turn = (Mutex::new(0), Condvar::new());
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let turn = &turn;
+                scope.spawn(move || {
+                    for round in 0..4 {
+                        let mine = |now: &mut usize| *now != round * 3 + thread;
+                        let waited = turn.1.wait_while(turn.0.lock().unwrap(), mine).unwrap();
+                        sums::<f32>(comm, 3000 + thread).unwrap();
+                        moves::<u32>(comm, 100 * thread).unwrap();
+                        let mut now = waited;
+                        *now += 1;
+                        turn.1.notify_all();
+                    }
+                });
+            }
+        });
+        Ok(())
+    });
+}
+
+/// A communicator takes what `footprint` says, and all of it comes back.
+#[test]
+fn a_communicator_takes_its_footprint_of_a_heap() {
+    let rank = |world: World| -> Result<()> {
+        let options = small();
+        let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+        let free = || [Segment::Data, Segment::Signal].map(|segment| heap.free_bytes(segment).0);
+        let before = free();
+        let comm = Comm::in_heap(CPU, &heap, &options)?;
+        let (after, footprint) = (free(), options.footprint(&heap)?);
+        let taken = [before[0] - after[0], before[1] - after[1]];
+        assert_eq!(taken, [footprint.data_bytes, footprint.signal_bytes]);
+        sums::<f32>(&comm, 100)?;
+        comm.close()?;
+        assert_eq!(free(), before);
+        Ok(heap.close()?)
+    };
+    for size in [1, 2, 5] {
+        World::run_threads(size, rank).unwrap();
+    }
+}
+
+/// The table of the documentation, line by line.
+fn table() -> String {
+    let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+    let mut text = String::from(
+        "| world | largest message of a launch | data on H200s (MiB) | signals (MiB) | data on the CPU (MiB) | signals (MiB) |\n\
+         | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for size in [2, 4, 8] {
+        for max in [1, 8, 64] {
+            let options = Options::new().max_bytes(max << 20);
+            let ranks = Ranks::new(0, size);
+            let h200 = Device::named("h200").unwrap();
+            let columns = [ranks.on_device(h200).untuned(), ranks.untuned()].map(|ranks| {
+                let Footprint { data_bytes, signal_bytes, .. } = options.footprint(ranks).unwrap();
+                format!("{} | {}", mib(data_bytes), mib(signal_bytes))
+            });
+            text += &format!("| {size} | {max} MiB | {} | {} |\n", columns[0], columns[1]);
+        }
+    }
+    text
+}
+
+#[test]
+fn the_table_of_workspaces_is_what_plans_say() {
+    let (derived, written) = (table(), include_str!("../src/comm/footprint.md"));
+    assert_eq!(derived.trim(), written.trim(), "footprint.md should be:\n{derived}");
+}

@@ -1,0 +1,140 @@
+//! Steps of a decoder: the sums of many layers in one graph, with and without a small kernel between them, and what a
+//! further layer costs.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use anyhow::Result;
+use bytemuck::Zeroable;
+use iris_heap::{DType, Stream, SymSlice, SymmetricHeap};
+use iris_kernels::UserKernel;
+use iris_kernels::args::{Matrix, OpArgs, dtype_code};
+use iris_kernels::gemm_config::MESSAGE_THREADS;
+use iris_kernels::rtc::{KernelSource, Options};
+use iris_testkit::suite::{AnyOp, Operands};
+
+use super::baseline::Baseline;
+
+const SOURCE: KernelSource<'_> = KernelSource { name: "touch.cu", text: include_str!("touch.cu") };
+
+/// The small kernel between two sums.
+pub(super) struct Between {
+    kernel: UserKernel,
+    args: OpArgs,
+}
+
+impl Between {
+    /// Of a message of so many rows and columns.
+    pub(super) fn new(
+        heap: &Arc<SymmetricHeap>,
+        (rows, cols): (usize, usize),
+        dtype: DType,
+        c: SymSlice<u8>,
+    ) -> Result<Between> {
+        let options = Options::new().define("IRIS_THREADS", MESSAGE_THREADS);
+        let kernel = UserKernel::new(heap, SOURCE, &options, "touch", (MESSAGE_THREADS, 0))?;
+        let (m, n) = (rows as u32, cols as u32);
+        let address = heap.resolve(c, heap.rank())? as u64;
+        let dtype = dtype_code(dtype).unwrap_or_default();
+        let c = Matrix { address, ld: u64::from(n), rows: m, cols: n, dtype, transposed: 0 };
+        Ok(Between { kernel, args: OpArgs { m, n, c, ..OpArgs::zeroed() } })
+    }
+
+    #[allow(unsafe_code, reason = "a kernel is given the address of a matrix")]
+    fn run(&self, stream: &Stream) -> Result<()> {
+        let groups = self.args.m.clamp(1, self.kernel.resident());
+        // SAFETY: the parameter is that of `touch`; the matrix is the heap's and stays until it is closed, which is when
+        // the stream has finished.
+        unsafe { self.kernel.launch(stream, groups, &[bytemuck::bytes_of(&self.args)]) }?;
+        Ok(())
+    }
+}
+
+/// What adds up the message of a layer.
+pub(super) enum Sum<'a> {
+    Op(Rc<(AnyOp, Operands)>),
+    Library(Rc<Baseline<'a>>),
+    /// Nothing: a step of the kernels between sums.
+    None,
+}
+
+/// A step.
+pub(super) struct Step<'a> {
+    pub(super) layers: usize,
+    pub(super) sum: Sum<'a>,
+    pub(super) between: Option<Rc<Between>>,
+}
+
+impl Step<'_> {
+    pub(super) fn name(&self) -> String {
+        let sum = match &self.sum {
+            Sum::Op(called) => format!("{:?}", called.0),
+            Sum::Library(_) => "a library's sum".into(),
+            Sum::None => "no sum".into(),
+        };
+        let between = if self.between.is_some() { ", each after a small kernel" } else { "" };
+        format!("a step of {} times {sum}{between}", self.layers)
+    }
+
+    /// Enqueues it; `library` lets a library do so.
+    pub(super) fn run(
+        &self,
+        stream: &Stream,
+        library: impl Fn(&Baseline<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for _ in 0..self.layers {
+            if let Some(between) = &self.between {
+                between.run(stream)?;
+            }
+            match &self.sum {
+                Sum::Op(called) => called.0.run(&called.1, stream)?,
+                Sum::Library(baseline) => library(baseline)?,
+                Sum::None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what the last step of an op has: collective.
+    pub(super) fn free(self) -> Result<()> {
+        match self.sum {
+            Sum::Op(called) => {
+                Rc::into_inner(called).map_or(Ok(()), |called| Ok(called.0.free()?))
+            }
+            Sum::Library(_) | Sum::None => Ok(()),
+        }
+    }
+}
+
+/// Sides of a shape that is measured in steps, by their numbers: whole steps, and steps of half as many layers.
+#[derive(Clone, Copy)]
+pub(super) struct Steps {
+    pub(super) layers: usize,
+    /// Of an op, of a library if there is one, and of nothing: without and with a kernel between.
+    pub(super) op: [[usize; 2]; 2],
+    pub(super) library: Option<[[usize; 2]; 2]>,
+    pub(super) none: [usize; 2],
+}
+
+impl Steps {
+    /// Microseconds that a further layer takes in a step, from whole and half steps: so what a graph takes once, and the
+    /// first call, are not in it.
+    pub(super) fn marginal(&self, [whole, half]: [usize; 2], us: impl Fn(usize) -> f64) -> f64 {
+        let more = self.layers - self.layers / 2;
+        (us(whole) - us(half)) / more as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_further_layer_is_what_is_left_without_the_start() {
+        let op = [[0, 1]; 2];
+        let steps = Steps { layers: 81, op, library: None, none: [0, 1] };
+        // 20 us once, 1.5 us a layer; half a step has 40.
+        let us = |side: usize| 20.0 + 1.5 * [81.0, 40.0][side];
+        assert!((steps.marginal(op[0], us) - 1.5).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,308 @@
+//! Searches of a rule with small constants: every action can happen, nothing bad happens, and without one of its
+//! clauses something does.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+
+use super::concrete::{Machine, Refusal, State, Universe};
+use super::rule::Numbers;
+use super::system::{Action, System};
+use super::term::Name;
+
+/// A small world: who is there, what calls do, and which actions are taken.
+pub struct World {
+    /// Its name.
+    pub name: &'static str,
+    /// What there is.
+    pub universe: Universe,
+    /// Functions that never change.
+    pub fixed: fn(&Universe, Name, &[i64]) -> i64,
+    /// Actions that are taken here.
+    pub with: Vec<Name>,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// States that were seen.
+    pub states: usize,
+    /// Actions that happened.
+    pub happened: HashSet<Name>,
+    /// The property that was violated.
+    pub violated: Option<Name>,
+    /// The clause of the invariant that was broken, if that was looked for.
+    pub broken: Option<Name>,
+    /// The actions that led there.
+    pub trace: Vec<String>,
+    /// Whether all states were seen.
+    pub complete: bool,
+}
+
+/// The constants of small worlds: a word that is left alone for nine calls looks new.
+pub const SMALL: Numbers = Numbers { range: 16, period: 4 };
+
+struct Seen {
+    state: Box<[i8]>,
+    parent: u32,
+    action: u16,
+    parameters: Box<[i64]>,
+}
+
+/// Goes through the states of a world, nearest first, up to `limit` of them or the first violation.
+pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> Found {
+    let universe = world.universe.clone();
+    let machine =
+        Machine::new(system, universe, |name, values| (world.fixed)(&world.universe, name, values));
+    let last = world.universe.first + world.universe.calls;
+    let hasher = RandomState::new();
+    let pack = |state: &State| state.0.iter().map(|&it| it as i8).collect::<Box<[i8]>>();
+    let mut known = HashSet::new();
+    let first = pack(&machine.initial());
+    known.insert(hasher.hash_one(&first));
+    let mut all = vec![Seen { state: first, parent: 0, action: 0, parameters: Box::default() }];
+    let mut found = Found { complete: true, ..Found::default() };
+    let mut at = 0;
+    while at < all.len() {
+        let state = State(all[at].state.iter().map(|&it| i64::from(it)).collect());
+        let trace = |all: &[Seen], end: Option<String>| {
+            let mut steps: Vec<String> = end.into_iter().collect();
+            let mut at = at;
+            while at != 0 {
+                steps.push(machine.show(all[at].action.into(), &all[at].parameters));
+                at = all[at].parent as usize;
+            }
+            steps.reverse();
+            steps
+        };
+        if invariant && let Some((name, values)) = machine.broken(&state) {
+            found.broken = Some(name);
+            found.trace = trace(&all, Some(format!("{values:?}")));
+            break;
+        }
+        let over =
+            (0..world.universe.ranks).any(|rank| machine.get(&state, "call", &[rank]) >= last);
+        for action in (0..machine.actions()).filter(|_| !over) {
+            let name = machine.name(action);
+            if !world.with.contains(&name) {
+                continue;
+            }
+            for parameters in machine.choices(&state, action) {
+                match machine.permits(&state, action, &parameters) {
+                    Ok(()) => {}
+                    Err(Refusal::Property(property)) => {
+                        found.violated = Some(property);
+                        found.trace = trace(&all, Some(machine.show(action, &parameters)));
+                        found.states = all.len();
+                        found.happened.insert(name);
+                        found.complete = false;
+                        return found;
+                    }
+                    Err(_) => continue,
+                }
+                let mut next = state.clone();
+                machine.perform(&mut next, action, &parameters);
+                found.happened.insert(name);
+                let next = pack(&next);
+                if known.insert(hasher.hash_one(&next)) {
+                    all.push(Seen {
+                        state: next,
+                        parent: at as u32,
+                        action: action as u16,
+                        parameters: parameters.into(),
+                    });
+                }
+            }
+        }
+        if all.len() > limit {
+            found.complete = false;
+            break;
+        }
+        at += 1;
+    }
+    found.states = all.len();
+    found
+}
+
+/// Fixed functions of two ranks with one thread each, rank 0 sending rank 1 whatever `plan` says.
+fn base(universe: &Universe, name: Name, values: &[i64]) -> i64 {
+    match name {
+        "rank" => values[0] * universe.ranks / universe.agents,
+        "one" => values[0] * universe.agents / universe.ranks,
+        // Two slots: tile 0 of even calls, tile 1 of odd ones.
+        "odd" => values[0] % 2,
+        "theirs" => 1,
+        _ => 0,
+    }
+}
+
+fn sends(values: &[i64]) -> bool {
+    values[1] == 0 && values[2] == 1
+}
+
+fn own_slot(values: &[i64]) -> bool {
+    values[3] % 2 == values[0].rem_euclid(2)
+}
+
+macro_rules! world {
+    ($(#[$doc:meta])* $name:literal, $universe:expr, $with:expr, |$f:ident, $v:ident, $u:ident| { $($function:pat => $value:expr,)* }) => {
+        World {
+            name: $name,
+            universe: $universe,
+            fixed: |$u, $f, $v| match $f { $($function => i64::from($value),)* _ => base($u, $f, $v) },
+            with: $with.concat(),
+        }
+    };
+}
+
+/// Two ranks of one thread each, so many calls from one on whose numbers soon wrap.
+const fn two(first: i64, calls: i64) -> Universe {
+    Universe { ranks: 2, agents: 2, words: 1, tiles: 2, first, calls }
+}
+
+/// The call of a world in which a word that was left alone for half the range is looked at.
+const LATE: i64 = 14;
+
+const CALLS: &[Name] = &["load", "credit", "enter", "count", "advance", "finish"];
+const RECORDS: &[Name] = &["entry", "compare"];
+const SLOTS: &[Name] = &["push", "raise", "see", "read"];
+const DIRECT: &[Name] = &["push_direct", "raise", "see", "read", "use"];
+const NUMBERED: &[Name] = &["push_numbered", "take", "stamp_numbered"];
+const PULLS: &[Name] = &["pull", "say_done", "see_done", "use"];
+const GIVES_UP: &[Name] = &["quit", "die"];
+const STAMPS: &[Name] = &["stamp"];
+const REFRESH: &[Name] = &["stamp", "say_done", "stamp_numbered"];
+
+/// The worlds of a system, by its name.
+pub fn worlds(system: &str) -> Vec<World> {
+    if system == "slot rule" { slot_worlds() } else { barrier_worlds() }
+}
+
+/// Two members, of which rank 0 may give up, with one barrier in every call and another one late.
+fn barrier_worlds() -> Vec<World> {
+    const STEPS: &[Name] = &["begin", "work", "arrive", "look", "pass", "finish"];
+    const APART: &[Name] = &["begin", "work", "arrive", "look", "finish"];
+    let phases = Universe { words: 2, ..two(6, 9) };
+    vec![
+        world!("barriers", two(6, 4), &[STEPS], |f, v, u| { "used" => true, }),
+        world!("refresh", two(8, 1), &[STEPS, STAMPS, GIVES_UP], |f, v, u| { "used" => true, }),
+        world!("a member gives up", two(6, 2), &[STEPS, GIVES_UP], |f, v, u| { "used" => true, }),
+        world!("members apart", two(6, 9), &[APART], |f, v, u| {
+            "used" => true,
+        }),
+        world!("a phase left alone", phases, &[STEPS, STAMPS], |f, v, u| {
+            "used" => v[1] == 0 || v[0] == LATE,
+        }),
+    ]
+}
+
+/// Whether an action of the weakened rule is another than that of the whole one.
+pub(super) fn differs(make: fn(Numbers, Option<&str>) -> System, action: &Action) -> bool {
+    let whole = make(SMALL, None);
+    whole.action(action.name).is_none_or(|it| format!("{it:?}") != format!("{action:?}"))
+}
+
+/// The worlds of the slot rule.
+fn slot_worlds() -> Vec<World> {
+    vec![
+        world!("entries", two(7, 4), &[CALLS, RECORDS, REFRESH], |f, v, u| {}),
+        world!("slots", two(6, 3), &[CALLS, RECORDS, SLOTS],
+        |f, v, u| {
+            "plan" => sends(v) && own_slot(v),
+            "awaited" => sends(v),
+        }),
+        world!("one slot", two(6, 3), &[CALLS, RECORDS, SLOTS],
+        |f, v, u| {
+            "plan" => sends(v) && v[3] == 0,
+            "awaited" => sends(v),
+        }),
+        world!("slots, every other call", two(6, 3), &[CALLS, RECORDS, SLOTS, STAMPS],
+        |f, v, u| {
+            "plan" => sends(v) && own_slot(v) && v[0] % 2 == 0,
+            "awaited" => sends(v) && v[0] % 2 == 0,
+        }),
+        world!("direct", two(6, 3), &[CALLS, RECORDS, DIRECT], |f, v, u| {
+            "plan" => sends(v) && v[3] == 0,
+            "awaited" => sends(v),
+            "direct" => true,
+        }),
+        world!("direct, in the first call", two(6, 3), &[CALLS, RECORDS, DIRECT],
+        |f, v, u| {
+            "plan" => sends(v) && v[3] == 0 && v[0] == 6,
+            "awaited" => sends(v) && v[0] == 6,
+            "direct" => true,
+        }),
+        world!("refresh", two(8, 2), &[CALLS, RECORDS, SLOTS, GIVES_UP, STAMPS], |f, v, u| {
+            "plan" => sends(v) && own_slot(v),
+            "awaited" => sends(v),
+        }),
+        world!("numbered", two(6, 3), &[CALLS, NUMBERED], |f, v, u| {
+            "plan" => sends(v) && own_slot(v),
+            "numbered" | "light" => true,
+        }),
+        world!("numbered, one slot", two(6, 3), &[CALLS, NUMBERED], |f, v, u| {
+            "plan" => sends(v) && v[3] == 0,
+            "numbered" | "light" => true,
+        }),
+        world!("numbered, a rank gives up", two(6, 3), &[CALLS, GIVES_UP, &["stamp_numbered"]], |f, v, u| {
+            "numbered" | "light" => true,
+        }),
+        world!("numbered, in odd calls", two(6, 4), &[CALLS, NUMBERED, GIVES_UP],
+        |f, v, u| {
+            "plan" => sends(v) && own_slot(v) && v[0] % 2 == 1,
+            "numbered" | "light" => true,
+        }),
+        world!("pulls", two(6, 3), &[CALLS, RECORDS, PULLS], |f, v, u| { "pulled" => true, }),
+        world!("pulls, in the first call", two(6, 3), &[CALLS, RECORDS, PULLS],
+            |f, v, u| { "pulled" => v[0] == 6, }),
+        world!("pulls, a rank gives up", two(6, 2), &[CALLS, RECORDS, PULLS, GIVES_UP],
+            |f, v, u| { "pulled" => true, }),
+        world!("slots, a rank gives up", two(6, 3), &[CALLS, RECORDS, SLOTS, GIVES_UP],
+        |f, v, u| {
+            "plan" => sends(v) && own_slot(v),
+            "awaited" => sends(v),
+        }),
+        world!("a word left alone", two(6, 9), &[CALLS, SLOTS, REFRESH], |f, v, u| {
+            "plan" => sends(v) && own_slot(v) && v[0] == LATE,
+            "awaited" => sends(v) && v[0] == LATE,
+        }),
+        world!("a done word left alone", two(6, 9), &[CALLS, &["see_done"], REFRESH], |f, v, u| { "pulled" => v[0] == LATE, }),
+        world!("a numbered tile left alone", two(6, 17), &[CALLS, NUMBERED, REFRESH], |f, v, u| {
+            "plan" => sends(v) && own_slot(v) && v[0] == 5 + 16,
+            "numbered" | "light" => true,
+        }),
+        world!("two threads", Universe { agents: 3, ..two(6, 9) }, &[CALLS, &["raise", "see"], REFRESH], |f, v, u| {
+            "plan" => receives(v) && own_slot(v) && v[0] == LATE,
+            "awaited" => receives(v) && v[0] == LATE,
+        }),
+    ]
+}
+
+/// Rank 0, the one with two threads, receives.
+fn receives(values: &[i64]) -> bool {
+    values[1] == 1 && values[2] == 0
+}
+
+/// Number of states that are searched in a world for the violation of a clause.
+pub const SEARCHED: usize = 40_000;
+
+/// Violation that a rule shows in small worlds with one clause switched off: the property, the world, and the length of
+/// the run; none if no run of [`SEARCHED`] states shows one.
+pub fn violation(
+    make: fn(Numbers, Option<&str>) -> System,
+    clause: Name,
+) -> Option<(Name, Name, usize)> {
+    let weak = make(SMALL, Some(clause));
+    let worlds = worlds(weak.name);
+    // Worlds in which nobody does what the clause is about show nothing.
+    let about: Vec<Name> = weak
+        .actions
+        .iter()
+        .filter(|action| differs(make, action))
+        .map(|action| action.name)
+        .collect();
+    let relevant =
+        worlds.iter().filter(|world| about.iter().any(|action| world.with.contains(action)));
+    relevant
+        .map(|world| (world.name, search(&weak, world, SEARCHED, false)))
+        .find_map(|(name, found)| Some((found.violated?, name, found.trace.len())))
+}

@@ -1,0 +1,500 @@
+//! A system over concrete values: ranks, threads, words and tiles are numbers from 0, calls lie in a window. The text is
+//! that of the proof, compiled to tables and look-ups.
+
+use super::system::{Action, Clause, System};
+use super::term::{Function, Name, Node, Sort, Term, Variable};
+
+/// How many values there are of each sort.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Universe {
+    /// Ranks.
+    pub ranks: i64,
+    /// Threads, of all ranks.
+    pub agents: i64,
+    /// Words.
+    pub words: i64,
+    /// Tiles.
+    pub tiles: i64,
+    /// The number of the first call.
+    pub first: i64,
+    /// How many calls there may be.
+    pub calls: i64,
+}
+
+/// Numbers below the first that words may hold.
+const BELOW: i64 = 3;
+
+impl Universe {
+    /// The first value of a sort, and how many there are.
+    fn domain(&self, sort: Sort) -> (i64, i64) {
+        match sort {
+            Sort::Bool => (0, 2),
+            Sort::Int => (self.first - BELOW, self.calls + BELOW + 2),
+            Sort::Rank => (0, self.ranks),
+            Sort::Agent => (0, self.agents),
+            Sort::Word => (0, self.words),
+            Sort::Tile => (0, self.tiles),
+        }
+    }
+}
+
+/// Values of all functions of a state.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct State(pub(super) Vec<i64>);
+
+/// Why an action cannot happen, or must not have.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Refusal {
+    /// It is no such action: memory does not do that, or the rank is not there.
+    Given,
+    /// This guard of the rule does not hold.
+    Guard(Name),
+    /// It is allowed, and violates this property.
+    Property(Name),
+}
+
+enum Code {
+    Value(i64),
+    Slot(usize),
+    Fixed(Place),
+    State(Place),
+    Not(Box<Code>),
+    And(Box<[Code]>),
+    Or(Box<[Code]>),
+    Equal(Box<[Code; 2]>),
+    AtMost(Box<[Code; 2]>),
+    Add(Box<[Code; 2]>),
+    Sub(Box<[Code; 2]>),
+    Mod(Box<Code>, i64),
+    If(Box<[Code; 3]>),
+    All { slot: usize, from: i64, count: i64, body: Box<Code> },
+}
+
+/// Where the value of a function lies.
+struct Place {
+    offset: usize,
+    /// Each argument, with the first value of its sort, how many there are, and the stride.
+    arguments: Box<[(Code, i64, i64, i64)]>,
+    /// What it is for arguments that are none of the universe: calls outside of the window.
+    outside: i64,
+}
+
+struct CompiledEffect {
+    place: Place,
+    loops: Vec<(usize, i64, i64)>,
+    only: Code,
+    value: Code,
+}
+
+/// An action, ready to run.
+struct CompiledAction {
+    name: Name,
+    over: Vec<Variable>,
+    given: Code,
+    guards: Vec<(Name, Code)>,
+    properties: Vec<(Name, Code)>,
+    effects: Vec<CompiledEffect>,
+}
+
+struct CompiledClause {
+    name: Name,
+    over: Vec<Variable>,
+    body: Code,
+}
+
+/// A system, ready to run.
+pub struct Machine {
+    universe: Universe,
+    tables: Vec<(Function, usize)>,
+    size: usize,
+    fixed: Vec<i64>,
+    actions: Vec<CompiledAction>,
+    invariant: Vec<CompiledClause>,
+    initial: Vec<CompiledEffect>,
+}
+
+/// Values of variables while terms are evaluated, and what is read.
+struct Frame<'a> {
+    slots: [i64; SLOTS],
+    fixed: &'a [i64],
+    state: &'a [i64],
+}
+
+impl Place {
+    fn index(&self, frame: &mut Frame<'_>) -> Option<usize> {
+        let mut index = self.offset;
+        for (argument, from, count, stride) in &self.arguments {
+            let at = argument.value(frame) - from;
+            if !(0..*count).contains(&at) {
+                return None;
+            }
+            index += (at * stride) as usize;
+        }
+        Some(index)
+    }
+}
+
+impl Code {
+    fn value(&self, frame: &mut Frame<'_>) -> i64 {
+        match self {
+            Code::Value(value) => *value,
+            Code::Slot(slot) => frame.slots[*slot],
+            Code::Fixed(place) => {
+                let at = place.index(frame);
+                at.map_or(place.outside, |at| frame.fixed[at])
+            }
+            Code::State(place) => {
+                let at = place.index(frame);
+                at.map_or(place.outside, |at| frame.state[at])
+            }
+            Code::Not(a) => i64::from(a.value(frame) == 0),
+            Code::And(all) => i64::from(all.iter().all(|it| it.value(frame) != 0)),
+            Code::Or(all) => i64::from(all.iter().any(|it| it.value(frame) != 0)),
+            Code::Equal(both) => i64::from(both[0].value(frame) == both[1].value(frame)),
+            Code::AtMost(both) => i64::from(both[0].value(frame) <= both[1].value(frame)),
+            Code::Add(both) => both[0].value(frame) + both[1].value(frame),
+            Code::Sub(both) => both[0].value(frame) - both[1].value(frame),
+            Code::Mod(a, modulus) => a.value(frame).rem_euclid(*modulus),
+            Code::If(three) => {
+                let chosen = if three[0].value(frame) != 0 { &three[1] } else { &three[2] };
+                chosen.value(frame)
+            }
+            Code::All { slot, from, count, body } => {
+                for value in *from..from + count {
+                    frame.slots[*slot] = value;
+                    if body.value(frame) == 0 {
+                        return 0;
+                    }
+                }
+                1
+            }
+        }
+    }
+}
+
+impl Machine {
+    /// Compiles a system; `fixed` has the values of functions that never change, but for those with no arguments,
+    /// which are the number of the first call.
+    pub fn new(system: &System, universe: Universe, fixed: impl Fn(Name, &[i64]) -> i64) -> Self {
+        let mut tables = Vec::new();
+        let (mut fixed_size, mut size) = (0, 0);
+        let cells = |function: &Function| -> usize {
+            function.arguments.iter().map(|&sort| universe.domain(sort).1 as usize).product()
+        };
+        for function in system.fixed {
+            tables.push((*function, fixed_size));
+            fixed_size += cells(function);
+        }
+        for function in system.state {
+            tables.push((*function, size));
+            size += cells(function);
+        }
+        let mut machine = Self {
+            universe,
+            tables,
+            size,
+            fixed: Vec::with_capacity(fixed_size),
+            actions: Vec::new(),
+            invariant: Vec::new(),
+            initial: Vec::new(),
+        };
+        for function in system.fixed {
+            let over: Vec<Variable> = function.arguments.iter().map(|&sort| ("", sort)).collect();
+            machine
+                .each(&over, |values| {
+                    let value = match values {
+                        [] if function.name == "first" => machine.universe.first,
+                        values => fixed(function.name, values),
+                    };
+                    Some(value)
+                })
+                .into_iter()
+                .for_each(|value| machine.fixed.push(value));
+        }
+        machine.actions =
+            system.actions.iter().map(|action| machine.action(system, action)).collect();
+        machine.invariant =
+            system.invariant.iter().map(|clause| machine.clause(system, clause)).collect();
+        let initial = system.initial.iter();
+        machine.initial = initial.map(|it| machine.effect(system, &[], it)).collect();
+        machine
+    }
+
+    /// What `of` says of all values of these variables.
+    fn each<R>(&self, over: &[Variable], mut of: impl FnMut(&[i64]) -> Option<R>) -> Vec<R> {
+        let domains: Vec<(i64, i64)> =
+            over.iter().map(|&(_, sort)| self.universe.domain(sort)).collect();
+        let mut values: Vec<i64> = domains.iter().map(|&(from, _)| from).collect();
+        let mut all = Vec::new();
+        if domains.iter().any(|&(_, count)| count == 0) {
+            return all;
+        }
+        loop {
+            all.extend(of(&values));
+            let Some(at) =
+                (0..values.len()).rev().find(|&at| values[at] + 1 < domains[at].0 + domains[at].1)
+            else {
+                return all;
+            };
+            values[at] += 1;
+            for later in at + 1..values.len() {
+                values[later] = domains[later].0;
+            }
+        }
+    }
+
+    fn place(
+        &self,
+        system: &System,
+        name: Name,
+        arguments: &[Term],
+        scope: &[Name],
+    ) -> (Place, bool) {
+        let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
+            unreachable!("{name} is declared")
+        };
+        let mut stride = 1;
+        let mut placed = Vec::new();
+        for (argument, &sort) in arguments.iter().zip(function.arguments).rev() {
+            let (from, count) = self.universe.domain(sort);
+            placed.push((self.compile(system, argument, scope), from, count, stride));
+            stride *= count;
+        }
+        let outside = match function.value {
+            Sort::Int => self.universe.first - 1,
+            _ => 0,
+        };
+        let is_state = system.state.iter().any(|it| it.name == name);
+        (Place { offset: *offset, arguments: placed.into(), outside }, is_state)
+    }
+
+    fn compile(&self, system: &System, term: &Term, scope: &[Name]) -> Code {
+        let code = |term: &Term| self.compile(system, term, scope);
+        let many = |terms: &[Term]| terms.iter().map(code).collect::<Vec<_>>().into_boxed_slice();
+        match term.node() {
+            Node::Bool(value) => Code::Value((*value).into()),
+            Node::Int(value) => Code::Value(*value),
+            Node::Variable(name, _) => match scope.iter().rposition(|known| known == name) {
+                Some(slot) => Code::Slot(slot),
+                None => unreachable!("{name} is declared"),
+            },
+            Node::Apply(name, arguments) => match self.place(system, name, arguments, scope) {
+                (place, true) => Code::State(place),
+                (place, false) => Code::Fixed(place),
+            },
+            Node::Not(a) => Code::Not(code(a).into()),
+            Node::And(all) => Code::And(many(all)),
+            Node::Or(all) => Code::Or(many(all)),
+            Node::Implies(a, b) => Code::Or([Code::Not(code(a).into()), code(b)].into()),
+            Node::Equal(a, b) => Code::Equal([code(a), code(b)].into()),
+            Node::AtMost(a, b) => Code::AtMost([code(a), code(b)].into()),
+            Node::Add(a, b) => Code::Add([code(a), code(b)].into()),
+            Node::Sub(a, b) => Code::Sub([code(a), code(b)].into()),
+            Node::Mod(a, modulus) => Code::Mod(code(a).into(), *modulus),
+            Node::If(a, b, c) => Code::If([code(a), code(b), code(c)].into()),
+            Node::All(variables, body) => {
+                let mut inner = scope.to_vec();
+                inner.extend(variables.iter().map(|(name, _)| *name));
+                let mut code = self.compile(system, body, &inner);
+                for (at, &(_, sort)) in variables.iter().enumerate().rev() {
+                    let (from, count) = self.universe.domain(sort);
+                    code = Code::All { slot: scope.len() + at, from, count, body: code.into() };
+                }
+                code
+            }
+        }
+    }
+
+    fn action(&self, system: &System, action: &Action) -> CompiledAction {
+        let scope: Vec<Name> = action.over.iter().map(|(name, _)| *name).collect();
+        let named = |terms: &[(Name, Term)]| {
+            terms.iter().map(|(name, it)| (*name, self.compile(system, it, &scope))).collect()
+        };
+        CompiledAction {
+            name: action.name,
+            over: action.over.clone(),
+            given: self.compile(system, &Term::conjunction(action.given.clone()), &scope),
+            guards: named(&action.guards),
+            properties: named(&action.properties),
+            effects: action.effects.iter().map(|it| self.effect(system, &scope, it)).collect(),
+        }
+    }
+
+    fn effect(
+        &self,
+        system: &System,
+        scope: &[Name],
+        effect: &super::system::Effect,
+    ) -> CompiledEffect {
+        let mut inner = scope.to_vec();
+        let mut loops = Vec::new();
+        for &(name, sort) in &effect.over {
+            let (from, count) = self.universe.domain(sort);
+            loops.push((inner.len(), from, count));
+            inner.push(name);
+        }
+        CompiledEffect {
+            place: self.place(system, effect.function, &effect.at, &inner).0,
+            loops,
+            only: self.compile(system, &effect.only, &inner),
+            value: self.compile(system, &effect.value, &inner),
+        }
+    }
+
+    fn clause(&self, system: &System, clause: &Clause) -> CompiledClause {
+        let scope: Vec<Name> = clause.over.iter().map(|(name, _)| *name).collect();
+        CompiledClause {
+            name: clause.name,
+            over: clause.over.clone(),
+            body: self.compile(system, &clause.body, &scope),
+        }
+    }
+
+    fn frame<'a>(&'a self, state: &'a State, parameters: &[i64]) -> Frame<'a> {
+        let mut slots = [0; SLOTS];
+        slots[..parameters.len()].copy_from_slice(parameters);
+        Frame { slots, fixed: &self.fixed, state: &state.0 }
+    }
+
+    /// The state before the first call.
+    pub fn initial(&self) -> State {
+        let mut state = State(vec![0; self.size]);
+        for effect in &self.initial {
+            self.write(&mut state, std::slice::from_ref(effect), &[]);
+        }
+        state
+    }
+
+    fn write(&self, state: &mut State, effects: &[CompiledEffect], parameters: &[i64]) {
+        let mut writes = Vec::new();
+        let mut frame = self.frame(state, parameters);
+        for effect in effects {
+            for &(slot, from, _) in &effect.loops {
+                frame.slots[slot] = from;
+            }
+            if effect.loops.iter().any(|&(_, _, count)| count == 0) {
+                continue;
+            }
+            loop {
+                if effect.only.value(&mut frame) != 0
+                    && let Some(at) = effect.place.index(&mut frame)
+                {
+                    writes.push((at, effect.value.value(&mut frame)));
+                }
+                let next = effect
+                    .loops
+                    .iter()
+                    .rposition(|&(slot, from, count)| frame.slots[slot] + 1 < from + count);
+                let Some(at) = next else { break };
+                frame.slots[effect.loops[at].0] += 1;
+                for &(slot, from, _) in &effect.loops[at + 1..] {
+                    frame.slots[slot] = from;
+                }
+            }
+        }
+        for (at, value) in writes {
+            state.0[at] = value;
+        }
+    }
+
+    /// Number of the action with this name.
+    pub fn named(&self, name: &str) -> usize {
+        match self.actions.iter().position(|action| action.name == name) {
+            Some(at) => at,
+            None => unreachable!("no action {name}"),
+        }
+    }
+
+    /// The name of an action.
+    pub fn name(&self, action: usize) -> Name {
+        self.actions[action].name
+    }
+
+    /// How many actions there are.
+    pub fn actions(&self) -> usize {
+        self.actions.len()
+    }
+
+    /// All values of the parameters of an action that satisfy what makes it this action.
+    pub fn choices(&self, state: &State, action: usize) -> Vec<Vec<i64>> {
+        let action = &self.actions[action];
+        let mut frame = self.frame(state, &[]);
+        self.each(&action.over, |values| {
+            frame.slots[..values.len()].copy_from_slice(values);
+            (action.given.value(&mut frame) != 0).then(|| values.to_vec())
+        })
+    }
+
+    /// Whether the action may happen with these parameters.
+    ///
+    /// # Errors
+    /// What forbids it, or the property that it violates.
+    pub fn permits(&self, state: &State, action: usize, parameters: &[i64]) -> Result<(), Refusal> {
+        let action = &self.actions[action];
+        let mut frame = self.frame(state, parameters);
+        if action.given.value(&mut frame) == 0 {
+            return Err(Refusal::Given);
+        }
+        for (name, guard) in &action.guards {
+            if guard.value(&mut frame) == 0 {
+                return Err(Refusal::Guard(name));
+            }
+        }
+        for (name, property) in &action.properties {
+            if property.value(&mut frame) == 0 {
+                return Err(Refusal::Property(name));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the action happen.
+    pub fn perform(&self, state: &mut State, action: usize, parameters: &[i64]) {
+        self.write(state, &self.actions[action].effects, parameters);
+    }
+
+    /// The value of a function.
+    pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
+        let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
+            unreachable!("no function {name}")
+        };
+        let mut index = *offset as i64;
+        for (&argument, &sort) in arguments.iter().zip(function.arguments) {
+            let (from, count) = self.universe.domain(sort);
+            index = index_of(index, *offset as i64, argument - from, count);
+        }
+        state.0[index as usize]
+    }
+
+    /// The first clause of the invariant that does not hold.
+    pub fn broken(&self, state: &State) -> Option<(Name, Vec<i64>)> {
+        self.invariant.iter().find_map(|clause| {
+            let mut frame = self.frame(state, &[]);
+            self.each(&clause.over, |values| {
+                frame.slots[..values.len()].copy_from_slice(values);
+                (clause.body.value(&mut frame) == 0).then(|| (clause.name, values.to_vec()))
+            })
+            .into_iter()
+            .next()
+        })
+    }
+
+    /// An action with its parameters, for people.
+    pub fn show(&self, action: usize, parameters: &[i64]) -> String {
+        let action = &self.actions[action];
+        let pairs: Vec<String> = action
+            .over
+            .iter()
+            .zip(parameters)
+            .map(|((name, _), it)| format!("{name}={it}"))
+            .collect();
+        format!("{}({})", action.name, pairs.join(" "))
+    }
+}
+
+/// Variables of an action and of the quantifiers in it, at most.
+const SLOTS: usize = 12;
+
+fn index_of(index: i64, offset: i64, at: i64, count: i64) -> i64 {
+    offset + (index - offset) * count + at
+}

@@ -1,0 +1,184 @@
+//! The conditions of a proof: the invariant holds at first, each action keeps it, and each property follows from it.
+
+use std::fmt::{self, Write as _};
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use super::smt::{self, Answer};
+use super::system::{Action, Clause, Effect, System};
+use super::term::{Name, Node, Term, Variable, variable};
+
+/// What has to be proved.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Goal {
+    /// A clause holds at first.
+    Initiation(Name),
+    /// An action keeps a clause.
+    Consecution(Name, Name),
+    /// A property holds whenever an action happens.
+    Property(Name, Name),
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Goal::Initiation(clause) => write!(f, "clause \"{clause}\" holds at first"),
+            Goal::Consecution(action, clause) => write!(f, "{action} keeps \"{clause}\""),
+            Goal::Property(action, property) => write!(f, "{action}: \"{property}\""),
+        }
+    }
+}
+
+/// A goal, and what the solver is given: none if there is nothing to ask, because the action changes nothing that
+/// the clause speaks of.
+#[derive(Clone, Debug)]
+pub struct Condition {
+    /// What is to be proved.
+    pub goal: Goal,
+    /// Assertions that cannot hold together if it is true.
+    pub script: Option<String>,
+}
+
+/// What became of a condition.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// What was to be proved.
+    pub goal: Goal,
+    /// The answer, [`Answer::Proved`] too if there was nothing to ask.
+    pub answer: Answer,
+    /// Whether the solver was asked.
+    pub asked: bool,
+    /// Seeds that were tried.
+    pub seeds: usize,
+}
+
+/// Seeds, in the order in which they are tried.
+pub const SEEDS: [u32; 4] = [0, 1, 2, 3];
+
+/// z3's units of work for a goal and a seed.
+pub const LIMIT: u64 = 10_000_000;
+
+const SKOLEMS: [Name; 6] = ["s!0", "s!1", "s!2", "s!3", "s!4", "s!5"];
+
+fn skolems(over: &[Variable]) -> (Vec<Variable>, Vec<Term>) {
+    let declared: Vec<Variable> =
+        SKOLEMS.iter().zip(over).map(|(&name, &(_, sort))| (name, sort)).collect();
+    let terms = declared.iter().map(|&it| variable(it)).collect();
+    (declared, terms)
+}
+
+fn start(effect: &Effect) -> Clause {
+    let body = Term::applied(effect.function, effect.at.clone()).is(&effect.value);
+    Clause { name: "initial", over: effect.over.clone(), body }
+}
+
+/// All conditions of a system.
+pub fn all(system: &System) -> Vec<Condition> {
+    let mut all = Vec::new();
+    let declarations = smt::declarations(system);
+    let text = |clauses: &[Clause]| clauses.iter().map(smt::assert_clause).collect::<String>();
+    let axioms = text(&system.axioms);
+    let initial: Vec<Clause> = system.initial.iter().map(start).collect();
+    let initial = text(&initial);
+    for clause in &system.invariant {
+        let (declared, values) = skolems(&clause.over);
+        let mut script = format!("{declarations}{axioms}{initial}{}", smt::constants(&declared));
+        script += &smt::assert(&!clause.of(&values));
+        all.push(Condition { goal: Goal::Initiation(clause.name), script: Some(script) });
+    }
+    let invariant = text(&system.invariant);
+    for action in &system.actions {
+        let mut base = format!("{declarations}{axioms}{invariant}{}", smt::constants(&action.over));
+        base += &smt::assert(&action.enabled());
+        for (name, property) in &action.properties {
+            let script = format!("{base}{}", smt::assert(&!property));
+            let goal = Goal::Property(action.name, name);
+            all.push(Condition { goal, script: Some(script) });
+            base += &smt::assert(property);
+        }
+        for clause in &system.invariant {
+            all.push(Condition {
+                goal: Goal::Consecution(action.name, clause.name),
+                script: touches(action, clause).then(|| kept(&base, action, clause)),
+            });
+        }
+    }
+    all
+}
+
+/// Whether an action changes anything that a clause speaks of.
+pub fn touches(action: &Action, clause: &Clause) -> bool {
+    clause.body.any(&|node| {
+        let changed = |name: &Name| action.effects.iter().any(|effect| effect.function == *name);
+        matches!(node, Node::Apply(name, _) if changed(name))
+    })
+}
+
+fn kept(base: &str, action: &Action, clause: &Clause) -> String {
+    let (declared, values) = skolems(&clause.over);
+    let before = clause.of(&values);
+    let mut script = String::from(base);
+    let _ = write!(script, "{}", smt::constants(&declared));
+    script += &smt::assert(&before);
+    script += &smt::assert(&!action.after(&before));
+    script
+}
+
+/// Prove a condition: with each seed in turn, until one settles it.
+pub fn settle(condition: &Condition, seeds: &[u32], limit: u64) -> Verdict {
+    let mut answer = Answer::Proved;
+    let mut tried = 0;
+    if let Some(script) = &condition.script {
+        for &seed in seeds {
+            tried += 1;
+            answer = smt::ask(script, seed, limit);
+            if answer != Answer::Unknown {
+                break;
+            }
+        }
+    }
+    Verdict {
+        goal: condition.goal.clone(),
+        answer,
+        asked: condition.script.is_some(),
+        seeds: tried,
+    }
+}
+
+/// The conditions of a system that are not proved, and counts.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Conditions in all.
+    pub conditions: usize,
+    /// Conditions that the solver was asked about.
+    pub asked: usize,
+    /// Conditions of which a later seed than the first was needed.
+    pub again: usize,
+    /// What was not proved, with the answer.
+    pub open: Vec<(Goal, Answer)>,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+/// Prove all conditions of a system.
+pub fn prove(system: &System, seeds: &[u32], limit: u64) -> Outcome {
+    let start = Instant::now();
+    let verdicts: Vec<Verdict> =
+        all(system).par_iter().map(|condition| settle(condition, seeds, limit)).collect();
+    let mut outcome = Outcome::default();
+    verdicts.into_iter().for_each(|verdict| outcome.add(verdict));
+    outcome.seconds = start.elapsed().as_secs_f64();
+    outcome
+}
+
+impl Outcome {
+    fn add(&mut self, verdict: Verdict) {
+        self.conditions += 1;
+        self.asked += usize::from(verdict.asked);
+        self.again += usize::from(verdict.seeds > 1);
+        if verdict.answer != Answer::Proved {
+            self.open.push((verdict.goal, verdict.answer));
+        }
+    }
+}

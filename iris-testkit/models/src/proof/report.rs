@@ -1,0 +1,197 @@
+//! The proof as a table, and what failed.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use comfy_table::{Table, presets};
+use rayon::prelude::*;
+
+use super::conditions::{self, LIMIT, Outcome, SEEDS};
+use super::mutants::{self, Weakened};
+use super::rule::{Numbers, slot_rule};
+use super::system::System;
+use super::term::Name;
+use super::wrap::LEMMAS;
+use super::{barrier, bounded, smt};
+
+/// What became of the proof.
+#[derive(Clone, Debug, Default)]
+pub struct Proof {
+    /// What z3 says of its version; none if it is not there.
+    pub solver: Option<String>,
+    /// Lemmas about machine words that were settled as they should be.
+    pub lemmas: usize,
+    /// Each system, and its conditions.
+    pub systems: Vec<(Name, Outcome)>,
+    /// Each clause of the rules, switched off.
+    pub weakened: Vec<Weakened>,
+    /// States of small worlds, in which nothing bad happened.
+    pub states: usize,
+    /// Actions that happened in them, of how many.
+    pub actions: (usize, usize),
+    /// What failed, by name.
+    pub failures: Vec<String>,
+}
+
+/// How much is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// The conditions alone.
+    Conditions,
+    /// Also each clause switched off: a condition must fail.
+    Clauses,
+    /// Also small worlds, in which every action happens and nothing bad does, and of each clause that is switched off a
+    /// run to a violation.
+    Worlds,
+}
+
+/// Makes a system from numbers, without a clause.
+type Make = fn(Numbers, Option<&str>) -> System;
+
+/// The systems that are proved.
+pub const SYSTEMS: [Make; 2] = [barrier::barrier, slot_rule];
+
+/// Prove everything. Without z3 nothing is done but to say so.
+pub fn run(extent: Extent) -> Proof {
+    let mut proof = Proof { solver: smt::version(), ..Proof::default() };
+    if proof.solver.is_none() {
+        return proof;
+    }
+    for lemma in LEMMAS {
+        let answer = lemma.settle(LIMIT);
+        if lemma.is_as_expected(&answer) {
+            proof.lemmas += 1;
+        } else {
+            proof.failures.push(format!("lemma \"{}\": {answer:?}", lemma.name));
+        }
+    }
+    for make in SYSTEMS {
+        let system = make(Numbers::REAL, None);
+        proof.failures.extend(system.faults());
+        let outcome = conditions::prove(&system, &SEEDS, LIMIT);
+        for (goal, answer) in &outcome.open {
+            proof.failures.push(format!("{}: {goal}: {answer:?}", system.name));
+        }
+        proof.systems.push((system.name, outcome));
+    }
+    if extent != Extent::Conditions {
+        proof.weaken(extent == Extent::Worlds);
+    }
+    if extent == Extent::Worlds {
+        proof.explore();
+    }
+    proof
+}
+
+impl Proof {
+    /// Conditions of all systems.
+    pub fn conditions(&self) -> usize {
+        self.systems.iter().map(|(_, outcome)| outcome.conditions).sum()
+    }
+
+    /// Conditions that are not proved.
+    pub fn open(&self) -> usize {
+        self.systems.iter().map(|(_, outcome)| outcome.open.len()).sum()
+    }
+
+    /// Clauses without which the proof fails.
+    pub fn caught(&self) -> usize {
+        self.weakened.iter().filter(|it| it.open.is_some()).count()
+    }
+
+    fn weaken(&mut self, worlds: bool) {
+        for make in SYSTEMS {
+            let whole = make(Numbers::REAL, None);
+            let weak = mutants::clauses(&whole)
+                .into_par_iter()
+                .map(|clause| mutants::weaken(make, &whole, clause, worlds))
+                .collect::<Vec<_>>();
+            for it in &weak {
+                if it.open.is_none() {
+                    self.failures.push(format!("all is proved without \"{}\"", it.clause));
+                }
+            }
+            self.weakened.extend(weak);
+        }
+    }
+
+    /// In small worlds, nothing bad happens, and everything happens.
+    fn explore(&mut self) {
+        for make in SYSTEMS {
+            let system = make(bounded::SMALL, None);
+            let worlds = bounded::worlds(system.name);
+            let found: Vec<_> = worlds
+                .par_iter()
+                .map(|world| {
+                    (world.name, bounded::search(&system, world, bounded::SEARCHED / 4, true))
+                })
+                .collect();
+            let mut happened = HashSet::new();
+            for (name, found) in found {
+                self.states += found.states;
+                happened.extend(found.happened);
+                for what in found.violated.into_iter().chain(found.broken) {
+                    self.failures.push(format!("{name}: {what}: {:?}", found.trace));
+                }
+            }
+            for action in &system.actions {
+                if !happened.contains(action.name) {
+                    self.failures.push(format!("{}: {} never happens", system.name, action.name));
+                }
+            }
+            self.actions.0 += happened.len();
+            self.actions.1 += system.actions.len();
+        }
+    }
+}
+
+impl fmt::Display for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = |header: &[&str]| {
+            let mut table = Table::new();
+            table.load_preset(presets::NOTHING).set_header(header);
+            table
+        };
+        if !self.weakened.is_empty() {
+            let header =
+                ["clause switched off", "not proved any more", "violated", "world", "steps"];
+            let mut rows = table(&header);
+            for it in &self.weakened {
+                let open = it.open.as_ref().map_or("NOTHING".into(), ToString::to_string);
+                let (property, world, steps) = it.violated.unwrap_or(("no run found", "", 0));
+                rows.add_row([it.clause, &open, property, world, &steps.to_string()]);
+            }
+            writeln!(f, "{rows}\n")?;
+        }
+        let mut rows = table(&["proof", "conditions", "asked", "again", "open", "seconds"]);
+        for (name, outcome) in &self.systems {
+            let Outcome { conditions, asked, again, open, seconds } = outcome;
+            rows.add_row([
+                (*name).to_string(),
+                conditions.to_string(),
+                asked.to_string(),
+                again.to_string(),
+                open.len().to_string(),
+                format!("{seconds:.1}"),
+            ]);
+        }
+        writeln!(f, "{rows}\n")?;
+        match &self.solver {
+            Some(version) => writeln!(f, "solver: {version}; lemmas about words: {}", self.lemmas)?,
+            None => writeln!(f, "solver: no z3")?,
+        }
+        if !self.weakened.is_empty() {
+            let (all, caught) = (self.weakened.len(), self.caught());
+            writeln!(f, "clauses switched off: {all}, without which the proof fails: {caught}")?;
+            let runs = self.weakened.iter().filter(|it| it.violated.is_some()).count();
+            if self.states > 0 {
+                writeln!(f, "clauses without which a small world has a bad run: {runs}")?;
+            }
+        }
+        if self.states > 0 {
+            let (happened, all) = self.actions;
+            writeln!(f, "small worlds: {} states, {happened} of {all} actions", self.states)?;
+        }
+        Ok(())
+    }
+}

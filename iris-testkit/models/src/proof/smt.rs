@@ -1,0 +1,102 @@
+//! Terms as SMT-LIB, and the solver: Debian's program z3.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use super::system::{Clause, System};
+use super::term::text::{bind, put, sort, text};
+use super::term::{Function, Sort, Term, Variable};
+
+/// What the solver says of a goal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// There is no counterexample.
+    Proved,
+    /// There is one.
+    Refuted,
+    /// It gave up.
+    Unknown,
+    /// It could not be asked.
+    Failed(String),
+}
+
+/// The sorts and functions of a system.
+pub fn declarations(system: &System) -> String {
+    let mut out = String::new();
+    for name in [Sort::Rank, Sort::Agent, Sort::Word, Sort::Tile].map(sort) {
+        let _ = writeln!(out, "(declare-sort {name} 0)");
+    }
+    for Function { name, arguments, value } in system.fixed.iter().chain(system.state) {
+        let arguments: Vec<_> = arguments.iter().map(|&it| sort(it)).collect();
+        let _ = writeln!(out, "(declare-fun {name} ({}) {})", arguments.join(" "), sort(*value));
+    }
+    out
+}
+
+/// A constant of each variable.
+pub fn constants(over: &[Variable]) -> String {
+    over.iter().fold(String::new(), |mut out, (name, of)| {
+        let _ = writeln!(out, "(declare-const {name} {})", sort(*of));
+        out
+    })
+}
+
+/// A clause as an assertion about all values.
+pub fn assert_clause(clause: &Clause) -> String {
+    let mut out = String::from("(assert ");
+    if clause.over.is_empty() {
+        put(&mut out, &clause.body);
+    } else {
+        out.push_str("(forall ");
+        bind(&mut out, &clause.over);
+        out.push(' ');
+        put(&mut out, &clause.body);
+        out.push(')');
+    }
+    out.push_str(")\n");
+    out
+}
+
+/// A term as an assertion.
+pub fn assert(term: &Term) -> String {
+    format!("(assert {})\n", text(term))
+}
+
+/// Ask z3 whether assertions can hold together, with this seed and so many of its units of work.
+pub fn ask(assertions: &str, seed: u32, limit: u64) -> Answer {
+    let script = format!(
+        "(set-option :smt.random_seed {seed})\n(set-option :sat.random_seed {seed})\n(set-option :rlimit {limit})\n\
+         {assertions}(check-sat)\n"
+    );
+    match talk(&script) {
+        Ok(said) => match said.trim() {
+            "unsat" => Answer::Proved,
+            "sat" => Answer::Refuted,
+            "unknown" => Answer::Unknown,
+            other => Answer::Failed(format!("z3 said {other:?}")),
+        },
+        Err(error) => Answer::Failed(format!("z3: {error}")),
+    }
+}
+
+fn talk(script: &str) -> std::io::Result<String> {
+    let mut z3 = Command::new("z3")
+        .args(["-smt2", "-in"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    if let Some(mut input) = z3.stdin.take() {
+        input.write_all(script.as_bytes())?;
+    }
+    let output = z3.wait_with_output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What `z3 --version` says; none if there is no such program.
+pub fn version() -> Option<String> {
+    let output = Command::new("z3").arg("--version").output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    output.status.success().then(|| said.trim().to_string())
+}

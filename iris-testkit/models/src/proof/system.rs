@@ -1,0 +1,263 @@
+//! A transition system: functions, what holds at first, actions, and an invariant.
+
+use super::term::{Function, Name, Node, Term, Variable};
+
+/// A named statement about all values of some variables.
+#[derive(Clone, Debug)]
+pub struct Clause {
+    /// Its name.
+    pub name: Name,
+    /// Its variables.
+    pub over: Vec<Variable>,
+    /// The statement.
+    pub body: Term,
+}
+
+/// An assignment: `function` has `value` at these arguments, for all values of the variables in `over` for which `only`
+/// holds.
+#[derive(Clone, Debug)]
+pub struct Effect {
+    /// The function of the state that changes.
+    pub function: Name,
+    /// Its arguments: variables of `over`, each once, and terms of the action's parameters.
+    pub at: Vec<Term>,
+    /// Variables of this assignment.
+    pub over: Vec<Variable>,
+    /// Which of their values.
+    pub only: Term,
+    /// The new value; functions in it are those before the action.
+    pub value: Term,
+}
+
+impl Effect {
+    /// Whether the assignment is to these arguments, and the value.
+    fn at(&self, arguments: &[Term]) -> (Term, Term) {
+        let mut bound = Vec::new();
+        let mut same = Vec::new();
+        for (at, argument) in self.at.iter().zip(arguments) {
+            match at.node() {
+                Node::Variable(name, sort) if self.over.contains(&(name, *sort)) => {
+                    bound.push(((*name, *sort), argument.clone()));
+                }
+                _ => same.push(at.is(argument)),
+            }
+        }
+        let (over, values): (Vec<_>, Vec<_>) = bound.into_iter().unzip();
+        same.push(self.only.with(&over, &values));
+        (Term::conjunction(same), self.value.with(&over, &values))
+    }
+}
+
+/// A step of a rank, or of its memory.
+#[derive(Clone, Debug)]
+pub struct Action {
+    /// Its name.
+    pub name: Name,
+    /// Its parameters.
+    pub over: Vec<Variable>,
+    /// What makes it this action, and what the memory allows.
+    pub given: Vec<Term>,
+    /// What the rule demands before it, by name.
+    pub guards: Vec<(Name, Term)>,
+    /// What it changes.
+    pub effects: Vec<Effect>,
+    /// What must hold whenever it happens.
+    pub properties: Vec<(Name, Term)>,
+}
+
+/// A transition system with its properties and the invariant that proves them.
+#[derive(Clone, Debug)]
+pub struct System {
+    /// Its name.
+    pub name: Name,
+    /// Functions that never change.
+    pub fixed: &'static [Function],
+    /// Functions of the state.
+    pub state: &'static [Function],
+    /// What holds of the fixed functions.
+    pub axioms: Vec<Clause>,
+    /// Values of the state's functions before the first action.
+    pub initial: Vec<Effect>,
+    /// Its actions.
+    pub actions: Vec<Action>,
+    /// Its invariant.
+    pub invariant: Vec<Clause>,
+    /// Names of all clauses of the rule that can be switched off.
+    pub clauses: Vec<Name>,
+}
+
+impl Clause {
+    /// A statement about all values of `over`.
+    pub fn new<const N: usize>(name: Name, over: [&Term; N], body: Term) -> Self {
+        Self { name, over: over.map(declared).into(), body }
+    }
+
+    /// The statement about these values.
+    pub fn of(&self, values: &[Term]) -> Term {
+        self.body.with(&self.over, values)
+    }
+}
+
+/// Name and sort of a variable.
+pub fn declared(term: &Term) -> Variable {
+    match term.node() {
+        Node::Variable(name, sort) => (*name, *sort),
+        _ => unreachable!("{term:?} is no variable"),
+    }
+}
+
+impl Action {
+    /// An action that is always possible and changes nothing.
+    pub fn new<const N: usize>(name: Name, over: [&Term; N]) -> Self {
+        Self {
+            name,
+            over: over.map(declared).into(),
+            given: Vec::new(),
+            guards: Vec::new(),
+            effects: Vec::new(),
+            properties: Vec::new(),
+        }
+    }
+
+    /// Makes this part of what the action is.
+    #[must_use]
+    pub fn given(mut self, term: Term) -> Self {
+        self.given.push(term);
+        self
+    }
+
+    /// Demands this, by name.
+    #[must_use]
+    pub fn guard(mut self, name: Name, term: Term) -> Self {
+        self.guards.push((name, term));
+        self
+    }
+
+    /// States that this holds whenever the action happens.
+    #[must_use]
+    pub fn property(mut self, name: Name, term: Term) -> Self {
+        self.properties.push((name, term));
+        self
+    }
+
+    /// Assigns `value` to one place of a function, `place` being its application.
+    #[must_use]
+    pub fn set(self, place: &Term, value: impl Into<Term>) -> Self {
+        self.set_each(place, [], true.into(), value)
+    }
+
+    /// Assigns `value` to places of a function, `place` being its application, for all values of these variables for
+    /// which `only` holds.
+    #[must_use]
+    pub fn set_each<const N: usize>(
+        mut self,
+        place: &Term,
+        over: [&Term; N],
+        only: Term,
+        value: impl Into<Term>,
+    ) -> Self {
+        self.effects.push(assign(place, over.map(declared).into(), only, value.into()));
+        self
+    }
+
+    /// The value that a term has after the action.
+    pub fn after(&self, term: &Term) -> Term {
+        term.rebuild(&|node| {
+            let Node::Apply(name, arguments) = node else { return None };
+            let mut value: Option<Term> = None;
+            for effect in self.effects.iter().filter(|effect| effect.function == *name) {
+                let now = || Term::applied(name, arguments.clone());
+                let before = value.clone().unwrap_or_else(now);
+                let (only, new) = effect.at(arguments);
+                value = Some(only.choose(new, before));
+            }
+            value
+        })
+    }
+}
+
+/// An assignment to the places that `place`, an application, stands for.
+pub fn assign(place: &Term, over: Vec<Variable>, only: Term, value: Term) -> Effect {
+    let Node::Apply(function, at) = place.node() else { unreachable!("{place:?} is no place") };
+    Effect { function, at: at.clone(), over, only, value }
+}
+
+impl System {
+    /// The function with this name.
+    pub fn function(&self, name: Name) -> Option<&'static Function> {
+        let (fixed, state) = (self.fixed, self.state);
+        fixed.iter().chain(state).find(|function| function.name == name)
+    }
+
+    /// The action with this name.
+    pub fn action(&self, name: Name) -> Option<&Action> {
+        self.actions.iter().find(|action| action.name == name)
+    }
+
+    /// What is wrong with the text of the system itself, for tests: functions or variables that nobody has
+    /// declared, or functions without an initial value.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut look = |place: String, over: &[Variable], term: &Term| {
+            if term.any(&|node| match node {
+                Node::Apply(name, arguments) => self
+                    .function(name)
+                    .is_none_or(|function| function.arguments.len() != arguments.len()),
+                _ => false,
+            }) {
+                faults.push(format!("{place}: a function that is not declared"));
+            }
+            if let Some(name) = free(term, over) {
+                faults.push(format!("{place}: {name} is not declared"));
+            }
+        };
+        for clause in self.invariant.iter().chain(&self.axioms) {
+            look(clause.name.into(), &clause.over, &clause.body);
+        }
+        for action in &self.actions {
+            let named = action.guards.iter().chain(&action.properties).map(|(_, term)| term);
+            for term in action.given.iter().chain(named) {
+                look(action.name.into(), &action.over, term);
+            }
+            for effect in &action.effects {
+                let over = [action.over.clone(), effect.over.clone()].concat();
+                for term in [&effect.only, &effect.value].into_iter().chain(&effect.at) {
+                    look(action.name.into(), &over, term);
+                }
+            }
+        }
+        for function in self.state {
+            if !self.initial.iter().any(|effect| effect.function == function.name) {
+                faults.push(format!("{} has no initial value", function.name));
+            }
+        }
+        faults
+    }
+}
+
+/// A variable of the term that is none of `over` and not bound in it.
+fn free(term: &Term, over: &[Variable]) -> Option<Name> {
+    match term.node() {
+        Node::Variable(name, _) => (!over.iter().any(|(known, _)| known == name)).then_some(name),
+        Node::Bool(_) | Node::Int(_) => None,
+        Node::All(variables, body) => free(body, &[over, variables].concat()),
+        Node::Apply(_, all) | Node::And(all) | Node::Or(all) => {
+            all.iter().find_map(|term| free(term, over))
+        }
+        Node::Not(a) | Node::Mod(a, _) => free(a, over),
+        Node::Implies(a, b)
+        | Node::Equal(a, b)
+        | Node::AtMost(a, b)
+        | Node::Add(a, b)
+        | Node::Sub(a, b) => free(a, over).or_else(|| free(b, over)),
+        Node::If(a, b, c) => free(a, over).or_else(|| free(b, over)).or_else(|| free(c, over)),
+    }
+}
+
+impl Action {
+    /// What must hold for the action to happen.
+    pub fn enabled(&self) -> Term {
+        let guards = self.guards.iter().map(|(_, term)| term.clone());
+        Term::conjunction(self.given.iter().cloned().chain(guards).collect())
+    }
+}

@@ -1,0 +1,314 @@
+//! Terms of first-order logic, in which rules and invariants are written once: [`super::smt`] prints them for the
+//! solver, [`super::concrete`] evaluates them.
+
+pub mod text;
+
+use std::fmt;
+use std::ops::{Add, BitAnd, BitOr, Not, Sub};
+use std::sync::Arc;
+
+/// Name of a function, a variable or a clause.
+pub type Name = &'static str;
+
+/// Sort of a term.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Sort {
+    /// A truth value.
+    Bool,
+    /// An integer without bounds: the number of a call.
+    Int,
+    /// A rank.
+    Rank,
+    /// A thread of a rank, or an engine of it.
+    Agent,
+    /// A word that one rank writes at another.
+    Word,
+    /// A place of data that one rank writes at another.
+    Tile,
+}
+
+/// A function with its sorts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Function {
+    /// Its name.
+    pub name: Name,
+    /// Sorts of its arguments.
+    pub arguments: &'static [Sort],
+    /// Sort of its value.
+    pub value: Sort,
+}
+
+/// A variable: a parameter of an action, or bound by a quantifier.
+pub type Variable = (Name, Sort);
+
+/// A term; clones are cheap.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Term(Arc<Node>);
+
+/// The outermost operation of a term.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Node {
+    /// A truth value.
+    Bool(bool),
+    /// A number.
+    Int(i64),
+    /// A variable.
+    Variable(Name, Sort),
+    /// A function of these arguments.
+    Apply(Name, Vec<Term>),
+    /// Negation.
+    Not(Term),
+    /// Conjunction.
+    And(Vec<Term>),
+    /// Disjunction.
+    Or(Vec<Term>),
+    /// Implication.
+    Implies(Term, Term),
+    /// Equality.
+    Equal(Term, Term),
+    /// `<=` of integers.
+    AtMost(Term, Term),
+    /// Sum.
+    Add(Term, Term),
+    /// Difference.
+    Sub(Term, Term),
+    /// Remainder, not negative, by a positive number.
+    Mod(Term, i64),
+    /// The second if the first holds, else the third.
+    If(Term, Term, Term),
+    /// For all values of these variables.
+    All(Vec<Variable>, Term),
+}
+
+impl Term {
+    /// The outermost operation.
+    pub fn node(&self) -> &Node {
+        &self.0
+    }
+
+    fn new(node: Node) -> Self {
+        Self(Arc::new(node))
+    }
+
+    /// A function of these arguments.
+    pub fn applied(name: Name, arguments: Vec<Term>) -> Self {
+        Term::new(Node::Apply(name, arguments))
+    }
+
+    /// Whether all of these hold.
+    pub fn conjunction(terms: Vec<Term>) -> Self {
+        Term::new(Node::And(terms))
+    }
+
+    /// `self == other`.
+    pub fn is(&self, other: impl Into<Term>) -> Term {
+        Term::new(Node::Equal(self.clone(), other.into()))
+    }
+
+    /// `self != other`.
+    pub fn is_not(&self, other: impl Into<Term>) -> Term {
+        !self.is(other)
+    }
+
+    /// `self <= other`.
+    pub fn at_most(&self, other: impl Into<Term>) -> Term {
+        Term::new(Node::AtMost(self.clone(), other.into()))
+    }
+
+    /// `self >= other`.
+    pub fn at_least(&self, other: impl Into<Term>) -> Term {
+        other.into().at_most(self)
+    }
+
+    /// `self < other`.
+    pub fn below(&self, other: impl Into<Term>) -> Term {
+        !self.at_least(other)
+    }
+
+    /// `self > other`.
+    pub fn above(&self, other: impl Into<Term>) -> Term {
+        !self.at_most(other)
+    }
+
+    /// If `self` holds, so does `other`.
+    pub fn implies(&self, other: impl Into<Term>) -> Term {
+        Term::new(Node::Implies(self.clone(), other.into()))
+    }
+
+    /// The remainder by `modulus`, from 0 up.
+    pub fn modulo(&self, modulus: i64) -> Term {
+        Term::new(Node::Mod(self.clone(), modulus))
+    }
+
+    /// `yes` if `self` holds, else `no`.
+    pub fn choose(&self, yes: impl Into<Term>, no: impl Into<Term>) -> Term {
+        Term::new(Node::If(self.clone(), yes.into(), no.into()))
+    }
+
+    /// The larger of the two.
+    pub fn max(&self, other: impl Into<Term>) -> Term {
+        let other = other.into();
+        self.at_least(&other).choose(self, &other)
+    }
+
+    /// The same term with `replace` applied to every application and variable in it, innermost first.
+    pub fn rebuild(&self, replace: &dyn Fn(&Node) -> Option<Term>) -> Term {
+        let again = |term: &Term| term.rebuild(replace);
+        let many = |terms: &[Term]| terms.iter().map(again).collect::<Vec<_>>();
+        let node = match self.node() {
+            Node::Bool(_) | Node::Int(_) => return self.clone(),
+            Node::Variable(name, sort) => Node::Variable(name, *sort),
+            Node::Apply(name, arguments) => Node::Apply(name, many(arguments)),
+            Node::Not(a) => Node::Not(again(a)),
+            Node::And(all) => Node::And(many(all)),
+            Node::Or(all) => Node::Or(many(all)),
+            Node::Implies(a, b) => Node::Implies(again(a), again(b)),
+            Node::Equal(a, b) => Node::Equal(again(a), again(b)),
+            Node::AtMost(a, b) => Node::AtMost(again(a), again(b)),
+            Node::Add(a, b) => Node::Add(again(a), again(b)),
+            Node::Sub(a, b) => Node::Sub(again(a), again(b)),
+            Node::Mod(a, modulus) => Node::Mod(again(a), *modulus),
+            Node::If(a, b, c) => Node::If(again(a), again(b), again(c)),
+            Node::All(variables, body) => Node::All(variables.clone(), again(body)),
+        };
+        replace(&node).unwrap_or_else(|| Term::new(node))
+    }
+
+    /// The same term with these values in place of these variables. Variables that quantifiers bind have
+    /// names of their own.
+    pub fn with(&self, variables: &[Variable], values: &[Term]) -> Term {
+        self.rebuild(&|node| match node {
+            Node::Variable(name, _) => {
+                let at = variables.iter().position(|(known, _)| known == name)?;
+                values.get(at).cloned()
+            }
+            _ => None,
+        })
+    }
+
+    /// Whether `test` holds of some operation in it.
+    pub fn any(&self, test: &dyn Fn(&Node) -> bool) -> bool {
+        let inside = |term: &Term| term.any(test);
+        test(self.node())
+            || match self.node() {
+                Node::Bool(_) | Node::Int(_) | Node::Variable(..) => false,
+                Node::Apply(_, all) | Node::And(all) | Node::Or(all) => all.iter().any(inside),
+                Node::Not(a) | Node::Mod(a, _) | Node::All(_, a) => inside(a),
+                Node::Implies(a, b)
+                | Node::Equal(a, b)
+                | Node::AtMost(a, b)
+                | Node::Add(a, b)
+                | Node::Sub(a, b) => inside(a) || inside(b),
+                Node::If(a, b, c) => inside(a) || inside(b) || inside(c),
+            }
+    }
+}
+
+/// A variable as a term.
+pub fn variable((name, sort): Variable) -> Term {
+    Term::new(Node::Variable(name, sort))
+}
+
+/// A function of these arguments.
+pub fn apply<const N: usize>(name: Name, arguments: [&Term; N]) -> Term {
+    Term::new(Node::Apply(name, arguments.map(Term::clone).into()))
+}
+
+/// Whether all of these hold.
+pub fn all_of<const N: usize>(terms: [Term; N]) -> Term {
+    Term::new(Node::And(terms.into()))
+}
+
+/// Whether one of these holds.
+pub fn any_of<const N: usize>(terms: [Term; N]) -> Term {
+    Term::new(Node::Or(terms.into()))
+}
+
+/// Whether `body` holds for all values of these variables.
+pub fn for_all<const N: usize>(variables: [&Term; N], body: Term) -> Term {
+    let name = |term: &Term| match term.node() {
+        Node::Variable(name, sort) => (*name, *sort),
+        _ => unreachable!("quantifiers bind variables"),
+    };
+    Term::new(Node::All(variables.map(name).into(), body))
+}
+
+impl From<&Term> for Term {
+    fn from(term: &Term) -> Self {
+        term.clone()
+    }
+}
+
+impl From<i64> for Term {
+    fn from(value: i64) -> Self {
+        Term::new(Node::Int(value))
+    }
+}
+
+impl From<bool> for Term {
+    fn from(value: bool) -> Self {
+        Term::new(Node::Bool(value))
+    }
+}
+
+impl Not for Term {
+    type Output = Term;
+    fn not(self) -> Term {
+        Term::new(Node::Not(self))
+    }
+}
+
+impl Not for &Term {
+    type Output = Term;
+    fn not(self) -> Term {
+        !self.clone()
+    }
+}
+
+impl<T: Into<Term>> BitAnd<T> for Term {
+    type Output = Term;
+    fn bitand(self, other: T) -> Term {
+        Term::new(Node::And(vec![self, other.into()]))
+    }
+}
+
+impl<T: Into<Term>> BitOr<T> for Term {
+    type Output = Term;
+    fn bitor(self, other: T) -> Term {
+        Term::new(Node::Or(vec![self, other.into()]))
+    }
+}
+
+impl<T: Into<Term>> Add<T> for &Term {
+    type Output = Term;
+    fn add(self, other: T) -> Term {
+        Term::new(Node::Add(self.clone(), other.into()))
+    }
+}
+
+impl<T: Into<Term>> Sub<T> for &Term {
+    type Output = Term;
+    fn sub(self, other: T) -> Term {
+        Term::new(Node::Sub(self.clone(), other.into()))
+    }
+}
+
+impl<T: Into<Term>> Add<T> for Term {
+    type Output = Term;
+    fn add(self, other: T) -> Term {
+        &self + other
+    }
+}
+
+impl<T: Into<Term>> Sub<T> for Term {
+    type Output = Term;
+    fn sub(self, other: T) -> Term {
+        &self - other
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&text::text(self))
+    }
+}

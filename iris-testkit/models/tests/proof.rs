@@ -1,0 +1,95 @@
+//! The proof of the slot rule and the device barrier, and that it says what it should.
+
+use iris_models::proof::conditions::{self, Goal, SEEDS};
+use iris_models::proof::mutants::{clauses, first_open};
+use iris_models::proof::report::{self, Extent, SYSTEMS};
+use iris_models::proof::rule::{Numbers, slot_rule};
+use iris_models::proof::{bounded, smt};
+
+/// Whether z3 is there. A person's machine may lack it, and CI's may not.
+fn solver() -> bool {
+    let there = smt::version().is_some();
+    let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
+    assert!(there || !ci, "CI needs z3");
+    if !there {
+        eprintln!("skipped: no program z3; Debian's package z3 has it");
+    }
+    there
+}
+
+#[test]
+fn everything_is_proved() {
+    if !solver() {
+        return;
+    }
+    let proof = report::run(Extent::Conditions);
+    assert_eq!(proof.failures, Vec::<String>::new());
+    assert!(proof.conditions() > 900 && proof.open() == 0, "{proof}");
+}
+
+#[test]
+fn the_text_is_consistent() {
+    for make in SYSTEMS {
+        assert_eq!(make(Numbers::REAL, None).faults(), Vec::<String>::new());
+    }
+}
+
+/// A seed and a limit under which nothing can be proved fail by name.
+#[test]
+fn unknown_is_a_failure_that_names_the_goal() {
+    if !solver() {
+        return;
+    }
+    let system = slot_rule(Numbers::REAL, None);
+    let outcome = conditions::prove(&system, &SEEDS[..1], 1);
+    assert_eq!(outcome.open.len(), outcome.asked);
+    let goal = Goal::Property("read", "the tile is of this call");
+    assert!(outcome.open.iter().any(|(open, _)| *open == goal));
+    assert_eq!(goal.to_string(), "read: \"the tile is of this call\"");
+}
+
+#[test]
+fn a_weakened_rule_is_not_proved() {
+    if !solver() {
+        return;
+    }
+    let whole = slot_rule(Numbers::REAL, None);
+    assert!(clauses(&whole).len() > 50);
+    let weak = slot_rule(Numbers::REAL, Some("enter: with the peer's credit"));
+    let open = first_open(&whole, &weak).expect("a condition fails");
+    assert!(matches!(open, Goal::Property("enter", _)), "{open}");
+}
+
+/// The proof stands for rules that can be followed: everything happens in small worlds, nothing bad does, and the
+/// invariant holds.
+#[test]
+fn small_worlds_keep_the_invariant() {
+    let system = slot_rule(bounded::SMALL, None);
+    for world in bounded::worlds(system.name) {
+        let found = bounded::search(&system, &world, 2_000, true);
+        assert_eq!(
+            (found.violated, found.broken),
+            (None, None),
+            "{}: {:?}",
+            world.name,
+            found.trace
+        );
+    }
+    let weak = slot_rule(bounded::SMALL, Some("read: after the word that stands for it"));
+    let violated = bounded::worlds(weak.name)
+        .iter()
+        .find_map(|world| bounded::search(&weak, world, 2_000, false).violated);
+    assert_eq!(violated, Some("the tile is of this call"));
+}
+
+/// Each clause of the rules, switched off, leaves a condition that is not proved.
+#[test]
+fn every_clause_is_needed() {
+    if !solver() {
+        return;
+    }
+    let proof = report::run(Extent::Clauses);
+    assert_eq!(proof.failures, Vec::<String>::new());
+    println!("{} clauses, caught: {}", proof.weakened.len(), proof.caught());
+    assert!(proof.weakened.len() > 60 && proof.caught() == proof.weakened.len());
+}
