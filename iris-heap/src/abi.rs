@@ -39,6 +39,8 @@ pub mod abort {
     pub const INCOMPLETE: i32 = 5;
     /// The ranks issue the calls of the heap in different orders.
     pub const DISORDER: i32 = 6;
+    /// A rank of another node is lost, or a step between nodes failed.
+    pub const ELSEWHERE: i32 = 7;
     /// A peer died or left without closing: this plus its rank.
     pub const PEER_LOST: i32 = 1000;
 }

@@ -30,6 +30,8 @@ pub struct Control {
     boards: OnceLock<Boards>,
     /// The first difference in the order of calls, once it was found.
     disorder: OnceLock<Error>,
+    /// A failure of another node, or of a step between nodes.
+    elsewhere: OnceLock<Error>,
     /// When each wait of the host for enqueued work that is under way began.
     waits: Mutex<Vec<Instant>>,
     /// For tests: number of launches on the CPU until one fails; `u32::MAX` if none is to fail.
@@ -91,6 +93,7 @@ impl Control {
             errors: OnceLock::new(),
             boards: OnceLock::new(),
             disorder: OnceLock::new(),
+            elsewhere: OnceLock::new(),
             waits: Mutex::default(),
             launches_left: AtomicU32::new(u32::MAX),
         }
@@ -116,6 +119,13 @@ impl Control {
     pub fn set_host_abort(&self, reason: i32) {
         // Release: who sees the word also sees what led to it.
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Tells every waiting kernel of this rank to leave because of another node; [`Control::check`] returns `error`.
+    /// The first error stays.
+    pub fn fail_elsewhere(&self, error: Error) {
+        let _ = self.elsewhere.set(error);
+        self.set_host_abort(abort::ELSEWHERE);
     }
 
     /// The reason given to [`Control::set_host_abort`], or zero.
@@ -295,6 +305,7 @@ impl Control {
             0 => None,
             abort::CLOSED => Some(Error::Closed { what: "the heap" }),
             abort::HUB_LOST => Some(Error::HubLost),
+            abort::ELSEWHERE => self.elsewhere.get().cloned().or_else(|| Some(aborted(code))),
             _ => {
                 Some(lost_rank(code).map_or_else(|| aborted(code), |rank| Error::PeerLost { rank }))
             }
@@ -329,6 +340,7 @@ fn aborted(code: i32) -> Error {
         abort::USER => "the caller asked for it",
         abort::HUB_LOST => "the process that carries messages has gone",
         abort::INCOMPLETE => "a call was enqueued in part, since one of its launches failed",
+        abort::ELSEWHERE => "another node failed",
         abort::DISORDER => "ranks issue the calls of the heap in different orders",
         _ if lost_rank(code).is_some() => "a peer was lost",
         _ => "a reason of the layer above",

@@ -83,6 +83,17 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
+    /// A rank of a world over several nodes died, let its world go without closing it, or cannot be reached.
+    #[error(
+        "rank {rank} on host {host} is lost: its process or thread ended, or dropped its world unclosed, or the \
+         network to it is cut"
+    )]
+    RankLost {
+        /// The rank.
+        rank: usize,
+        /// Name of its host.
+        host: String,
+    },
     /// A rank could not do its part of a collective step. Nothing was changed on any rank.
     #[error("rank {rank} failed in {what}: {message}")]
     PeerFailed {
@@ -94,7 +105,9 @@ pub enum Error {
         message: String,
     },
     /// The process that carries the messages of this split-off world has gone.
-    #[error("rank 0 of the launched world, which carries this world's messages, is lost")]
+    #[error(
+        "the process that carries this world's messages, rank 0 of the launched world or of its node, is lost"
+    )]
     HubLost,
     /// The processes of a job could not find each other.
     #[error("rendezvous at {place}: {problem}")]
@@ -352,7 +365,7 @@ impl Error {
                 ErrorKind::Disagreement
             }
             Error::Absent { .. } => ErrorKind::Timeout,
-            Error::PeerLost { .. } | Error::HubLost => ErrorKind::PeerLost,
+            Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
             // The code is the same in the drivers of CUDA and HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,

@@ -126,4 +126,5 @@ pub use stream::{Event, Stream};
 pub use util::check_file_size;
 #[doc(hidden)]
 pub use wire::hash as fnv;
-pub use world::World;
+pub use world::network::{Network, Secret};
+pub use world::{MAX_WORLD, World};

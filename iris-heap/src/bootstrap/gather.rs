@@ -1,5 +1,6 @@
 //! Rank 0 gathers the processes of a world: who comes, who is refused, who is missing.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
@@ -150,7 +151,11 @@ impl Gathering {
             }
             let heed = full.is_none() && self.strangers.len() < STRANGERS;
             let peers = self.strangers.iter().chain(self.peers.iter().flatten());
-            wait(peers, heed.then_some(listener), Some(until.saturating_duration_since(now)));
+            wait(
+                peers,
+                heed.then_some(listener.as_fd()),
+                Some(until.saturating_duration_since(now)),
+            );
         }
     }
 
@@ -250,7 +255,7 @@ impl Gathering {
 }
 
 /// Returns the reason of a rank that gave up, which is all that a rank can say before all have come.
-fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
+pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     let gave_up = frames.find_map(|frame| match frame {
         Frame::GaveUp { error, .. } => Some(error),
         _ => None,

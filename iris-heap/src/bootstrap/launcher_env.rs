@@ -7,10 +7,12 @@ use std::io::Read;
 use std::str::FromStr;
 
 use super::rendezvous::began;
-use crate::abi::MAX_RANKS;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
-use crate::util::unsupported;
+use crate::wire::hash;
+
+/// Most ranks of a world. A heap, which is one of a node, has at most [`MAX_RANKS`](crate::MAX_RANKS).
+pub const MAX_WORLD: usize = 4096;
 
 /// A number that the processes of one world share, and no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +65,14 @@ pub(crate) struct Launch {
     pub(crate) place: Place,
     /// What the processes of one job share and those of another do not.
     pub(crate) job: String,
+    /// The variables that say that ranks are on several hosts.
+    pub(crate) several_hosts: Option<String>,
+    /// Host of rank 0, if it is known.
+    master: Option<String>,
+    /// `MASTER_PORT`, and `IRIS_PORT`.
+    ports: [Option<u16>; 2],
+    /// Whether Slurm started the ranks.
+    slurm: bool,
 }
 
 /// Looks a variable up.
@@ -165,14 +175,15 @@ impl Launch {
         let Some((&names, others)) = found.split_first() else {
             return Launch::without(get);
         };
+        let mut launch = Launch::by(names, get)?;
         let hosts = first(get, &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?;
-        if names.rank == SLURM.rank
+        launch.slurm = [SLURM.rank, PMIX.rank].contains(&names.rank) && step;
+        if launch.slurm
             && let Some((name, hosts)) = hosts
-            && hosts != "1"
+            && hosts.trim() != "1"
         {
-            return Err(several_hosts(&format!("{name}={hosts}")));
+            launch.several_hosts = Some(format!("{name}={hosts}"));
         }
-        let launch = Launch::by(names, get)?;
         let torchrun = names.rank == BY_HAND.rank && is_set("TORCHELASTIC_RUN_ID")?;
         for other in others {
             let Some((size_name, size)) = first(get, other.size)? else { continue };
@@ -217,7 +228,9 @@ impl Launch {
             }
         }
         let place = Place { node: 0, local_rank: 0, local_size: 1 };
-        Ok(Launch { rank: 0, size: 1, place, job: String::new() })
+        let job = String::new();
+        let (several_hosts, master, ports) = (None, None, [None; 2]);
+        Ok(Launch { rank: 0, size: 1, place, job, several_hosts, master, ports, slurm: false })
     }
 
     fn by(names: &Names, get: Get<'_>) -> Result<Launch> {
@@ -226,7 +239,7 @@ impl Launch {
             let expected = format!("the number of ranks, since {} is set", names.rank);
             wrong(&sizes, "(not set)", &expected)
         })?;
-        let size = number(size_name, &size, 1, MAX_RANKS, "")?;
+        let size = number(size_name, &size, 1, MAX_WORLD, "")?;
         let below = format!(", below {size_name}={size}");
         let rank = get(names.rank)?.ok_or_else(|| {
             wrong(names.rank, "(not set)", &format!("a rank, since {size_name} is set"))
@@ -236,10 +249,8 @@ impl Launch {
             Some(text) => number(names.local_size, &text, 1, size, &format!(" = {size_name}"))?,
             None => size,
         };
-        if local_size != size {
-            let says = format!("{}={local_size}, {size_name}={size}", names.local_size);
-            return Err(several_hosts(&says));
-        }
+        let several_hosts = (local_size != size)
+            .then(|| format!("{}={local_size}, {size_name}={size}", names.local_size));
         let local_rank = match optional(get, names.local_rank)? {
             Some(text) => number(names.local_rank, &text, 0, local_size - 1, &below)?,
             None => rank,
@@ -255,16 +266,62 @@ impl Launch {
             }
         }
         // An address without a port does not tell two jobs apart.
+        let several = several_hosts.is_some() || get("IRIS_NODE")?.is_some();
         if parts.is_empty() || (parts.len() == 1 && parts[0].starts_with("MASTER_ADDR")) {
-            parts.push(parent());
+            // On several hosts there is no such process, and the port tells jobs apart.
+            parts.push(if several { "no name".into() } else { parent() });
         }
         if let Some(count) = optional(get, names.restart)? {
             parts.push(format!("{}={count}", names.restart));
         }
         let place = Place { node, local_rank, local_size };
-        Ok(Launch { rank, size, place, job: parts.join(" ") })
+        let master = match get("MASTER_ADDR")? {
+            Some(host) => Some(host),
+            None => first(get, &["SLURM_STEP_NODELIST", "SLURM_NODELIST"])?
+                .map(|(name, list)| first_host(name, &list))
+                .transpose()?,
+        };
+        let port = |name: &'static str| -> Result<Option<u16>> {
+            let text = get(name)?;
+            text.map(|text| number(name, &text, 1, 65535, "").map(|port| port as u16)).transpose()
+        };
+        // Only where ranks meet over TCP is it known that this is a port.
+        let ports = if several { [port("MASTER_PORT")?, port("IRIS_PORT")?] } else { [None; 2] };
+        let (job, slurm) = (parts.join(" "), false);
+        Ok(Launch { rank, size, place, job, several_hosts, master, ports, slurm })
     }
 }
+
+impl Launch {
+    /// Host and port at which the ranks of several hosts meet.
+    ///
+    /// # Errors
+    /// [`Error::Env`] without the host of rank 0, with the command that gives it.
+    pub(crate) fn master(&self) -> Result<(String, u16)> {
+        let host = self.master.clone().ok_or_else(|| {
+            let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");
+            let expected = format!(
+                "the host of rank 0, since ranks are on several hosts ({why}): mpirun -x MASTER_ADDR=HOST -x \
+                 IRIS_SECRET_FILE=FILE PROGRAM"
+            );
+            wrong("MASTER_ADDR", "(not set)", &expected)
+        })?;
+        let [master, own] = self.ports;
+        // The port of MASTER_PORT is that of torchrun's own store.
+        let port = match (own, master) {
+            (Some(port), _) => port,
+            (None, Some(u16::MAX)) => u16::MAX - 1,
+            (None, Some(port)) => port + 1,
+            // Jobs of one host may overlap: each has a port of its own.
+            (None, None) if self.slurm => 20_000 + (hash(&[self.job.as_bytes()]) % 10_000) as u16,
+            (None, None) => DEFAULT_PORT,
+        };
+        Ok((host, port))
+    }
+}
+
+/// Port of a job that names none: one above torchrun's.
+const DEFAULT_PORT: u16 = 29_501;
 
 fn first<'a>(get: Get<'_>, names: &[&'a str]) -> Result<Option<(&'a str, String)>> {
     for name in names {
@@ -287,11 +344,22 @@ fn number(name: &str, text: &str, least: usize, most: usize, because: &str) -> R
     }
 }
 
-fn several_hosts(says: &str) -> Error {
-    unsupported(
-        &format!("a world of several hosts ({says})"),
-        "processes meet over a Unix socket: start all ranks on one host",
-    )
+/// The first host of a list of Slurm's: `gpu[07-09,12],login1` begins with `gpu07`.
+fn first_host(name: &str, list: &str) -> Result<String> {
+    let part = list.trim().split_once('[').map_or_else(
+        || list.split(',').next().map(|host| host.trim().to_string()),
+        |(prefix, rest)| match prefix.split_once(',') {
+            Some((host, _)) => Some(host.to_string()),
+            None => {
+                let (range, rest) = rest.split_once(']')?;
+                let number = range.split(['-', ',']).next()?;
+                let suffix = rest.split(',').next().unwrap_or_default();
+                Some(format!("{prefix}{number}{suffix}"))
+            }
+        },
+    );
+    let plain = |host: &String| !host.is_empty() && !host.contains(['[', ']']);
+    part.filter(plain).ok_or_else(|| wrong(name, list, "a list of hosts, or set MASTER_ADDR"))
 }
 
 /// The process that started this one, with the time it began: all ranks that one launcher, or one
@@ -437,21 +505,68 @@ mod tests {
     }
 
     #[test]
+    fn several_hosts_have_a_place_to_meet() {
+        let master = |vars: &[(&str, &str)]| detect(vars).and_then(|launch| launch.master());
+        let torchrun = [
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "host-a"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", "7"),
+        ];
+        let launch = detect(&torchrun).unwrap();
+        let says = launch.several_hosts.unwrap();
+        assert_eq!((launch.rank, says.as_str()), (2, "LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"));
+        assert_eq!(master(&torchrun).unwrap(), ("host-a".into(), 29501));
+        let own = [&torchrun[..], &[("IRIS_PORT", "4000")]].concat();
+        assert_eq!(master(&own).unwrap().1, 4000);
+        let mpirun = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("PMIX_NAMESPACE", "prterun-7"),
+        ];
+        let text = master(&mpirun).unwrap_err().to_string();
+        assert!(text.contains("MASTER_ADDR=(not set)") && text.contains("mpirun -x"), "{text}");
+        let with = [&mpirun[..], &[("MASTER_ADDR", "::1")]].concat();
+        assert_eq!(master(&with).unwrap(), ("::1".into(), 29501));
+        let srun = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_NODELIST", "gpu[07-08]"),
+        ];
+        let (host, port) = master(&srun).unwrap();
+        assert!(host == "gpu07" && (20_000..30_000).contains(&port), "{host}:{port}");
+        assert_eq!(detect(&srun).unwrap().several_hosts.unwrap(), "SLURM_STEP_NUM_NODES=2");
+        for (list, host) in
+            [("a", "a"), ("a,b", "a"), ("n1-[3,5]-ib,x", "n1-3-ib"), ("l,g[1-2]", "l")]
+        {
+            assert_eq!(first_host("X", list).unwrap(), host, "{list}");
+        }
+        assert!(first_host("X", "[").is_err() && first_host("X", "").is_err());
+        // Nothing else may say so where all ranks are on one host: a port need not be a number there.
+        let here = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "a name")];
+        assert_eq!(detect(&here).unwrap().several_hosts, None);
+    }
+
+    #[test]
     fn wrong_values_are_named() {
         fails(&[("RANK", "4"), ("WORLD_SIZE", "4")], &["RANK=4", "from 0 to 3", "WORLD_SIZE=4"]);
         fails(&[("RANK", "-1"), ("WORLD_SIZE", "4")], &["RANK=-1"]);
-        fails(&[("RANK", "0"), ("WORLD_SIZE", "four")], &["WORLD_SIZE=four", "from 1 to 64"]);
+        fails(&[("RANK", "0"), ("WORLD_SIZE", "four")], &["WORLD_SIZE=four", "from 1 to 4096"]);
         fails(&[("RANK", "0"), ("WORLD_SIZE", "0")], &["WORLD_SIZE=0"]);
-        fails(&[("RANK", "0"), ("WORLD_SIZE", "65")], &["WORLD_SIZE=65", "64"]);
+        fails(&[("RANK", "0"), ("WORLD_SIZE", "4097")], &["WORLD_SIZE=4097", "4096"]);
         fails(&[("RANK", "0")], &["WORLD_SIZE=(not set)", "RANK is set"]);
         fails(&[("WORLD_SIZE", "2")], &["RANK=(not set)", "WORLD_SIZE is set"]);
         let local = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "x")];
         fails(&local, &["LOCAL_RANK=x"]);
-        let hosts = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
-        fails(&hosts, &["several hosts", "LOCAL_WORLD_SIZE=2", "WORLD_SIZE=4"]);
         fails(&[("PMIX_RANK", "0")], &["WORLD_SIZE", "(not set)", "PMIX_RANK"]);
-        let slurm = [("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0"), ("SLURM_NNODES", "2")];
-        fails(&slurm, &["several hosts", "SLURM_NNODES=2"]);
     }
 
     #[test]

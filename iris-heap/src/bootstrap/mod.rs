@@ -14,10 +14,13 @@ mod gather;
 mod hub;
 pub(crate) mod launcher_env;
 mod mailbox;
+pub(crate) mod nodes;
 pub(crate) mod notice;
 mod peer;
 mod presence;
 pub(crate) mod rendezvous;
+mod socket;
+pub(crate) mod tcp;
 pub(crate) mod threads;
 pub(crate) mod unix;
 

@@ -1,8 +1,7 @@
 //! One process as rank 0 sees it: a connection with what waits to be written to it and what was read.
 
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,10 +9,11 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
+use super::socket::Socket;
 use crate::error::Error;
 
 pub(super) struct Peer {
-    pub(super) socket: UnixStream,
+    pub(super) socket: Socket,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     pub(super) since: Instant,
@@ -28,7 +28,10 @@ pub(super) struct Peer {
 /// A descriptor that can be read once the process at the other end of a connection has ended. A child
 /// that the process forked may keep the socket open for longer. `None` for this process itself, and
 /// where the system gives no such descriptor.
-pub(super) fn process_of(socket: &UnixStream) -> Option<OwnedFd> {
+pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
+    if !socket.is_unix {
+        return None;
+    }
     let process = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
     let other = process != rustix::process::getpid();
     other.then(|| pidfd_open(process, PidfdFlags::empty()).ok()).flatten()
@@ -41,7 +44,8 @@ pub(super) fn is_readable(fd: impl AsFd) -> bool {
 }
 
 impl Peer {
-    pub(super) fn new(socket: UnixStream) -> std::io::Result<Peer> {
+    pub(super) fn new(socket: impl Into<Socket>) -> std::io::Result<Peer> {
+        let socket = socket.into();
         socket.set_nonblocking(true)?;
         Ok(Peer {
             process: process_of(&socket),
@@ -75,7 +79,7 @@ impl Peer {
                 }
                 // Half a frame may be out: nothing after it would be understood. Where its end is
                 // closed reading tells, after what it said before; where it is not, it is told so.
-                self.outbox = Outbox::default();
+                self.outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
         }
@@ -84,7 +88,7 @@ impl Peer {
     /// Gives up a message for which the system has no room, so that the reason can be told.
     pub(super) fn make_room(&mut self) {
         if self.crowded.take().is_some() && !self.outbox.take_back() {
-            self.outbox = Outbox::default();
+            self.outbox.clear();
             let _ = self.socket.shutdown(Shutdown::Write);
         }
     }
@@ -136,12 +140,12 @@ impl Peer {
 /// Waits until a socket has something to say or takes more.
 pub(super) fn wait<'a>(
     peers: impl Iterator<Item = &'a Peer>,
-    listener: Option<&UnixListener>,
+    listener: Option<BorrowedFd<'_>>,
     timeout: Option<Duration>,
 ) {
     let mut fds = Vec::new();
     if let Some(listener) = listener {
-        fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(listener, PollFlags::IN));
     }
     for peer in peers {
         if !peer.gone {

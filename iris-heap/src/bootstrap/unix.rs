@@ -15,17 +15,18 @@ use super::hub::Hub;
 use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
 use super::rendezvous::{Door, Place};
+use super::socket::Socket;
 use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
 use crate::util::lock;
 
 /// One rank's end of a group of processes.
 pub(crate) struct Processes {
-    connection: Arc<Connection>,
-    group: u64,
+    pub(super) connection: Arc<Connection>,
+    pub(super) group: u64,
     /// Ranks of the launched world.
-    members: Vec<usize>,
-    rank: usize,
+    pub(super) members: Vec<usize>,
+    pub(super) rank: usize,
 }
 
 /// How many descriptors of one exchange may be on their way to the ranks together. All processes of a
@@ -47,7 +48,7 @@ impl Processes {
         let _visit = place.visit(rank)?;
         let started = Instant::now();
         let deadline = started + timeout;
-        let (socket, hub) = if rank == 0 {
+        let (socket, hub): (Socket, _) = if rank == 0 {
             let door = Arc::new(Mutex::new(Some(place.listen()?)));
             let pair = UnixStream::pair().map_err(|e| Error::system("socketpair", e));
             let started = pair.and_then(|(mine, own)| {
@@ -62,7 +63,7 @@ impl Processes {
                 Ok((mine, thread.map_err(|e| Error::system("starting thread iris-hub", e))?))
             });
             match started {
-                Ok((mine, hub)) => (mine, Some(hub)),
+                Ok((mine, hub)) => (mine.into(), Some(hub)),
                 Err(e) => {
                     // Ranks that have connected find the note when the socket closes.
                     let mut door = lock(&door).take();
@@ -72,14 +73,14 @@ impl Processes {
                 }
             }
         } else {
-            (place.connect(rank, size, deadline)?, None)
+            (place.connect(rank, size, deadline)?.into(), None)
         };
         // The hub knows the connection of its own process.
         let hello = (rank != 0).then(|| {
             let job = place.job.clone();
             Frame::Hello { job, rank: rank as u64, size: size as u64 }
         });
-        let connection = match Connection::start(&socket, rank) {
+        let connection = match Connection::start(&socket, None, rank) {
             Ok(connection) => connection,
             Err(error) => {
                 // The others need not wait for this rank.
@@ -226,7 +227,7 @@ impl Processes {
 
     /// Tells the others why this rank cannot go on, where the reason is its own: what the hub said
     /// they know.
-    fn explain(&self, error: &Error) {
+    pub(super) fn explain(&self, error: &Error) {
         let error = match error {
             Error::Absent { .. } => error.clone(),
             Error::System { .. } | Error::Wire { .. } => failed(self.rank, error),
@@ -245,13 +246,13 @@ impl Processes {
 }
 
 /// What the others are told of an error of this rank.
-fn failed(rank: usize, error: &Error) -> Error {
+pub(super) fn failed(rank: usize, error: &Error) -> Error {
     let what = "talking to the other ranks".into();
     Error::PeerFailed { rank, what, message: error.to_string() }
 }
 
 /// How long to wait for the hub's verdict after a deadline.
-fn grace(deadline: Duration) -> Duration {
+pub(super) fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
 

@@ -7,6 +7,7 @@ mod access;
 mod call_sites;
 pub(crate) mod fill;
 mod import;
+mod nodes;
 mod ops;
 mod options;
 mod order;
@@ -69,6 +70,8 @@ pub struct SymmetricHeap {
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
+    /// The worlds beyond this node, where there are several nodes.
+    nodes: OnceLock<nodes::Nodes>,
 }
 
 struct State {
@@ -114,6 +117,9 @@ impl SymmetricHeap {
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
         check_may_wait("opening a heap")?;
+        if world.nodes() > 1 {
+            return SymmetricHeap::open_on_nodes(world, options);
+        }
         let made = SymmetricHeap::make_local(world, &options);
         let device = made.as_ref().map_or(String::new(), |(b, ..)| b.device().name);
         let mut items = vec![
@@ -174,6 +180,7 @@ impl SymmetricHeap {
             issuing: Mutex::new(()),
             registration: Mutex::new(Some(registration)),
             watch: Mutex::new(watch),
+            nodes: OnceLock::new(),
         }))
     }
 
@@ -184,6 +191,7 @@ impl SymmetricHeap {
         options: &HeapOptions,
     ) -> Result<(Arc<dyn Backend>, [Arc<dyn Mapping>; 3], Option<JointMemory>)> {
         options.check()?;
+        nodes::check_size(world)?;
         let words = 4 * options.device_words;
         let threads = || options.resolve_threads(world);
         let gpu = (options.device, options.legacy_memory);
@@ -456,6 +464,7 @@ impl SymmetricHeap {
             Err(error) => Err(error),
         };
         lock(&self.registration).take();
+        let settled = settled.and(self.leave_nodes());
         settled.map_err(|e| self.after_fault(e))?;
         self.untold().map_or(Ok(()), Err)
     }
@@ -569,7 +578,7 @@ impl SymmetricHeap {
         stream.check_of(Arc::as_ptr(&self.memory.control), what)
     }
 
-    /// Its world.
+    /// Its world: that of this rank's node, if it was opened for several nodes.
     pub fn world(&self) -> &World {
         &self.world
     }

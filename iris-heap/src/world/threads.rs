@@ -25,7 +25,7 @@ impl World {
     /// A world of `size` ranks that are threads of this process: give each to a thread of its own.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); [`Error::Env`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD); [`Error::Env`].
     pub fn threads(size: usize) -> Result<Vec<World>> {
         World::threads_with(size, &Settings::from_env()?)
     }
@@ -33,7 +33,7 @@ impl World {
     /// As [`World::threads`], with settings of the program's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS), and as [`Settings::check`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD), and as [`Settings::check`].
     pub fn threads_with(size: usize, settings: &Settings) -> Result<Vec<World>> {
         check_size("size of the world", size)?;
         settings.check()?;
@@ -89,7 +89,7 @@ impl World {
     /// As [`World::run_threads`], with the result of every rank.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD).
     pub fn run_threads_each<T, E, F>(
         size: usize,
         settings: &Settings,
@@ -100,7 +100,16 @@ impl World {
         E: Send + From<Error>,
         F: Fn(World) -> Result<T, E> + Sync,
     {
-        let worlds = World::threads_with(size, settings)?;
+        Ok(World::run_worlds(World::threads_with(size, settings)?, f))
+    }
+
+    /// Runs `f` on a thread for each world, as [`World::run_threads_each`].
+    pub(super) fn run_worlds<T, E, F>(worlds: Vec<World>, f: F) -> Vec<Result<T, E>>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
         let f = &f;
         let rank_main = move |world: World| {
             let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
@@ -111,7 +120,7 @@ impl World {
             }
             result
         };
-        Ok(std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let start = |world: World| {
                 let rank = world.rank();
                 let spare = world.clone();
@@ -139,6 +148,6 @@ impl World {
                 }
             };
             started.into_iter().map(finish).collect()
-        }))
+        })
     }
 }
