@@ -117,7 +117,7 @@ pub use dtype::{DType, Element};
 pub use env::Settings;
 pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
-pub use heap::{ALIGNMENT, HeapOptions, Issuing, Request, SymmetricHeap};
+pub use heap::{ALIGNMENT, HeapOptions, Issuing, Lane, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};

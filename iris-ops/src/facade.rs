@@ -1,5 +1,5 @@
 //! What the files of the operators have in common, as macros: the type with its methods, which are
-//! those of [`Operator`](crate::operator::Operator), and the enum of its variants.
+//! those of [`Operator`](crate::nodes::Operator), and the enum of its variants.
 
 /// The type of an operator over its core.
 macro_rules! operator {
@@ -7,7 +7,7 @@ macro_rules! operator {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $op {
-            operator: $crate::operator::Operator,
+            operator: $crate::nodes::Operator,
         }
 
         impl $op {
@@ -56,7 +56,7 @@ macro_rules! common_methods {
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
                 plan: &$crate::Plan,
             ) -> $crate::OpResult<Self> {
-                Ok(Self { operator: $crate::operator::Operator::new(ROW.op, heap, plan)? })
+                Ok(Self { operator: $crate::nodes::Operator::new(ROW.op, heap, plan)? })
             }
 
             /// What it was planned for.
@@ -118,7 +118,7 @@ macro_rules! shared_workspace {
                 workspace: &std::sync::Arc<$crate::Workspace>,
                 plan: &$crate::Plan,
             ) -> $crate::OpResult<Self> {
-                let operator = $crate::operator::Operator::within(ROW.op, workspace, plan)?;
+                let operator = $crate::nodes::Operator::within(ROW.op, workspace, plan)?;
                 Ok(Self { operator })
             }
         }

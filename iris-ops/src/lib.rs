@@ -86,6 +86,7 @@ mod items;
 mod kind;
 mod matrix;
 mod needs;
+mod nodes;
 mod operator;
 mod options;
 mod plan;

@@ -150,6 +150,9 @@ pub struct Request {
     pub trace_spans: u32,
     /// Whether kernels on GPUs count what they move.
     pub counted: bool,
+    /// Number of blocks of a call over several nodes; by default by their size.
+    #[doc(hidden)]
+    pub blocks: Option<usize>,
     /// Number of the first call.
     #[doc(hidden)]
     pub first_call: i32,
@@ -190,6 +193,7 @@ impl Request {
             even: false,
             trace_spans: 0,
             counted: false,
+            blocks: None,
             first_call: 1,
             injected: Injected::default(),
         }
@@ -239,8 +243,8 @@ impl Request {
         };
         let limit = i32::MAX as usize / 2;
         let most = format!("at most {limit}");
-        if ranks.size == 0 || ranks.size > iris_heap::MAX_RANKS {
-            return invalid("size of the world", &ranks.size, "from 1 to 64");
+        if ranks.size == 0 || ranks.size / ranks.nodes() > iris_heap::MAX_RANKS {
+            return invalid("size of the world", &ranks.size, "from 1 to 64 on each node");
         }
         if ranks.rank >= ranks.size {
             return invalid("rank", &ranks.rank, &format!("below {}", ranks.size));

@@ -1,5 +1,6 @@
 //! Plans: what an op will do and what it needs, computed by each rank for itself.
 
+pub(crate) mod composed;
 mod fingerprint;
 mod launches;
 pub(crate) mod on_device;
@@ -41,6 +42,8 @@ pub struct Plan {
     choices: Vec<Choice>,
     /// Whether it was logged whose figures chose.
     told: Arc<Once>,
+    /// Plans of its parts, where the ranks are on several nodes.
+    composed: Option<Arc<composed::Composed>>,
 }
 
 /// How calls up to a size are done.
@@ -68,9 +71,12 @@ impl Plan {
             request.m = if request.row.tiles == Tiles::Whole { 1 } else { ranks.size };
         }
         request.check(ranks)?;
+        if ranks.nodes() > 1 {
+            return Self::composed_of(ranks, request);
+        }
         let ranks = tune::user::tuned(ranks)?;
         let told = Arc::new(Once::new());
-        let mut plan = Self { ranks, request, choices: Vec::new(), told };
+        let mut plan = Self { ranks, request, choices: Vec::new(), told, composed: None };
         for upto in plan.sizes() {
             let choice = plan.choose(upto)?;
             // The larger of two that are done alike is for both.
@@ -323,6 +329,9 @@ impl Plan {
 
     /// Bytes of the data segment that the op takes on every rank, gaps for alignment included.
     pub fn data_bytes(&self) -> u64 {
+        if let Some(composed) = &self.composed {
+            return composed.data_bytes();
+        }
         let blocks = self.extent().data_blocks().into_iter().map(|(_, bytes)| bytes);
         blocks.chain(self.trace_block().map(|block| block.bytes)).fold(0, |sum, bytes| {
             sum.saturating_add(bytes.div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT))
@@ -331,11 +340,17 @@ impl Plan {
 
     /// Bytes of the signal segment that the op takes on every rank.
     pub fn signal_bytes(&self) -> u64 {
+        if let Some(composed) = &self.composed {
+            return composed.sum(Plan::signal_bytes);
+        }
         self.extent().signal_bytes().next_multiple_of(ALIGNMENT)
     }
 
     /// Device-local words that the op takes, gaps for alignment included.
     pub fn device_words(&self) -> u64 {
+        if let Some(composed) = &self.composed {
+            return composed.sum(Plan::device_words);
+        }
         let line = u64::from(LINE_WORDS);
         let words = self.extent().device_words() as u64;
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
@@ -456,6 +471,9 @@ impl fmt::Display for Plan {
             (_, false) => write!(f, " of {m} x {n} {dtype}")?,
         }
         write!(f, ", rank {rank} of {size} on {device}")?;
+        if self.ranks.nodes() > 1 {
+            write!(f, " of {} nodes, in each", self.ranks.nodes())?;
+        }
         if let Some(gpu) = self.figures() {
             write!(f, ", figures of an {gpu}")?;
         }

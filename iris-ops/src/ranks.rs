@@ -18,6 +18,8 @@ pub struct Ranks {
     pub device: Device,
     /// Number of this rank among those of its host, which decides on its GPU.
     local_rank: usize,
+    /// Number of nodes that the ranks are on, as many on each, numbered node by node.
+    nodes: usize,
     /// What is known of the device, once that was looked up.
     pub(crate) tuning: Option<&'static Tuning>,
 }
@@ -25,7 +27,7 @@ pub struct Ranks {
 impl Ranks {
     /// Rank `rank` of `size`, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
-        Self { rank, size, device: Device::host(), local_rank: rank, tuning: None }
+        Self { rank, size, device: Device::host(), local_rank: rank, nodes: 1, tuning: None }
     }
 
     /// Moves the ranks to another kind of device: to the GPU of this host that a heap takes for this rank unless told
@@ -42,6 +44,28 @@ impl Ranks {
             device
         });
         self.on_device(device)
+    }
+
+    /// Splits the ranks over this many nodes, as many on each.
+    #[must_use]
+    pub fn on_nodes(self, nodes: usize) -> Self {
+        Self { nodes: nodes.max(1), ..self }
+    }
+
+    /// Number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// This rank among those of its node.
+    pub(crate) fn local(self) -> Self {
+        let size = (self.size / self.nodes).max(1);
+        Self { rank: self.rank % size, size, nodes: 1, ..self }
+    }
+
+    /// Node of this rank.
+    pub(crate) fn node(&self) -> usize {
+        self.rank / self.local().size
     }
 
     /// Moves the ranks to this device.
@@ -71,14 +95,15 @@ impl From<&World> for Ranks {
     /// The ranks of a world, on the CPU, because a world knows no devices. [`Ranks::on`] takes them elsewhere.
     fn from(world: &World) -> Self {
         let local_rank = world.local_rank();
-        Self { local_rank, ..Self::new(world.rank(), world.size()) }
+        let nodes = world.nodes();
+        Self { local_rank, nodes, ..Self::new(world.rank(), world.size()) }
     }
 }
 
 impl From<&SymmetricHeap> for Ranks {
     /// The ranks of a heap, on its device.
     fn from(heap: &SymmetricHeap) -> Self {
-        Self::from(heap.world()).on_device(heap.into())
+        Self::from(heap.whole_world()).on_device(heap.into())
     }
 }
 

@@ -18,7 +18,7 @@ use crate::oracle::{Meaning, Product, Rows, Task};
 pub use buffer::Layout;
 pub use iris_ops::{AnyOp, Op, Operands};
 pub use options::{Options, plan};
-pub use run::{Report, heap_bytes, run_case};
+pub use run::{Report, heap_bytes, heap_bytes_on, run_case};
 pub use traffic::{Traffic, expected as expected_traffic};
 
 /// What the inputs are.

@@ -9,7 +9,6 @@ use std::str::FromStr;
 use super::rendezvous::began;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
-use crate::wire::hash;
 
 /// Most ranks of a world. A heap, which is one of a node, has at most [`MAX_RANKS`](crate::MAX_RANKS).
 pub const MAX_WORLD: usize = 4096;
@@ -67,16 +66,16 @@ pub(crate) struct Launch {
     pub(crate) job: String,
     /// The variables that say that ranks are on several hosts.
     pub(crate) several_hosts: Option<String>,
-    /// Host of rank 0, if it is known.
-    master: Option<String>,
+    /// The variable that says which host rank 0 is on, and its value.
+    pub(super) master: Option<(&'static str, String)>,
     /// `MASTER_PORT`, and `IRIS_PORT`.
-    ports: [Option<u16>; 2],
+    pub(super) ports: [Option<u16>; 2],
     /// Whether Slurm started the ranks.
-    slurm: bool,
+    pub(super) slurm: bool,
 }
 
 /// Looks a variable up.
-type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
+pub(super) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
 
 /// The variables of one launcher; of several names the first that is set.
 struct Names {
@@ -153,7 +152,7 @@ impl Launch {
     /// What the launcher says that started this very process. Those that run inside another come
     /// first: torchrun under Slurm sets its own variables. Where those of two launchers are there and
     /// disagree, neither is believed: a world of the wrong size would be silent about it.
-    fn detect(get: Get<'_>) -> Result<Launch> {
+    pub(super) fn detect(get: Get<'_>) -> Result<Launch> {
         let is_set = |name: &str| get(name).map(|v| v.is_some());
         let step = first(get, SLURM_STEP)?.is_some();
         let mut found = Vec::new();
@@ -275,12 +274,7 @@ impl Launch {
             parts.push(format!("{}={count}", names.restart));
         }
         let place = Place { node, local_rank, local_size };
-        let master = match get("MASTER_ADDR")? {
-            Some(host) => Some(host),
-            None => first(get, &["SLURM_STEP_NODELIST", "SLURM_NODELIST"])?
-                .map(|(name, list)| first_host(name, &list))
-                .transpose()?,
-        };
+        let master = first(get, &["MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_NODELIST"])?;
         let port = |name: &'static str| -> Result<Option<u16>> {
             let text = get(name)?;
             text.map(|text| number(name, &text, 1, 65535, "").map(|port| port as u16)).transpose()
@@ -291,37 +285,6 @@ impl Launch {
         Ok(Launch { rank, size, place, job, several_hosts, master, ports, slurm })
     }
 }
-
-impl Launch {
-    /// Host and port at which the ranks of several hosts meet.
-    ///
-    /// # Errors
-    /// [`Error::Env`] without the host of rank 0, with the command that gives it.
-    pub(crate) fn master(&self) -> Result<(String, u16)> {
-        let host = self.master.clone().ok_or_else(|| {
-            let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");
-            let expected = format!(
-                "the host of rank 0, since ranks are on several hosts ({why}): mpirun -x MASTER_ADDR=HOST -x \
-                 IRIS_SECRET_FILE=FILE PROGRAM"
-            );
-            wrong("MASTER_ADDR", "(not set)", &expected)
-        })?;
-        let [master, own] = self.ports;
-        // The port of MASTER_PORT is that of torchrun's own store.
-        let port = match (own, master) {
-            (Some(port), _) => port,
-            (None, Some(u16::MAX)) => u16::MAX - 1,
-            (None, Some(port)) => port + 1,
-            // Jobs of one host may overlap: each has a port of its own.
-            (None, None) if self.slurm => 20_000 + (hash(&[self.job.as_bytes()]) % 10_000) as u16,
-            (None, None) => DEFAULT_PORT,
-        };
-        Ok((host, port))
-    }
-}
-
-/// Port of a job that names none: one above torchrun's.
-const DEFAULT_PORT: u16 = 29_501;
 
 fn first<'a>(get: Get<'_>, names: &[&'a str]) -> Result<Option<(&'a str, String)>> {
     for name in names {
@@ -342,24 +305,6 @@ fn number(name: &str, text: &str, least: usize, most: usize, because: &str) -> R
         _ if most == usize::MAX => Err(wrong(name, text, "a number")),
         _ => Err(wrong(name, text, &format!("a number from {least} to {most}{because}"))),
     }
-}
-
-/// The first host of a list of Slurm's: `gpu[07-09,12],login1` begins with `gpu07`.
-fn first_host(name: &str, list: &str) -> Result<String> {
-    let part = list.trim().split_once('[').map_or_else(
-        || list.split(',').next().map(|host| host.trim().to_string()),
-        |(prefix, rest)| match prefix.split_once(',') {
-            Some((host, _)) => Some(host.to_string()),
-            None => {
-                let (range, rest) = rest.split_once(']')?;
-                let number = range.split(['-', ',']).next()?;
-                let suffix = rest.split(',').next().unwrap_or_default();
-                Some(format!("{prefix}{number}{suffix}"))
-            }
-        },
-    );
-    let plain = |host: &String| !host.is_empty() && !host.contains(['[', ']']);
-    part.filter(plain).ok_or_else(|| wrong(name, list, "a list of hosts, or set MASTER_ADDR"))
 }
 
 /// The process that started this one, with the time it began: all ranks that one launcher, or one
@@ -502,57 +447,6 @@ mod tests {
         assert_eq!(detect(&with(&srun)).unwrap().size, 4);
         let stale = [&srun[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();
         fails(&stale, &["RANK=0 WORLD_SIZE=1", "SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4"]);
-    }
-
-    #[test]
-    fn several_hosts_have_a_place_to_meet() {
-        let master = |vars: &[(&str, &str)]| detect(vars).and_then(|launch| launch.master());
-        let torchrun = [
-            ("RANK", "2"),
-            ("WORLD_SIZE", "4"),
-            ("LOCAL_RANK", "0"),
-            ("LOCAL_WORLD_SIZE", "2"),
-            ("MASTER_ADDR", "host-a"),
-            ("MASTER_PORT", "29500"),
-            ("TORCHELASTIC_RUN_ID", "7"),
-        ];
-        let launch = detect(&torchrun).unwrap();
-        let says = launch.several_hosts.unwrap();
-        assert_eq!((launch.rank, says.as_str()), (2, "LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"));
-        assert_eq!(master(&torchrun).unwrap(), ("host-a".into(), 29501));
-        let own = [&torchrun[..], &[("IRIS_PORT", "4000")]].concat();
-        assert_eq!(master(&own).unwrap().1, 4000);
-        let mpirun = [
-            ("OMPI_COMM_WORLD_RANK", "1"),
-            ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
-            ("PMIX_NAMESPACE", "prterun-7"),
-        ];
-        let text = master(&mpirun).unwrap_err().to_string();
-        assert!(text.contains("MASTER_ADDR=(not set)") && text.contains("mpirun -x"), "{text}");
-        let with = [&mpirun[..], &[("MASTER_ADDR", "::1")]].concat();
-        assert_eq!(master(&with).unwrap(), ("::1".into(), 29501));
-        let srun = [
-            ("SLURM_PROCID", "5"),
-            ("SLURM_STEP_NUM_TASKS", "8"),
-            ("SLURM_STEP_ID", "0"),
-            ("SLURM_JOB_ID", "77"),
-            ("SLURM_STEP_NUM_NODES", "2"),
-            ("SLURM_STEP_NODELIST", "gpu[07-08]"),
-        ];
-        let (host, port) = master(&srun).unwrap();
-        assert!(host == "gpu07" && (20_000..30_000).contains(&port), "{host}:{port}");
-        assert_eq!(detect(&srun).unwrap().several_hosts.unwrap(), "SLURM_STEP_NUM_NODES=2");
-        for (list, host) in
-            [("a", "a"), ("a,b", "a"), ("n1-[3,5]-ib,x", "n1-3-ib"), ("l,g[1-2]", "l")]
-        {
-            assert_eq!(first_host("X", list).unwrap(), host, "{list}");
-        }
-        assert!(first_host("X", "[").is_err() && first_host("X", "").is_err());
-        // Nothing else may say so where all ranks are on one host: a port need not be a number there.
-        let here = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "a name")];
-        assert_eq!(detect(&here).unwrap().several_hosts, None);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod frames;
 mod gather;
 mod hub;
 pub(crate) mod launcher_env;
+mod launcher_hosts;
 mod mailbox;
 pub(crate) mod nodes;
 pub(crate) mod notice;

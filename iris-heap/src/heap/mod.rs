@@ -12,6 +12,7 @@ mod ops;
 mod options;
 mod order;
 
+pub use nodes::Lane;
 pub use ops::Issuing;
 pub use options::HeapOptions;
 

@@ -1,10 +1,12 @@
 //! A heap opened for a world of several nodes: one heap for each node, and the worlds beyond it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{HeapOptions, SymmetricHeap};
 use crate::abi::MAX_RANKS;
 use crate::error::{Error, Result};
+use crate::stream::{Event, Stream};
+use crate::util::lock;
 use crate::world::World;
 
 /// The worlds beyond the node of a heap.
@@ -13,6 +15,17 @@ pub(super) struct Nodes {
     all: World,
     /// The ranks with this local rank.
     across: World,
+    lane: Mutex<Lane>,
+}
+
+/// The order of steps between nodes, the same on all ranks with one local rank.
+pub struct Lane {
+    /// Stream of the steps between nodes, beside those of the program.
+    pub stream: Stream,
+    /// Number of the last call.
+    pub call: u64,
+    /// The end of the last call, if there was one.
+    pub last: Option<Event>,
 }
 
 impl SymmetricHeap {
@@ -24,7 +37,9 @@ impl SymmetricHeap {
         let heap = SymmetricHeap::open(&local, options);
         let heap = world.all_ok("open on all nodes", heap)?;
         world.watch_for(heap.control());
-        let _ = heap.nodes.set(Nodes { all: world.clone(), across });
+        let stream = world.all_ok("open on all nodes", heap.stream())?;
+        let lane = Mutex::new(Lane { stream, call: 0, last: None });
+        let _ = heap.nodes.set(Nodes { all: world.clone(), across, lane });
         Ok(heap)
     }
 
@@ -38,6 +53,11 @@ impl SymmetricHeap {
     /// operators, in the order of their calls.
     pub fn across(&self) -> Option<&World> {
         self.nodes.get().map(|nodes| &nodes.across)
+    }
+
+    /// The order of steps between nodes, held while a call with such steps is enqueued; none on one node.
+    pub fn lane(&self) -> Option<MutexGuard<'_, Lane>> {
+        self.nodes.get().map(|nodes| lock(&nodes.lane))
     }
 
     /// Closes the worlds that were split off for the heap.

@@ -115,7 +115,7 @@ impl World {
     /// As [`World::run_threads`], for ranks on several pretended nodes.
     ///
     /// # Errors
-    /// As [`World::threads_on_nodes`]; the first error by rank.
+    /// As [`World::run_threads`].
     pub fn run_nodes<T, E, F>(nodes: usize, per_node: usize, f: F) -> Result<Vec<T>, E>
     where
         T: Send,
@@ -123,6 +123,6 @@ impl World {
         F: Fn(World) -> Result<T, E> + Sync,
     {
         let settings = Settings::from_env()?;
-        World::run_nodes_each((nodes, per_node), &settings, f)?.into_iter().collect()
+        World::run_to_root(World::threads_on_nodes(nodes, per_node, &settings)?, f)
     }
 }

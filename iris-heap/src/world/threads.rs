@@ -58,7 +58,17 @@ impl World {
         E: Send + From<Error>,
         F: Fn(World) -> Result<T, E> + Sync,
     {
-        let settings = Settings::from_env()?;
+        World::run_to_root(World::threads(size)?, f)
+    }
+
+    /// Runs `f` on a thread for each world, as [`World::run_threads`].
+    pub(super) fn run_to_root<T, E, F>(worlds: Vec<World>, f: F) -> Result<Vec<T>, E>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
+        let size = worlds.len();
         let failures = AtomicUsize::new(0);
         let placed = |world: World| {
             let told = world.inner.told.clone();
@@ -73,7 +83,7 @@ impl World {
                 }
             }
         };
-        let results = World::run_threads_each(size, &settings, placed).map_err(E::from)?;
+        let results = World::run_worlds(worlds, placed);
         let mut first: Option<Placed<E>> = None;
         let mut values = Vec::with_capacity(size);
         for result in results {
